@@ -1,0 +1,93 @@
+"""From the words of ``session(...)`` to plugin objects."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from torchbus import discovery
+from torchbus.errors import PluginConflict, PluginError, UsageError
+
+CORE_OPTIONS = (
+    "strategy", "devices", "accelerator", "num_nodes", "launch", "logger", "capture", "verbose", "print_all_ranks",
+    "timeout_s", "hang_timeout",
+)  # fmt: skip
+Named = list[tuple[str, object]]
+
+
+def expect(name: str, value: Any, types: type | tuple[type, ...], words: str) -> None:
+    """Raise UsageError unless an option has one of these types (a bool is no int)."""
+    wanted = types if isinstance(types, tuple) else (types,)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise UsageError(f"{name}={value!r} is a {type(value).__name__}: it must be {words}")
+
+
+def resolve(plugins: tuple[object, ...], strategy: object, logger: object, options: dict[str, Any]) -> Named:
+    """Plugin objects with their names: those given, the strategy, loggers, and the owners of options."""
+    named: Named = [_given(plugin) for plugin in plugins]
+    wanted: dict[str, tuple[EntryPoint, dict[str, Any]]] = {}
+    chosen = discovery.find("strategy", strategy, ("auto",)) if isinstance(strategy, str) else None
+    if chosen is not None:
+        _want(wanted, chosen)
+    elif strategy is not None:
+        named.append(_given(strategy))
+    loggers = [one for one in (logger if isinstance(logger, list | tuple) else [logger]) if one is not None and one is not False]
+    for one in loggers:
+        if one is True or isinstance(one, str):
+            _want(wanted, discovery.find("logger", "local" if one is True else one))
+        else:
+            named.append(_given(one))
+    for name, value in options.items():
+        owner = chosen if chosen is not None and _takes(chosen, name) else discovery.find("option", name, CORE_OPTIONS)
+        _want(wanted, owner)[name] = value
+    named += [(name, _make(entry, given, named)) for name, (entry, given) in wanted.items()]
+    return named + _companions(named, ("log",) if loggers else ())
+
+
+def _companions(named: Named, more: tuple[str, ...]) -> Named:
+    """Plugins that come along where they are installed: others' ``companions``, those that do the work for any logger, and
+    those for a module that the script has imported."""
+    names = [*more, *(name for _, plugin in named for name in getattr(plugin, "companions", ()))]
+    imported = [entry.value for name, entry in discovery.installed("companion").items() if name in sys.modules]
+    entries = [entry for name, entry in discovery.installed("plugin").items() if name in names or entry.value in imported]
+    active = {type(plugin) for _, plugin in named}
+    return [(entry.name, _make(entry, {}, named)) for entry in entries if discovery.load(entry) not in active]
+
+
+def make(entry: EntryPoint, **options: Any) -> object:
+    """Import and instantiate a plugin by its entry point."""
+    return _make(entry, options, [])
+
+
+def _takes(strategy: EntryPoint, option: str) -> bool:
+    """Whether the chosen strategy has an option of that name, which another one may have too."""
+    maker = discovery.load(strategy)
+    return callable(maker) and option in inspect.signature(maker).parameters
+
+
+def _want(wanted: dict[str, tuple[EntryPoint, dict[str, Any]]], entry: EntryPoint) -> dict[str, Any]:
+    """Options of the plugin that an entry point names: several entry points may name one plugin."""
+    plugin = next((found for found in discovery.installed("plugin").values() if found.value == entry.value), entry)
+    return wanted.setdefault(plugin.name, (plugin, {}))[1]
+
+
+def _given(plugin: object) -> tuple[str, object]:
+    if isinstance(plugin, str):
+        return plugin, make(discovery.find("plugin", plugin))
+    return type(plugin).__name__, plugin
+
+
+def _make(entry: EntryPoint, options: dict[str, Any], given: Named) -> object:
+    maker = discovery.load(entry)
+    if isinstance(maker, type) and options and any(type(plugin) is maker for _, plugin in given):
+        raise PluginConflict(f"{maker.__name__}(...) was passed, and {', '.join(options)} beside it: pass them to {maker.__name__}(...)")
+    if not callable(maker):
+        return maker
+    try:
+        return maker(**options)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise PluginError(f"plugin {entry.name} ({discovery.version(entry)}) could not be created: {error!r}") from error

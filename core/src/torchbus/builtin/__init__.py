@@ -1,0 +1,29 @@
+"""What every session brings along, as plugins like any other; each only where it has something to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchbus.builtin.batches import BatchesToDevice
+from torchbus.builtin.files import WriteOnce
+from torchbus.builtin.folders import SharedFolders
+from torchbus.builtin.output import Rank0Prints
+from torchbus.builtin.shadows import Shadows
+from torchbus.builtin.verbose import ExplainFirstEpoch
+
+if TYPE_CHECKING:
+    from torchbus.session import Session
+
+
+def standard_plugins(session: Session) -> list[object]:
+    """The built-in plugins that this session needs."""
+    plugins: list[object] = []
+    if session.device.type != "cpu":
+        plugins.append(BatchesToDevice(session))
+    if session.world_size > 1:
+        plugins += [Rank0Prints(session), WriteOnce(session)]
+    if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
+        plugins += [Shadows(session), SharedFolders()]
+    if session.options["verbose"]:
+        plugins.append(ExplainFirstEpoch(session))
+    return plugins

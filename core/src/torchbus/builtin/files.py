@@ -1,0 +1,82 @@
+"""``torch.save`` by all ranks to one path writes once, whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchbus.events import hookimpl
+from torchbus.notices import warn
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from torchbus.session import Session
+
+WAIT_FOR_RANK0_S = 20.0
+
+
+class WriteOnce:
+    """Rank 0 writes to a temporary file and renames it; the others wait for that, boundedly, and write nothing.
+
+    No collective is involved, since saves may be conditional: ranks count their saves of each path in the store. Where
+    rank 0 has saved a file of that name in another folder at this point of the loop (folders named by the clock), a
+    rank need not wait: it writes its own.
+    """
+
+    def __init__(self, session: Session) -> None:
+        assert session.job is not None
+        self._session = session
+        self._job = session.job
+        self._saves: Counter[str] = Counter()
+
+    @hookimpl
+    def save_file(self, path: str, write: Callable[[str], None]) -> bool:
+        keys = f"save/{os.path.abspath(path)}", f"save at backward {self._job.backwards}/{os.path.basename(path)}"
+        self._saves.update(keys)
+        if self._session.is_main:
+            write_whole(path, write)
+            for key in keys:
+                self._session.world.shared.add(key, 1)
+        elif not self._has_saved(keys):
+            warn(
+                f"rank 0 did not save {path}, so rank {self._session.rank} writes its own: if the folder is named by the clock, take "
+                "rank 0's name, s.all_gather_object(name)[0]; if the save depends on the rank, give each rank a path of its own")
+            write_whole(path, write)
+        return True
+
+    def _has_saved(self, keys: tuple[str, str]) -> bool:
+        """Whether rank 0 has written this very path, as often as this rank wanted to."""
+
+        def count(store: Store, key: str) -> bool:
+            return int(store.add(key, 0)) >= self._saves[key]
+
+        self._job.wait_until(lambda store: any(count(store, key) for key in keys), WAIT_FOR_RANK0_S)
+        return count(self._session.world.shared, keys[0])
+
+
+def write_whole(path: str, write: Callable[[str], None]) -> None:
+    """Write beside the path and rename: a reader sees the old file or the new one, never half of it."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return write(path)  # a pipe or a device
+    folder, name = os.path.split(os.path.realpath(path))
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    os.close(descriptor)
+    try:
+        write(temporary)
+        os.chmod(temporary, _mode(path))
+        os.replace(temporary, os.path.realpath(path))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _mode(path: str) -> int:
+    if os.path.exists(path):
+        return os.stat(path).st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

@@ -1,0 +1,50 @@
+"""``verbose=True``: explain() at the end of the first epoch."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torchbus.events import hookimpl
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from torchbus.session import Session
+
+
+class ExplainFirstEpoch:
+    """An epoch ends, evaluation and all, when a loader that fed it is iterated anew or another one is exhausted; at the
+    latest, when the session ends."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._trained = False
+        self._printed = False
+        self._exhausted: weakref.ref[DataLoader[Any]] | None = None
+
+    @hookimpl
+    def after_backward(self) -> None:
+        self._trained = True
+
+    @hookimpl
+    def loader_start(self, loader: DataLoader[Any]) -> None:
+        if self._exhausted is not None and self._exhausted() is loader:
+            self._print()
+
+    @hookimpl
+    def loader_end(self, loader: DataLoader[Any]) -> None:
+        if self._exhausted is not None:
+            self._print()
+        elif self._trained:
+            self._exhausted = weakref.ref(loader)
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._print()
+
+    def _print(self) -> None:
+        if not self._printed and self._session.is_main:
+            print(self._session.explain())
+        self._printed = True

@@ -1,0 +1,39 @@
+"""What can go wrong, one class per remedy. Every message names the offender, the facts and what to do."""
+
+from __future__ import annotations
+
+
+class TorchbusError(Exception):
+    """Base of all errors that torchbus raises by itself."""
+
+
+class UsageError(TorchbusError, ValueError):
+    """The call is wrong: unknown option or strategy, impossible devices, bad type. Raised before anything starts."""
+
+
+class PluginNotInstalled(UsageError):
+    """A strategy, option, logger or method whose plugin is not installed. The message has the pip line."""
+
+
+class PluginConflict(UsageError):
+    """Two active plugins own the same thing."""
+
+
+class PluginError(TorchbusError):
+    """A plugin raised. The message names it; the original exception is the cause."""
+
+
+class LaunchError(TorchbusError, RuntimeError):
+    """The ranks could not be started or joined."""
+
+
+class RankFailed(TorchbusError, RuntimeError):
+    """Another rank failed first; its own traceback was shown (or is in the message)."""
+
+
+class RanksDiverged(TorchbusError, RuntimeError):
+    """The ranks do not do the same thing: different data order, steps or number of backward calls."""
+
+
+class Unsupported(TorchbusError, RuntimeError):
+    """Something that can't be made right under this strategy. The message says what to use instead."""

@@ -1,0 +1,24 @@
+"""How a session gets its ranks: it joins those that a launcher started, or starts them itself."""
+
+from __future__ import annotations
+
+from torchbus.launch.job import Job
+from torchbus.launch.request import Request
+from torchbus.launch.spawn import Call
+
+__all__ = ["Call", "Job", "Request", "start"]
+
+
+def start(request: Request, call: Call | None = None) -> Job:
+    """Join the ranks that are there, or start them; ``call`` is the call of a decorated function that the session is for. Returns
+    this rank's job. Raises LaunchError or UsageError."""
+    from torchbus.launch import fork, joining, relaunch, spawn
+
+    place = joining.find(request)
+    if place is not None:
+        return joining.join(place, request)
+    if request.launch == "fork":
+        return fork.start(request)
+    if request.launch == "spawn":
+        return spawn.start(request, call)
+    return relaunch.start(request)

@@ -1,0 +1,56 @@
+"""Start the other local ranks by fork: the block alone runs in each of them."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from torchbus.errors import UsageError
+from torchbus.launch.children import Child, error_file, standard_input
+from torchbus.launch.cuda_use import first_use
+from torchbus.launch.job import Job
+from torchbus.launch.nodes import find_nodes
+from torchbus.launch.relaunch import wait_until_joined
+from torchbus.launch.request import Request
+
+
+def start(request: Request) -> Job:
+    """Returns in every rank: in this process as local rank 0, and in each forked one.
+
+    Refused once CUDA is initialised, which does not survive a fork.
+    """
+    if torch.cuda.is_initialized():
+        raise UsageError(
+            'launch="fork", but CUDA is already initialised in this process: move the first .cuda() or .to("cuda") into the block'
+            f"{first_use()}. CUDA does not survive a fork; a notebook needs a new kernel"
+        )
+    nodes = find_nodes(request)
+    store = nodes.open_store(request)
+    children: list[Child] = []
+    parent_pid = os.getpid()
+    for local_rank in range(1, nodes.local_world_size):
+        errors = error_file()
+        pid = os.fork()
+        if pid == 0:
+            # The parent may have used several OpenMP threads, which the child does not have: without this line its
+            # first parallel region waits for them for ever.
+            torch.set_num_threads(1)
+            if not request.print_all_ranks:
+                _silence(errors.fileno())
+            own = dist.TCPStore(nodes.address, store.port, is_master=False, timeout=request.timeout)
+            own.add("joined", 1)
+            world = nodes.world(local_rank, request, own, "fork")
+            return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=store)
+        children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
+    world = nodes.world(0, request, store, "fork")
+    wait_until_joined(store, world, children)
+    return Job(world, request, children=children)
+
+
+def _silence(error_fd: int) -> None:
+    for target, source in ((0, standard_input()), (1, os.open(os.devnull, os.O_WRONLY))):
+        os.dup2(source, target)
+        os.close(source)
+    os.dup2(error_fd, 2)

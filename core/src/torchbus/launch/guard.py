@@ -1,0 +1,159 @@
+"""A thread per rank that sees what the main thread can't: signals and failures of others while it waits in a collective.
+
+It closes this rank's own connections to its peers, which ends every collective that waits on them, here and there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+LOOK_EVERY_S = 0.2
+DELIVER_AFTER_S = 1.0
+KILL_AFTER_S = 5.0
+
+
+class Guard:
+    """Looks with ``look()``, which returns the reason why this rank has to stop, or None.
+
+    The reason is raised in the main thread. ``seen_signal`` is the last SIGINT or SIGTERM; those ``handled`` are a plugin's business.
+    """
+
+    def __init__(self, rank: int, look: Callable[[], BaseException | None], report_signal: Callable[[int], None]) -> None:
+        self._rank = rank
+        self._look = look
+        self._report_signal = report_signal
+        self._releases: list[Callable[[], None]] = []
+        self._main = threading.main_thread()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
+        self._undo_signals: Callable[[], None] = lambda: None
+        self._wakeup: socket.socket | None = None
+        self.reason: BaseException | None = None
+        self.seen_signal: int | None = None
+        self.handled: set[int] = set()
+        self.leaving = False
+
+    def start(self) -> None:
+        if threading.current_thread() is self._main:
+            self._listen_to_signals()
+        self._thread.start()
+
+    def on_release(self, release: Callable[[], None]) -> None:
+        """``release()`` ends this rank's collectives; called from the guard's thread."""
+        self._releases.append(release)
+
+    def release(self) -> None:
+        """End all collectives of this rank, and so those of its peers that wait on it."""
+        while self._releases:
+            with contextlib.suppress(Exception):
+                self._releases.pop()()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._undo_signals()
+
+    def forget(self) -> None:
+        """In a process that was forked from this rank: its signals are its own, and none of this rank's business."""
+        with contextlib.suppress(ValueError):  # forked from another thread than the main one
+            self._undo_signals()
+
+    def _run(self) -> None:
+        signal_time = 0.0
+        while not self._stop.is_set():
+            number = self._next_signal()
+            if number is not None:
+                self.seen_signal, signal_time = number, time.monotonic()
+            if self.seen_signal and not self.leaving and time.monotonic() - signal_time > DELIVER_AFTER_S:
+                self._report_signal(self.seen_signal)  # the main thread has not reacted: it waits in a collective
+                return self._end_main(None)
+            reason = None if self.leaving else self._look()
+            if reason is not None:
+                self.reason = reason
+                return self._end_main(reason)
+
+    def _end_main(self, reason: BaseException | None) -> None:
+        self.release()
+        if not self._main_leaves_within(DELIVER_AFTER_S) and reason is not None and self._wakeup is not None:
+            signal.pthread_kill(self._main.ident, signal.SIGTERM)  # type: ignore[arg-type]
+        if not self._main_leaves_within(KILL_AFTER_S):
+            self._kill_myself()
+
+    def _main_leaves_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.leaving and not self._stop.wait(0.02):
+            pass
+        return self.leaving or self._stop.is_set()
+
+    def _kill_myself(self) -> None:
+        frame = sys._current_frames().get(self._main.ident or 0)
+        where = "".join(traceback.format_stack(frame, limit=3)) if frame else ""
+        text = f"torchbus: rank {self._rank} does not leave native code and is ended by force; it is at\n{where}"
+        with contextlib.suppress(Exception):
+            print(text, file=sys.__stderr__, flush=True)
+        os._exit(1)
+
+    def _next_signal(self) -> int | None:
+        if self._wakeup is None:
+            self._stop.wait(LOOK_EVERY_S)
+            return None
+        if not select.select([self._wakeup], [], [], LOOK_EVERY_S)[0]:
+            return None
+        numbers = [n for n in self._wakeup.recv(64) if n in {signal.SIGINT, signal.SIGTERM} - self.handled]
+        return numbers[-1] if numbers and self.reason is None else None
+
+    def _listen_to_signals(self) -> None:
+        self._wakeup, writer = socket.socketpair()
+        writer.setblocking(False)
+        old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        wakeup = self._wakeup
+
+        def undo() -> None:
+            signal.signal(signal.SIGTERM, old_handler)
+            signal.set_wakeup_fd(old_fd)
+            wakeup.close()
+            writer.close()
+
+        self._undo_signals = undo
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving:
+            return
+        if self.reason is None:
+            self.seen_signal = number
+        raise self.reason if self.reason is not None else SystemExit(128 + number)
+
+
+def sockets_opened() -> set[int]:
+    """Descriptors of this process's connected sockets; Linux only, elsewhere none."""
+    return set(_connected_sockets())
+
+
+def _connected_sockets() -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                    yield int(entry)
+
+
+def shut(descriptors: set[int]) -> None:
+    """End the connections of these sockets (listening ones are left alone)."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            copy: Any = socket.socket(fileno=os.dup(descriptor))
+            with copy:
+                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,260 @@
+"""This rank's tie to the others: the shared store, the ranks it started, and how all of them leave together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.launch import failure
+from torchbus.launch.children import Child, end
+from torchbus.launch.failure import Failure
+from torchbus.launch.guard import Guard
+from torchbus.launch.hang import HangWatch
+from torchbus.launch.place import Place, find
+from torchbus.launch.request import Request
+from torchbus.world import World
+
+STUCK_AFTER_S = 1.0
+CHILD_GRACE_S = 5.0
+
+
+class Job:
+    """``waiting`` is what the main thread waits for with the other ranks (a description and a count), or None."""
+
+    def __init__(
+        self,
+        world: World,
+        request: Request,
+        children: list[Child] | None = None,
+        ends_with_block: bool = False,
+        forked: bool = False,
+        parent_pid: int | None = None,
+        keep: object = None,
+    ) -> None:
+        self.world = world
+        self.ends_with_block = ends_with_block
+        self.waiting: tuple[str, int] | None = None
+        self.backwards = 0
+        self._children = children or []
+        self._forked = forked
+        self._parent_pid = parent_pid
+        self._keep = keep
+        self._print_all_ranks = request.print_all_ranks
+        self._store = _prefixed(world)
+        self.evaluates: Callable[[], bool] = lambda: False
+        self.guard = Guard(world.rank, self._look, self._report_signal)
+        self._guards_store = dist.PrefixStore("job", _second_connection(world, request))
+        self._hang = HangWatch(self._guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place)
+        self.guard.start()
+        if ends_with_block and not forked:
+            self._store_joined()
+
+    @property
+    def launched(self) -> int:
+        """Number of ranks that this process started."""
+        return len(self._children)
+
+    def wait_until(self, met: Callable[[dist.Store], bool], seconds: float) -> bool:
+        """Wait, without a collective, until a condition on the shared store is met; False after ``seconds``.
+
+        Raises this rank's reason to stop, if one comes up meanwhile.
+        """
+        assert self.world.store is not None
+        deadline, pause_s = time.monotonic() + seconds, 0.0005
+        while not met(self.world.store):
+            if self.guard.reason is not None:
+                raise self.guard.reason
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)
+        return True
+
+    def meet(self, error: BaseException | None) -> BaseException | None:
+        """Come together with the others at the end; returns the error that this rank has to raise, if any.
+
+        Without an error: waits until every rank is at its end. With one: tells it, and ends the collectives in
+        which others wait.
+        """
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            error = self._wait_for_all_ends() or error
+        self.guard.leaving = True
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            return error
+        return self._settle(error)
+
+    def part(self, error: BaseException | None) -> None:
+        """Let go of the others: wait for the ranks that this one started, and stop the guard."""
+        self.guard.leaving = True
+        self._end_children()
+        with contextlib.suppress(RuntimeError):
+            self._let_all_leave(error)
+        self.guard.stop()
+        self.world = dataclasses.replace(self.world, store=None)
+        del self._store, self._guards_store, self._hang  # rank 0's port closes with the last of them
+
+    def end_process(self, error: BaseException | None) -> None:
+        """End a rank that the session started, where its block ends."""
+        if self._forked:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(0 if error is None else 1)
+        if error is None:
+            raise SystemExit(0)
+
+    def _store_joined(self) -> None:
+        assert self.world.store is not None
+        self.world.store.add("joined", 1)
+
+    def _wait_for_all_ends(self) -> BaseException | None:
+        try:
+            self._store.set(f"ended/{self.world.rank}", str(self.backwards))
+            self._store.add("ended", 1)
+            self.wait_until(lambda _: int(self._store.add("ended", 0)) >= self.world.world_size, float("inf"))
+        except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
+            return error
+        except RuntimeError as lost:
+            return self.guard.reason or RankFailed(f"rank 0, which serves the store, has gone: {lost}")
+        return None
+
+    def _settle(self, error: BaseException) -> BaseException:
+        """Find out which failure came first, make it known, end the collectives, and show it where it is to be shown."""
+        signal_seen = self.guard.seen_signal
+        if failure.is_consequence(error) and self.guard.reason is not None:
+            error = self.guard.reason
+        mine = _received(self.world.rank, signal_seen) if signal_seen else failure.of(self.world.rank, error)
+        with contextlib.suppress(RuntimeError):
+            first = self._first_failure(error, mine)
+            self.guard.release()
+            if first.rank == self.world.rank or signal_seen or first.summary == mine.summary:
+                return _signalled(signal_seen, error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                return error
+            if self.world.is_main and first.traceback:
+                self._show(first)
+            return error if isinstance(error, RankFailed | RanksDiverged) else first.as_error()
+        self.guard.release()
+        return error
+
+    def _first_failure(self, error: BaseException, mine: Failure) -> Failure:
+        deadline = time.monotonic() + (3.0 if failure.is_consequence(error) else 0.0)
+        while time.monotonic() < deadline:
+            found = failure.read(self._store) or self._dead_child()
+            if found is not None:
+                return found
+            time.sleep(0.02)
+        return failure.publish(self._store, mine)
+
+    def _show(self, first: Failure) -> None:
+        stream = sys.__stderr__ or sys.stderr
+        sys.stdout.flush()
+        lines = first.traceback.rstrip().splitlines()
+        print("\n".join(f"[rank {first.rank}] {line}" for line in lines), file=stream, flush=True)
+
+    def _end_children(self) -> None:
+        for child in end(self._children, CHILD_GRACE_S):
+            print(f"torchbus: rank {child.rank} did not end by itself and was killed", file=sys.__stderr__)
+        for child in self._children:
+            child.close()
+
+    def _let_all_leave(self, error: BaseException | None) -> None:
+        """Rank 0 serves the store: it goes last, so that nobody loses it in the middle of leaving."""
+        self._store.add("left", 1)
+        if not self.world.is_main or self.ends_with_block:
+            return
+        deadline = time.monotonic() + (2.0 if error is None else 1.0)
+        others = self.world.world_size - len(self._children)
+        while int(self._store.add("left", 0)) < others and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    # What the guard's thread looks at ---------------------------------------------------------------------------
+
+    def _look(self) -> BaseException | None:
+        if self._parent_pid is not None and os.getppid() != self._parent_pid:
+            return RankFailed("rank 0 has gone")
+        try:
+            found = failure.read(self._guards_store) or self._dead_child()
+        except RuntimeError:
+            return RankFailed("rank 0, which serves the store, has gone")
+        if found is not None and found.rank != self.world.rank:
+            return found.as_error()
+        return self._ended_peer() or self._deadlock()
+
+    def _place(self) -> Place:
+        place = find(self.world.rank, self.waiting, self.backwards)
+        return dataclasses.replace(place, note=place.note or ("in evaluation" if self.evaluates() else ""))
+
+    def _deadlock(self) -> BaseException | None:
+        try:
+            error = self._hang.look()
+        except RuntimeError:
+            return RankFailed("rank 0, which serves the store, has gone")
+        if error is not None:
+            failure.publish(self._guards_store, failure.of(self.world.rank, error))
+        return error
+
+    def _dead_child(self) -> Failure | None:
+        for child in self._children:
+            status = child.poll()
+            if status:
+                text = child.last_errors()
+                return failure.publish(self._guards_store, Failure(child.rank, f"the process {child.words()}", text))
+        return None
+
+    def _ended_peer(self) -> BaseException | None:
+        """A rank that has ended its loop will never come to the collective that this one waits in."""
+        if self._hang.waited_s() < STUCK_AFTER_S or not int(self._guards_store.add("ended", 0)):
+            return None
+        for rank in range(self.world.world_size):
+            if self._guards_store.check([f"ended/{rank}"]) and not self._guards_store.check([f"ended/{self.world.rank}"]):
+                theirs = int(self._guards_store.get(f"ended/{rank}"))
+                place = self._place()
+                error = RanksDiverged(
+                    f"rank {rank} ended its loop after {theirs} backward calls, while rank {self.world.rank} waits in "
+                    f"{place.waits_in or 'a collective'} at {place.line}: all ranks must make the same number of them. A loop that stops by a "
+                    "number of its own rank (a loss read before backward, say) must share it: read the loss after backward, or use "
+                    "s.reduce(number)"
+                )
+                failure.publish(self._guards_store, failure.of(self.world.rank, error))
+                return error
+        return None
+
+    def _report_signal(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            failure.publish(self._guards_store, _received(self.world.rank, number))
+
+
+def _received(rank: int, number: int) -> Failure:
+    return Failure(rank, f"it received {signal.Signals(number).name}")
+
+
+def _signalled(number: int | None, error: BaseException) -> BaseException:
+    """The exception that a signal means, where it came while the main thread could not hear it."""
+    if number is None or isinstance(error, KeyboardInterrupt | SystemExit):
+        return error
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _prefixed(world: World) -> dist.Store:
+    assert world.store is not None
+    return dist.PrefixStore("job", world.store)
+
+
+def _second_connection(world: World, request: Request) -> dist.Store:
+    """A connection of the guard's own: one that waits in the main thread must not block the other."""
+    store = world.store
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return dist.TCPStore(store.host, store.port, is_master=False, timeout=request.timeout, wait_for_workers=False)
+    assert store is not None
+    return store

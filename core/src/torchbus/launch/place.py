@@ -1,0 +1,88 @@
+"""Where a rank's main thread is: the line of the loop, and what it waits for."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torchbus.notices import INSIDE
+
+END = "the end of the session"
+LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+DATA = "torch.utils.data.dataloader"
+
+
+@dataclass(frozen=True)
+class Place:
+    """``waits_in``: the synchronisation that the rank waits in ("backward 41", "s.barrier"), "" if it waits in none.
+    ``line``: of the loop, as in "train.py:57". ``source``: that line's text. ``note``: what else can be said."""
+
+    rank: int
+    waits_in: str
+    line: str
+    source: str
+    backwards: int
+    note: str = ""
+
+    def words(self) -> str:
+        what = f"waits in {self.waits_in}" if self.waits_in else f"is elsewhere, after {self.backwards} backward calls"
+        return f"rank {self.rank} {what}, at {self.line}: {self.source}" + (f" ({self.note})" if self.note else "")
+
+
+def find(rank: int, waiting: tuple[str, int] | None, backwards: int) -> Place:
+    """Where the main thread is now. ``waiting``: what it has said itself that it waits for, and a count."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    chain = _chain(innermost)
+    user = next((index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1)
+    line, source = _line(chain[user]) if chain else ("an unknown line", "")
+    waits_in = f"{waiting[0]} {waiting[1]}" if waiting is not None else _synchronisation(chain[: user + 1])
+    return Place(rank, waits_in, line, source, backwards, _note(chain[:user]))
+
+
+def _chain(frame: FrameType | None) -> list[FrameType]:
+    """Frames from the innermost outwards."""
+    chain = []
+    while frame is not None:
+        chain.append(frame)
+        frame = frame.f_back
+    return chain
+
+
+def _is_the_loops(frame: FrameType) -> bool:
+    return not _name(frame).startswith(INSIDE) and not frame.f_code.co_filename.startswith(LIBRARIES)
+
+
+def _name(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__") or ""
+
+
+def _line(frame: FrameType) -> tuple[str, str]:
+    file, number = frame.f_code.co_filename, frame.f_lineno or 0  # None where the frame is just going on
+    short = file.removeprefix(os.getcwd() + os.sep)
+    return f"{short}:{number}", linecache.getline(file, number).strip()
+
+
+def _synchronisation(chain: list[FrameType]) -> str:
+    """What the loop has called, if that has ended up in a collective or at the end of the session."""
+    if any(frame.f_code.co_name == "_wait_for_all_ends" for frame in chain[:3]):
+        return END
+    if len(chain) < 2 or not _name(chain[0]).startswith("torch.distributed"):
+        return ""
+    called = chain[-2]
+    return ("s." if _name(called) == "torchbus.session" else "") + called.f_code.co_name
+
+
+def _note(inner: list[FrameType]) -> str:
+    """Whether the rank waits for the workers of its loader, and whether they live."""
+    for frame in inner:
+        iterator: Any = frame.f_locals.get("self") if _name(frame) == DATA else None
+        workers = getattr(iterator, "_workers", None)
+        if workers:
+            return f"it waits for the workers of its DataLoader, of which {sum(worker.is_alive() for worker in workers)} of {len(workers)} live"
+    return ""

@@ -1,0 +1,24 @@
+"""What the session asks of the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torchbus.devices import DevicePlan
+from torchbus.world import DEFAULT_TIMEOUT
+
+FORMS = ("script", "fork", "spawn")
+
+
+@dataclass(frozen=True)
+class Request:
+    """``devices`` are those of one node; ``explicit_devices`` says that the user named them."""
+
+    devices: DevicePlan
+    num_nodes: int = 1
+    launch: str = "script"
+    explicit_devices: bool = False
+    print_all_ranks: bool = False
+    timeout: timedelta = DEFAULT_TIMEOUT
+    hang_timeout_s: float = 60.0

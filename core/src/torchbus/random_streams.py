@@ -1,0 +1,109 @@
+"""Random numbers: one common stream for the order of data and for evaluation, one per rank in training."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class RandomStreams:
+    """Until ``split`` there is one stream, the process's own generators (torch, CUDA, ``random``, NumPy if imported).
+
+    From then on there are three: "order", from which the order of data is drawn, equal on all ranks; "own", this
+    rank's, for training; and "evaluation", which begins each time where "order" stands and leaves it there, so that
+    evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[str, Any]] = {}
+        self._current = "order"
+
+    @property
+    def current(self) -> str:
+        """The stream that is being drawn from."""
+        return self._current
+
+    @property
+    def is_split(self) -> bool:
+        return bool(self._states)
+
+    def split(self, rank: int) -> None:
+        """Give this rank a stream of its own, derived from the common one; the common one stays as it is."""
+        self._states["order"] = read()
+        seed(int(torch.randint(2**62, (1,))) + rank)
+        self._current = "own"
+
+    def forget(self) -> None:
+        """Leave the generators as they are from now on."""
+        self._states.clear()
+
+    def use(self, stream: str) -> None:
+        """Draw from "order", "own" or "evaluation". Nothing happens before ``split``."""
+        if not self._states or stream == self._current:
+            return
+        if self._current != "evaluation":
+            self._states[self._current] = read()
+        write(self._states["order" if stream == "evaluation" else stream])
+        self._current = stream
+
+    def state(self) -> dict[str, Any]:
+        """Every stream, and which one is drawn from: for ``load``."""
+        return {"current": self._current, "streams": {**self._states, self._current: read()}}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a ``state()`` of this rank."""
+        streams = dict(state["streams"])
+        self._current = state["current"]
+        write(streams[self._current])
+        streams.pop("evaluation", None)
+        self._states = streams if len(streams) > 1 else {}
+
+    def load_common(self, state: dict[str, Any], rank: int) -> None:
+        """Go on from a ``state()`` of any rank: the common stream stays what it was, this rank's is derived anew."""
+        write(state["streams"]["order"])
+        self._states, self._current = {}, "order"
+        if len(state["streams"]) > 1:
+            self.split(rank)
+
+    @contextmanager
+    def order(self) -> Iterator[None]:
+        """Draw from "order" inside the block."""
+        before = self._current
+        self.use("order")
+        try:
+            yield
+        finally:
+            self.use(before)
+
+
+def read() -> dict[str, Any]:
+    """The state of every generator of this process."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    return state
+
+
+def write(state: dict[str, Any]) -> None:
+    """Set the generators to a state that ``read`` returned."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def seed(number: int) -> None:
+    """Seed the generators of this process."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number % 2**32)

@@ -1,0 +1,76 @@
+"""Seams: the places in torch where a loop can be heard. One module each.
+
+A seam names the events that it fires and has an ``install(bus)`` that returns the function which removes it.
+Only seams with a listener are installed; ``Seams.close`` puts torch back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torchbus.bus import Bus
+from torchbus.seams import backward, calls, clipping, loader, mode, model, optimizer, save, scheduler, skipping
+
+
+class Seam(Protocol):
+    """What each module of this package offers."""
+
+    PLACE: str
+    EVENTS: tuple[str, ...]
+
+    def install(self, bus: Bus) -> Callable[[], None]: ...
+
+
+ALL: tuple[Seam, ...] = (
+    backward,  # type: ignore[assignment]
+    loader,
+    model,
+    calls,
+    mode,
+    optimizer.parameters,
+    skipping.zero_grad,
+    clipping,
+    skipping.step,
+    optimizer.step,
+    scheduler,
+    skipping.scheduler,
+    save,
+)
+
+
+class Seams:
+    """The installed seams of one session."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._installed: list[tuple[Seam, Callable[[], None]]] = []
+        self._retired: set[str] = set()
+
+    def refresh(self) -> None:
+        """Install exactly the seams that somebody listens to, with listeners compiled anew."""
+        self._remove_all()
+        for seam in ALL:
+            if any(self._bus.heard(event) for event in seam.EVENTS) and seam.PLACE not in self._retired:
+                self._installed.append((seam, seam.install(self._bus)))
+
+    def retire(self, event: str) -> None:
+        """Remove for good the seam that fires an event."""
+        retired = {seam.PLACE for seam in ALL if event in seam.EVENTS}
+        self._retired |= retired
+        for entry in [entry for entry in self._installed if entry[0].PLACE in retired]:
+            self._installed.remove(entry)
+            entry[1]()
+
+    def places(self) -> list[str]:
+        """The places in torch that are being heard."""
+        return [seam.PLACE for seam, _ in self._installed]
+
+    def close(self) -> None:
+        """Put torch back as it was."""
+        self._remove_all()
+        self._retired.clear()
+
+    def _remove_all(self) -> None:
+        while self._installed:
+            self._installed.pop()[1]()

@@ -1,0 +1,21 @@
+"""Every call of every module, through torch's global module hook: for a few steps only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from torchbus.bus import Bus
+
+PLACE = "forward of every module"
+EVENTS = ("module_called",)
+
+
+def install(bus: Bus) -> Callable[[], None]:
+    def called(module: Module, inputs: tuple[Any, ...]) -> None:
+        bus.hook.module_called(module=module, inputs=inputs)
+
+    return register_module_forward_pre_hook(called).remove

@@ -1,0 +1,154 @@
+"""``DataLoader.__iter__`` and ``__len__``: the order of the data, and each batch on its way to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from torchbus.bus import Bus
+from torchbus.seams._patch import replace
+
+PLACE = "DataLoader.__iter__, __len__"
+EVENTS = ("skip_pass", "loader_start", "loader_opened", "loader_length", "batch_wanted", "batch_ready", "batches_skipped", "loader_end")
+
+
+class Pass:
+    """One pass over a loader: which of the loader's attributes are replaced while its iterator is made."""
+
+    def __init__(self, **replacements: Any) -> None:
+        self.replacements = replacements
+
+
+class LoaderIterator:
+    """What the loop iterates: torch's own iterator, with every batch announced. Other attributes are the iterator's."""
+
+    def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], bus: Bus, order: Pass | None) -> None:
+        self.loader = loader
+        self._inner = inner
+        self._wanted = bus.listeners("batch_wanted")
+        self._ready = bus.listeners("batch_ready")
+        self._bus = bus
+        self._order = order
+        self._length: int | None = None
+        self._looks_ahead = False
+        self._ahead: list[Any] = []
+        self.taken = 0
+        self.ended = False
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        for listener in self._wanted:
+            listener(self.loader, self)
+        try:
+            batch = self._read()
+        except StopIteration:
+            self.ended = True
+            self._bus.hook.loader_end(loader=self.loader, order=self._order)
+            raise
+        self.taken += 1
+        for listener in self._ready:
+            instead = listener(self.loader, batch, self._order, self)
+            if instead is not None:
+                batch = instead
+        return batch
+
+    def skip(self, count: int) -> None:
+        """Go past so many batches. Those of a map-style dataset that this process reads itself are not loaded; others are,
+        since workers and streams have a state of their own. Raises StopIteration where there are not as many."""
+        for _ in range(count):
+            if self._reads_by_index:
+                self._inner._next_index()  # type: ignore[attr-defined]
+            else:
+                self._read()
+        self.taken += count
+        self._bus.hook.batches_skipped(loader=self.loader, order=self._order, count=count)
+
+    def find_last(self) -> None:
+        """Let ``is_last`` know: by the loader's length; where it has none, by reading each batch before the one
+        before it is handed over."""
+        try:
+            self._length = len(self.loader)
+        except TypeError:
+            self._looks_ahead = True
+            if self.taken:
+                self._ahead.extend(islice(self._inner, 1))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was handed over last is the last one of this pass. Needs ``find_last``."""
+        return not self._ahead if self._looks_ahead else self.taken == self._length
+
+    @property
+    def batches_left(self) -> int | None:
+        """Number of batches still to come, None if the loader has no length."""
+        return None if self._length is None else self._length - self.taken
+
+    @property
+    def _reads_by_index(self) -> bool:
+        return type(self._inner) is _SingleProcessDataLoaderIter and self._inner._dataset_kind == _DatasetKind.Map
+
+    def _read(self) -> Any:
+        return self._read_ahead() if self._looks_ahead else next(self._inner)
+
+    def _read_ahead(self) -> Any:
+        batch = self._ahead.pop() if self._ahead else next(self._inner)
+        self._ahead.extend(islice(self._inner, 1))
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@contextmanager
+def replaced(loader: DataLoader[Any], attributes: dict[str, Any]) -> Iterator[None]:
+    """Other attributes for the loader inside the block; the loader itself stays as it was."""
+    own = {name: loader.__dict__[name] for name in attributes}
+    loader.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        loader.__dict__.update(own)
+
+
+def install(bus: Bus) -> Callable[[], None]:
+    def make_iter(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def __iter__(self: DataLoader[Any]) -> Iterator[Any]:
+            if bus.hook.skip_pass(loader=self):
+                return iter(())
+            order: Pass | None = bus.hook.loader_start(loader=self)
+            with replaced(self, {} if order is None else order.replacements):
+                kept = getattr(self, "_iterator", None)
+                if kept is not None:  # persistent workers: the kept iterator remembers the sampler of its first pass
+                    kept._index_sampler = self._index_sampler
+                inner = original(self)
+            iterator = LoaderIterator(self, inner, bus, order)
+            bus.hook.loader_opened(loader=self, iterator=iterator)
+            return iterator  # type: ignore[return-value]
+
+        return __iter__
+
+    def make_len(original: Callable[..., int]) -> Callable[..., int]:
+        def __len__(self: DataLoader[Any]) -> int:
+            length: int | None = bus.hook.loader_length(loader=self)
+            return original(self) if length is None else length
+
+        return __len__
+
+    undo_iter = replace(DataLoader, "__iter__", make_iter)
+    undo_len = replace(DataLoader, "__len__", make_len)
+
+    def undo() -> None:
+        undo_len()
+        undo_iter()
+
+    return undo

@@ -1,0 +1,461 @@
+"""``session``: one line around a loop."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, get_worker_info
+
+from torchbus import arguments, collectives, discovery, inventory
+from torchbus.arguments import expect
+from torchbus.builtin import standard_plugins
+from torchbus.bus import Bus
+from torchbus.devices import DevicePlan, Devices, plan_devices
+from torchbus.errors import PluginNotInstalled, UsageError
+from torchbus.explain import explain
+from torchbus.launch import Call, Job, Request, inherited, joining, start
+from torchbus.launch.request import FORMS
+from torchbus.random_streams import RandomStreams
+from torchbus.seams import Seams
+from torchbus.share import Share
+from torchbus.world import World
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_active: Session | None = None
+
+
+class Session:
+    """Everything that plugins do to the loop inside, and nothing outside.
+
+    ``with session(...) as s:``, ``@session(...)`` on a function, or ``s = session(...).start()`` closed by
+    ``s.close()`` or at exit.
+
+    Args:
+        plugins: plugin objects, or names of installed ones.
+        strategy: "ddp" or another installed strategy, a strategy object, "auto" (ddp for more than one device), None.
+        devices: number of ranks on this node (0 is CPU, -1 and "auto" all visible GPUs, or one rank on CPU), a list of
+            GPU numbers, or a string such as "1,3".
+        accelerator: "auto", "cpu" or "gpu".
+        num_nodes: number of machines; with more than one set MASTER_ADDR, MASTER_PORT and NODE_RANK on each.
+        launch: how other ranks start: "script" (the script is run again), "fork" (the block alone), "spawn" (new processes call
+            the decorated function).
+        logger: "local" or True, another installed logger, a logger object, or a list of them.
+        capture: False leaves alone whatever was not given to ``adopt``.
+        verbose: print ``explain()`` at the end of the first epoch.
+        print_all_ranks: let every rank print, each line with its rank.
+        timeout_s: after how many seconds torch gives a collective up.
+        hang_timeout: after how many seconds of waiting for other ranks it is said where each rank is.
+        options: options of installed plugins, such as ``replace_sampler=False``.
+
+    Raises:
+        UsageError: before anything starts, for anything in the call that can't be.
+    """
+
+    def __init__(
+        self,
+        *plugins: object,
+        strategy: object = "auto",
+        devices: Devices = "auto",
+        accelerator: str = "auto",
+        num_nodes: int = 1,
+        launch: str = "script",
+        logger: object = None,
+        capture: bool = True,
+        verbose: bool = False,
+        print_all_ranks: bool = False,
+        timeout_s: float = 1800.0,
+        hang_timeout: float = 60.0,
+        **options: Any,
+    ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "plugins", "options", "__class__")}
+        self._arguments |= options
+        self._plugins = plugins
+        _check_types(self._arguments)
+        self._devices = inherited.device_plan() or plan_devices(devices, accelerator)
+        self._request = Request(
+            self._devices, num_nodes, launch, devices != "auto", print_all_ranks, timedelta(seconds=timeout_s), hang_timeout
+        )  # fmt: skip
+        self._named = arguments.resolve(plugins, self._strategy(strategy), logger, options)
+        self._adopted: dict[int, object] = {}
+        self._stack = ExitStack()
+        self._used = False
+        self._call: Call | None = None
+        self._running = False
+        self._log_listeners: tuple[Callable[..., None], ...] = ()
+        self._log_skips: tuple[Callable[..., bool], ...] = ()
+        self.world = World(device=self._devices.device(0))
+        self.job: Job | None = None
+        self.bus = Bus()
+        self.seams = Seams(self.bus)
+        self.random = RandomStreams()
+        self.share = Share()
+        self.frame: FrameType | None = None
+        self.on_close = ExitStack()
+        self.options = dict(self._arguments)
+        for name, plugin in self._named:
+            self.bus.register(plugin, name)
+        self.bus.check_pending()
+        _refuse_deaf(self.bus, strategy=strategy, logger=logger)
+
+    # Ways in and out -------------------------------------------------------------------------------------------
+
+    def start(self) -> Session:
+        """Enter without a ``with``; left by ``close()``, or at exit."""
+        self._enter(sys._getframe(1))
+        atexit.register(self._close_at_exit)
+        return self
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave a session that ``start()`` entered."""
+        atexit.unregister(self._close_at_exit)
+        self._leave(error)
+
+    def __enter__(self) -> Session:
+        self._enter(sys._getframe(1))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave(error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: each call of the function runs in a session of its own."""
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            inner = type(self)(*self._plugins, **self._arguments)
+            inner._call = Call(run, function, args, kwargs, (self._plugins, self._arguments))
+            with inner:
+                return function(*args, **kwargs)
+
+        return run
+
+    # The ranks -------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's number among all ranks, from 0."""
+        return self.world.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among the ranks of its node, from 0."""
+        return self.world.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.world.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return self.world.device
+
+    @property
+    def timeout(self) -> timedelta:
+        """After how long torch gives a collective up."""
+        return self._request.timeout
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.world.is_main
+
+    def start_ranks(self, launch: str | None = None) -> World:
+        """For strategies: join or start the ranks (in the form ``launch``, if it is given), and return this one's world. A
+        world of one needs nothing."""
+        if not self._many_ranks():
+            return self.world
+        self.job = start(self._request if launch is None else dataclasses.replace(self._request, launch=launch), self._call)
+        self.job.evaluates = lambda: self.random.current == "evaluation"
+        self.world = self.job.world
+        return self.world
+
+    # Verbs -----------------------------------------------------------------------------------------------------
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Log one value. Needs torchbus-log, which documents the options."""
+        self.log_dict({name: value}, **options)
+
+    def log_dict(self, metrics: dict[str, Any], **options: Any) -> None:
+        """Log several values. Needs torchbus-log."""
+        listeners = self._log_listeners or self._find_log_listeners()
+        if any(skip() for skip in self._log_skips):
+            return
+        for listener in listeners:
+            listener(metrics, options)
+
+    def shard(self, value: Any) -> Any:
+        """This rank's part of a batch or of a series of them that the script makes itself. Needs torchbus-sampler.
+
+        A tensor (or a tuple, list or dict of tensors with the same dim 0) gives its contiguous share of dim 0; a range,
+        a list or another iterable gives every world_size-th item, starting with this rank's. Gradients of the next
+        ``backward`` are weighted accordingly. Where items run out on some ranks, these repeat one in training, with
+        weight 0, and get none under ``no_grad``. All ranks call it alike.
+        """
+        if self.world_size == 1:
+            return value
+        self._need("shard", "shard")
+        return self.bus.hook.shard(value=value)
+
+    def print(self, *values: object, **options: Any) -> None:
+        """Print on rank 0."""
+        if self.is_main:
+            print(*values, **options)
+
+    def explain(self) -> str:
+        """What the session found, and what it does to each model, optimizer and loader, and why: one screen."""
+        return explain(self)
+
+    def adopt(self, *things: Any) -> Any:
+        """Tell the session of models, optimizers, loaders or tensors: needed with ``capture=False``, and for parameters
+        that no module and no optimizer holds. Returns what it was given. All ranks call it alike."""
+        for thing in things:
+            self._adopted[id(thing)] = thing
+            self._announce(thing)
+        return things[0] if len(things) == 1 else things
+
+    def captures(self, thing: object) -> bool:
+        """For plugins: whether the session may act on this model, optimizer or loader."""
+        return self._arguments["capture"] or id(thing) in self._adopted
+
+    def reduce(self, value: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
+        """The "mean", "sum", "max" or "min" over ranks of a tensor of any shape, or a number (float64). All ranks call it."""
+        return collectives.reduce(value, op, self.device, self.world_size)
+
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor of every rank, in rank order; sizes in dim 0 may differ. All ranks call it."""
+        return collectives.all_gather(value, self.device, self.world_size)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """A small picklable object of every rank, in rank order. All ranks call it."""
+        return collectives.all_gather_object(value, self.world_size)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+    # For plugins -----------------------------------------------------------------------------------------------
+
+    def add_plugin(self, plugin: object, name: str | None = None) -> None:
+        """Register one more plugin while the session runs."""
+        self.bus.register(plugin, name)
+        self.bus.check_pending()
+        self._log_listeners = ()
+        self.seams.refresh()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the loop runs: False until ``session_start`` is over, and after the end."""
+        return self._running
+
+    def end_discovery(self) -> None:
+        """The models are known: remove the hook that looks for them."""
+        self.seams.retire("model_found")
+
+    # Inside ----------------------------------------------------------------------------------------------------
+
+    def _strategy(self, strategy: object) -> object:
+        """"auto" is ddp where there is more than one rank, and nothing where there is one."""
+        if strategy != "auto":
+            return strategy
+        return "ddp" if self._many_ranks() else None
+
+    def _many_ranks(self) -> bool:
+        return self._devices.count * self._request.num_nodes > 1 or joining.world_size_seen() > 1
+
+    def _find_log_listeners(self) -> tuple[Callable[..., None], ...]:
+        self._need("log_metrics", "log")
+        self._log_listeners, self._log_skips = self.bus.listeners("log_metrics"), self.bus.listeners("skip_logging")
+        return self._log_listeners
+
+    def _need(self, event: str, verb: str) -> None:
+        if not self.bus.heard(event):
+            self._activate(verb)
+
+    def _activate(self, verb: str) -> Any:
+        """Add the plugin that brings a verb, in mid-session."""
+        entry = discovery.find("verb", verb)
+        plugin = arguments.make(entry)
+        self.bus.register(plugin, entry.name)
+        starter = getattr(plugin, "session_start", None)
+        if starter is not None:
+            starter(session=self)
+        self.seams.refresh()
+        return plugin
+
+    def __getattr__(self, name: str) -> Any:
+        """Verbs that plugins bring (their ``verbs``): the plugin becomes active when the first one is used."""
+        if name.startswith("_") or "bus" not in vars(self):
+            raise AttributeError(name)
+        for _, plugin in self.bus.plugins():
+            if name in getattr(plugin, "verbs", ()):
+                return getattr(plugin, name)
+        try:
+            discovery.find("verb", name)
+        except PluginNotInstalled:
+            raise
+        except UsageError as error:
+            raise AttributeError(f"session has no {name!r}: {error}") from None
+        return getattr(self._activate(name), name)
+
+    def _announce(self, thing: object) -> None:
+        if isinstance(thing, Module):
+            self.bus.hook.model_found(model=thing, calling=False)
+        elif isinstance(thing, Optimizer):
+            for group in thing.param_groups:
+                self.bus.hook.parameters_added(optimizer=thing, parameters=list(group["params"]))
+        elif isinstance(thing, torch.Tensor):
+            self.bus.hook.parameters_added(optimizer=None, parameters=[thing])
+        elif not isinstance(thing, DataLoader):
+            raise UsageError(f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors")
+
+    def _enter(self, frame: FrameType) -> None:
+        _refuse_nesting()
+        if self._used:
+            raise UsageError("this session was used already: make a new one, session(...), for each block")
+        self._used = True
+        self.frame = frame
+        with ExitStack() as stack:
+            stack.callback(self._forget)
+            _set_active(self)
+            self.bus.hook.launch(session=self)
+            stack.push(self._part_from_ranks)
+            stack.push(self.on_close)
+            stack.push(self._meet_ranks)
+            for plugin in standard_plugins(self):
+                self.bus.register(plugin)
+            self.bus.hook.session_start(session=self)
+            stack.callback(self.seams.close)
+            self.seams.refresh()
+            if self._arguments["capture"]:
+                for thing in [thing for kind in inventory.named_in(frame) for thing in kind]:
+                    self._announce(thing)
+            self._stack = stack.pop_all()
+            self._running = True
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Undo everything, in the reverse order; what goes wrong in one part does not keep the others from running."""
+        stack, self._stack = self._stack, ExitStack()
+        stack.push(lambda *_: self.bus.hook.session_end(session=self, error=error) and None)
+        stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    def _forget(self) -> None:
+        """A closed session holds on to nothing of the caller's."""
+        self._running = False
+        _set_active(None)
+        self.world = dataclasses.replace(self.world, store=None)
+        self.frame = self._call = None
+        self._adopted.clear()
+
+    def _meet_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the others at the end, or settle whose error it is."""
+        if self.job is not None:
+            final = self.job.meet(error)
+            if final is not None and final is not error:
+                raise final from None
+
+    def _part_from_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.job is not None:
+            self.job.part(error)
+            if self.job.ends_with_block:
+                _set_active(None)
+                self.job.end_process(error)
+
+    def _let_go_in_fork(self) -> None:
+        """A process that the loop forks (a loader's worker, a pool's) is no rank: there, torch is as it was.
+
+        The ranks that ``launch="fork"`` makes come earlier, while the session is being entered.
+        """
+        if self._running:
+            self.seams.close()
+            self.random.forget()
+            if self.job is not None:
+                self.job.guard.forget()
+            _set_active(None)
+
+    def _close_at_exit(self) -> None:
+        self._leave(getattr(sys, "last_value", None))
+
+
+session = Session
+
+
+def _after_fork() -> None:
+    if _active is not None:
+        _active._let_go_in_fork()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+
+
+def _hold_signals() -> None:
+    """A signal that meets a process just forked, which has not let go yet, would be taken for one to this rank."""
+    if _active is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+
+
+def _let_signals_in() -> None:
+    if _active is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+
+
+HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_after_fork)
+
+
+def _set_active(active: Session | None) -> None:
+    global _active
+    _active = active
+
+
+def _refuse_nesting() -> None:
+    if get_worker_info() is not None:
+        raise UsageError("a session in a DataLoader worker: put it (and the loop) under `if __name__ == '__main__':`")
+    if _active is not None:
+        raise UsageError("a session inside a session: one is active already; end it first, or pass both sets of plugins to one")
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    for name in ("capture", "verbose", "print_all_ranks"):
+        expect(name, given[name], bool, "True or False")
+    expect("num_nodes", given["num_nodes"], int, "a number of machines")
+    for name in ("timeout_s", "hang_timeout"):
+        expect(name, given[name], (int, float), "a number of seconds")
+        if not given[name] > 0:
+            raise UsageError(f"{name}={given[name]}: it must be positive")
+    expect("accelerator", given["accelerator"], str, "'auto', 'cpu' or 'gpu'")
+    if given["num_nodes"] < 1:
+        raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")
+    if given["launch"] not in FORMS:
+        raise UsageError(f"launch={given['launch']!r} is unknown: use {' or '.join(map(repr, FORMS))}")
+
+
+def _refuse_deaf(bus: Bus, **given: object) -> None:
+    """A strategy or logger that is an object must listen to some event."""
+    for name, value in given.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(one, str | bool | None) and not bus.events_of(one) and not hasattr(one, "companions"):
+                raise UsageError(f"{name}={one!r} is no {name}: pass a name, or an object that listens to events")
+
+
+def current() -> Session | None:
+    """The session that is active in this process, if any."""
+    return _active
+
+
+__all__ = ["DevicePlan", "Session", "current", "session"]

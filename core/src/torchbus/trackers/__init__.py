@@ -1,0 +1,9 @@
+"""For plugins that report to an experiment tracker: a base class with the failure policy, and what a run is described by."""
+
+from __future__ import annotations
+
+from torchbus.trackers.agreement import chosen_by_rank0
+from torchbus.trackers.description import describe_run, plain, without_secrets
+from torchbus.trackers.tracker import Tracker
+
+__all__ = ["Tracker", "chosen_by_rank0", "describe_run", "plain", "without_secrets"]

@@ -1,0 +1,44 @@
+"""Fixtures of the core's tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torchbus import discovery, testing
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a small distribution of one module, as a third party would publish it; returns its folder.
+
+    ``install("torchbus-x", source, plugin={"x": "X"}, option={"speed": "X"})``: the entry points of each kind.
+    """
+    folder = tmp_path / "site"
+    modules: list[str] = []
+
+    def install(name: str, source: str, **kinds: dict[str, str]) -> Path:
+        module = name.replace("-", "_")
+        modules.append(module)
+        information = folder / f"{module}-1.2.dist-info"
+        information.mkdir(parents=True)
+        testing.write_script(folder, source, f"{module}.py")
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (information / "RECORD").write_text(f"{module}.py,,\n")
+        lines = []
+        for kind, entries in kinds.items():
+            lines.append("[torchbus]" if kind == "plugin" else f"[torchbus.{kind}]")
+            lines += [f"{entry} = {module}:{attribute}" for entry, attribute in entries.items()]
+        (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        monkeypatch.syspath_prepend(folder)
+        discovery.installed.cache_clear()
+        return folder
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)
+    discovery.installed.cache_clear()

@@ -1,0 +1,234 @@
+"""Plugins by name, by object and by entry point; those that raise; those that are installed and not asked for."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import pytest
+import torch
+from torchbus import discovery, hookimpl, session
+from torchbus.errors import PluginConflict, PluginError, UsageError
+from torchbus.testing import assert_torch_unchanged, torch_state
+
+COUNTER = """
+    from torchbus import hookimpl
+
+    class Counter:
+        def __init__(self, *, by=1):
+            self.steps, self.by = 0, by
+
+        @hookimpl
+        def after_optimizer_step(self):
+            self.steps += self.by
+"""
+
+
+def steps_counted(s) -> int:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer.step()
+    return next(plugin.steps for _, plugin in s.bus.plugins() if type(plugin).__name__ == "Counter")
+
+
+def assert_told(error: BaseException, plugin: str, what: str) -> None:
+    """The error, as Python shows it, names the plugin and what went wrong, in one of its last lines."""
+    text = "".join(traceback.format_exception(error))
+    assert any(f"plugin {plugin}" in line for line in text.splitlines()) and what in text, text
+
+
+def test_by_name(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"})
+    with session("counter", strategy=None) as s:
+        assert steps_counted(s) == 1
+        assert [name for name, _ in s.bus.plugins()] == ["counter"]
+
+
+def test_by_object(install, monkeypatch):
+    monkeypatch.syspath_prepend(install("steps-counter", COUNTER))
+    from steps_counter import Counter  # type: ignore[import-not-found]
+
+    with session(Counter(by=2), strategy=None) as s:
+        assert steps_counted(s) == 2
+
+
+def test_by_option(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"}, option={"by": "Counter"})
+    with session(strategy=None, by=3) as s:
+        assert steps_counted(s) == 3
+
+
+def test_by_strategy_and_logger(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"}, strategy={"counted": "Counter"})
+    with session(strategy="counted") as s:
+        assert steps_counted(s) == 1
+    install("steps-logger", COUNTER, logger={"steps": "Counter"})
+    with session(strategy=None, logger=["steps"]) as s:
+        assert steps_counted(s) == 1
+
+
+def test_an_entry_point_may_name_an_object(install):
+    install("steps-counter", COUNTER + "\n    counter = Counter(by=4)\n    counter.__call__ = None\n", plugin={"counter": "counter"})
+    with session("counter", strategy=None) as s:
+        assert steps_counted(s) == 4
+
+
+def test_an_object_and_its_option_are_refused_together(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"}, option={"by": "Counter"})
+    from steps_counter import Counter  # type: ignore[import-not-found]
+
+    with pytest.raises(PluginConflict, match=r"Counter\(\.\.\.\) was passed, and by beside it: pass them to Counter\(\.\.\.\)"):
+        session(Counter(), strategy=None, by=3)
+
+
+def test_a_companion_comes_along_where_it_is_installed(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"})
+
+    class Strategy:
+        companions = ("counter", "not-installed")
+
+    with session(strategy=Strategy()) as s:
+        assert steps_counted(s) == 1
+
+
+def test_explain_names_plugin_and_version(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"})
+    with session("counter", strategy=None) as s:
+        assert "counter 1.2" in s.explain()
+
+
+def test_installed_is_not_active(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"})
+    install("bad-plugin", "raise RuntimeError('imported')", plugin={"bad": "Bad"}, option={"bad_option": "Bad"}, strategy={"bad": "Bad"})
+    assert {"bad", "counter"} <= set(discovery.installed("plugin"))
+    with session("counter", strategy=None) as s:
+        assert [name for name, _ in s.bus.plugins()] == ["counter"]
+    assert "bad_plugin" not in sys.modules
+
+
+def test_one_that_raises_at_import(install):
+    install("bad-plugin", "raise RuntimeError('out of order')", plugin={"bad": "Bad"})
+    with pytest.raises(PluginError) as error:
+        session("bad", strategy=None)
+    assert str(error.value) == "plugin bad (bad-plugin 1.2) could not be imported: RuntimeError('out of order')"
+    assert isinstance(error.value.__cause__, RuntimeError)
+
+
+def test_one_whose_class_is_missing(install):
+    install("bad-plugin", "", plugin={"bad": "Bad"})
+    with pytest.raises(PluginError, match=r"plugin bad \(bad-plugin 1\.2\) could not be imported: AttributeError\("):
+        session("bad", strategy=None)
+
+
+def test_one_that_raises_when_it_is_created(install):
+    source = """
+        class Bad:
+            def __init__(self):
+                raise KeyError("key")
+    """
+    install("bad-plugin", source, plugin={"bad": "Bad"})
+    with pytest.raises(PluginError) as error:
+        session("bad", strategy=None)
+    assert str(error.value) == "plugin bad (bad-plugin 1.2) could not be created: KeyError('key')"
+
+
+def test_one_that_refuses_its_option_says_so_itself(install):
+    source = """
+        from torchbus.arguments import expect
+
+        class Counter:
+            def __init__(self, *, by=1):
+                expect("by", by, int, "a number of steps")
+    """
+    install("steps-counter", source, plugin={"counter": "Counter"}, option={"by": "Counter"})
+    with pytest.raises(UsageError, match="^by='x' is a str: it must be a number of steps$"):
+        session(strategy=None, by="x")
+
+
+def test_one_that_raises_at_registration():
+    class Bad:
+        @property
+        def declares_events(self):
+            raise RuntimeError("no events")
+
+    with pytest.raises(Exception) as error:
+        session(Bad(), strategy=None)
+    assert_told(error.value, "Bad", "no events")
+
+
+@pytest.mark.parametrize("event", ["launch", "session_start", "parameters_added"])
+def test_one_that_raises_at_entry_leaves_torch_as_it_was(event):
+    closed = []
+
+    class Opens:
+        @hookimpl
+        def session_start(self, session):
+            session.on_close.callback(closed.append, True)
+
+    class Bad:
+        def fail(self):
+            raise RuntimeError("no disk")
+
+    setattr(Bad, event, hookimpl(lambda self: self.fail()))
+    before = torch_state()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    with pytest.raises(Exception) as error, session(Bad(), Opens(), strategy=None):
+        raise AssertionError("the block must not run")
+    assert_told(error.value, "Bad", "no disk")
+    assert_torch_unchanged(before)
+    assert closed or event == "launch"
+    assert optimizer.param_groups
+
+
+def test_one_that_raises_at_the_end_keeps_nobody_from_closing():
+    closed = []
+
+    class Opens:
+        @hookimpl
+        def session_start(self, session):
+            session.on_close.callback(closed.append, True)
+
+    class Bad:
+        @hookimpl
+        def session_end(self):
+            raise RuntimeError("no disk")
+
+    before = torch_state()
+    with pytest.raises(Exception) as error, session(Bad(), Opens(), strategy=None):
+        pass
+    assert_told(error.value, "Bad", "no disk")
+    assert closed == [True]
+    assert_torch_unchanged(before)
+
+
+def test_the_error_of_the_loop_is_not_lost_behind_that_of_a_plugin():
+    class Bad:
+        @hookimpl
+        def session_end(self):
+            raise RuntimeError("no disk")
+
+    with pytest.raises(Exception) as error, session(Bad(), strategy=None):
+        raise ValueError("boom")
+    chain = [error.value, error.value.__cause__, error.value.__context__, *getattr(error.value, "__notes__", ())]
+    assert any(isinstance(one, ValueError) for one in chain), chain
+
+
+@pytest.mark.parametrize("event", ["batch_ready", "before_backward", "after_backward", "before_optimizer_step"])
+def test_one_that_raises_in_a_hot_event_is_in_the_traceback(event):
+    """Its own exception passes (wrapping costs in every step): the file of the plugin is in the traceback."""
+
+    class Bad:
+        pass
+
+    def fail(self):
+        raise RuntimeError("no disk")
+
+    setattr(Bad, event, hookimpl(fail))
+    before = torch_state()
+    parameter = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with pytest.raises(RuntimeError, match="no disk") as error, session(Bad(), strategy=None):
+        for _ in torch.utils.data.DataLoader(torch.arange(1)):
+            parameter.sum().backward()
+            optimizer.step()
+    assert any(entry.name == "fail" for entry in error.traceback)
+    assert_torch_unchanged(before)

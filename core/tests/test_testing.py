@@ -1,0 +1,114 @@
+"""The helpers that other tests rely on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+from torchbus import session, testing
+from torchbus.testing import Recorder, assert_torch_unchanged, run_script, torch_state
+
+
+def test_result_of_a_script():
+    result = run_script(
+        """
+        import os, sys
+        print(sys.argv[1:], os.environ["ANSWER"], os.environ.get("HOME"))
+        print("bad", file=sys.stderr)
+        sys.exit(3)
+        """,
+        1,
+        "two words",
+        env={"ANSWER": "42", "HOME": None},
+    )
+    assert result.ok(3)
+    assert result.stdout == "['1', 'two words'] 42 None\n"
+    assert result.stderr == "bad\n"
+    with pytest.raises(AssertionError, match=r"exit status 3 \(expected 0\)(.|\n)*bad"):
+        result.ok()
+
+
+def test_a_script_that_hangs_is_killed_with_its_children():
+    source = """
+        import subprocess, sys, time
+        print("begun")
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        time.sleep(60)
+    """
+    started_s = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no end within 1 s(.|\n)*begun"):
+        run_script(source, timeout_s=1)
+    assert time.monotonic() - started_s < 20
+
+
+def test_orphans_are_found_and_killed(tmp_path):
+    source = """
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    """
+    with testing.start([sys.executable, str(testing.write_script(tmp_path, source))]) as script:
+        result = script.wait(orphans_s=0.5)
+        assert result.status == 0
+        assert len(result.orphans) == 1 and "time.sleep(60)" in result.orphans[0]
+        assert testing._until_gone(script.marker, 5) == []
+
+
+def test_a_signal_reaches_the_script(tmp_path):
+    source = "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)"
+    with testing.start([sys.executable, "-c", source], cwd=tmp_path) as script:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        script.send(signal.SIGTERM)
+        assert script.wait(10).status == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["torch.save", "Module.train", "Tensor.backward", "DataLoader.__iter__", "ReduceLROnPlateau.step", "sys.stdout"])
+def test_a_replaced_attribute_is_named(name, monkeypatch):
+    owner_name, attribute = name.split(".")
+    before = torch_state()
+    assert_torch_unchanged(before)
+    monkeypatch.setattr({**testing.OWNERS, "sys": sys}[owner_name], attribute, lambda *_: None)
+    with pytest.raises(AssertionError, match=f"{name}: .* is now "):
+        assert_torch_unchanged(before)
+    monkeypatch.undo()
+
+
+def test_hooks_signals_threads_variables_and_an_active_session_are_named(monkeypatch):
+    before = torch_state()
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    try:
+        with session(strategy=None), pytest.raises(AssertionError) as error:
+            assert_torch_unchanged(before)
+    finally:
+        torch.set_num_threads(torch.get_num_threads() - 1)
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+        signal.signal(signal.SIGTERM, handler)
+        hook.remove()
+        monkeypatch.undo()
+    for name in ("module forward hooks", "SIGTERM", "signal wakeup descriptor", "MASTER_PORT", "threads of torch", "active session"):
+        assert f"\n{name}: " in str(error.value)
+    assert_torch_unchanged(before)
+
+
+def test_listening_ports():
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert store.port in testing.listening_ports()
+
+
+def test_recorder():
+    recorder = Recorder("session_end", "session_start")
+    with session(recorder, strategy=None):
+        torch.ones(1, requires_grad=True).sum().backward()
+    assert recorder.names == ["session_start", "session_end"]
