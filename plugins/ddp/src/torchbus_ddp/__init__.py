@@ -1,0 +1,9 @@
+"""torchbus-ddp: data parallel training by torch's own DDP reducer, for any loop."""
+
+from __future__ import annotations
+
+from torchbus_ddp.forms import DDPNotebook, DDPSpawn
+from torchbus_ddp.strategy import DDP
+
+__all__ = ["DDP", "DDPNotebook", "DDPSpawn"]
+__version__ = "0.1.0"

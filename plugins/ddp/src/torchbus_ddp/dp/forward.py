@@ -1,0 +1,136 @@
+"""The outermost forward of each model computes this rank's rows, and returns those of all ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torchbus import Session, hookimpl, inventory
+from torchbus.notices import warn
+from torchbus.seams.forward import Surround
+
+from torchbus_ddp.dp.exchange import part
+from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves
+from torchbus_ddp.dp.outputs import Layout
+from torchbus_ddp.dp.rows import count_samples, count_sharers, has_rows, share_rows
+from torchbus_ddp.dp.stream import OwnStream
+from torchbus_ddp.dp.team import Team
+
+
+class DividedForward:
+    """Finds the models. The first call of each, for each form of its inputs, is computed whole by every rank: it shows how the
+    outputs depend on the batch. ``reduction``: what numbers that a forward returns are, "mean" or "sum" over samples; None: not known.
+    """
+
+    def __init__(self, session: Session, team: Team, dim: int, reduction: str | None) -> None:
+        self._session = session
+        self._team = team
+        self._dim = dim
+        self._reduction = reduction
+        self._stream = OwnStream(session.rank)
+        self._surround = Surround(self._around)
+        self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = weakref.WeakKeyDictionary()
+        self._inside = False
+        self._warned = False
+        session.on_close.callback(self._surround.close)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None or self._session.captures(optimizer):
+            for model in inventory.models_of(parameters):
+                self._add(model)
+
+    @hookimpl
+    def model_found(self, model: Module) -> None:
+        if self._session.captures(model) and any(True for _ in model.parameters()):
+            self._add(model)
+
+    def _add(self, model: Module) -> None:
+        if model not in self._layouts and not isinstance(model, DistributedDataParallel):
+            self._layouts[model] = {}
+            self._surround.add(model)
+
+    def _around(self, model: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        total = 0 if self._inside else count_samples((args, kwargs), self._dim)
+        if count_sharers(total, self._team.size) == 1 or _borrowed(model):
+            return forward(*args, **kwargs)
+        self._inside = True
+        try:
+            return self._outermost(model, forward, args, kwargs, total)
+        finally:
+            self._inside = False
+
+    def _outermost(self, model: Module, forward: Callable[..., Any], args: Any, kwargs: Any, total: int) -> Any:
+        known, form = self._layouts[model], _form(model, args, kwargs)
+        layout = known.get(form)
+        if layout is None:
+            outputs = forward(*args, **kwargs)
+            known[form] = Layout(type(model).__name__, outputs, total, self._dim)
+            self._say(model, known[form])
+            return outputs
+        if self._computed_whole(layout) or _only_updates_buffers(model):
+            return forward(*args, **kwargs)
+        rows = share_rows(total, self._team.size, self._team.rank)
+
+        def take(leaf: Leaf) -> Any:
+            if has_rows(leaf, self._dim) and leaf.shape[self._dim] == total:  # type: ignore[union-attr]
+                return part(leaf, rows, self._dim, self._team)  # type: ignore[arg-type]
+            return leaf
+
+        own_args, own_kwargs = map_leaves((tuple(args), kwargs), take)
+        with self._stream.drawn_from():
+            outputs = forward(*own_args, **own_kwargs)
+        return layout.join(outputs, rows, self._team, self._reduction)
+
+    def _computed_whole(self, layout: Layout) -> bool:
+        return layout.has_numbers and self._reduction is None
+
+    def _say(self, model: Module, layout: Layout) -> None:
+        if self._computed_whole(layout) and self._session.is_main and not self._warned and _is_large(model):
+            self._warned = True
+            warn(f"{_whole_words(model)}. If it is a mean (a sum) over samples, say loss_reduction='mean' ('sum'), and it is divided")
+
+    @hookimpl(tryfirst=True)
+    def describe(self, thing: Any) -> str | None:
+        if not isinstance(thing, Module) or thing not in self._layouts:
+            return None
+        layouts = list(self._layouts[thing].values())
+        if any(self._computed_whole(layout) for layout in layouts):
+            return _whole_words(thing)
+        if not layouts:
+            return "its forward was not called yet; other methods are computed whole by every rank"
+        return f"each outermost forward is divided over {self._team.size} ranks along dim {self._dim}"
+
+
+def _form(model: Module, args: Any, kwargs: Any) -> Hashable:
+    """What decides about the structure of the outputs, as far as one can see from outside."""
+    flags = tuple((key, value) for key, value in kwargs.items() if isinstance(value, bool | str | None))
+    leaves = tuple(leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves_in((args, kwargs)))
+    return model.training, len(args), tuple(kwargs), flags, leaves
+
+
+def _borrowed(model: Module) -> bool:
+    """Whether ``functional_call`` has put other tensors into the place of the parameters: they have a graph that all ranks share."""
+    return any(
+        not isinstance(parameter, nn.Parameter) for module in model.modules() for parameter in module._parameters.values() if parameter is not None
+    )
+
+
+def _only_updates_buffers(model: Module) -> bool:
+    """No backward follows that would make the buffers (of BatchNorm, say) the same on all ranks again."""
+    return model.training and not torch.is_grad_enabled() and any(True for _ in model.buffers())
+
+
+def _is_large(model: Module) -> bool:
+    """A loss with a parameter or two is nothing to warn of."""
+    return any(parameter.dim() > 1 for parameter in model.parameters())
+
+
+def _whole_words(model: Module) -> str:
+    return f"{type(model).__name__}.forward returns a number for the whole batch, so every rank computes all of it, and nothing is gained"

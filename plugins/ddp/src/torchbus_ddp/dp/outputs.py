@@ -1,0 +1,126 @@
+"""What a model returns, put together from the rows of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus.errors import Unsupported
+
+from torchbus_ddp.dp.exchange import averaged, joined
+from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves
+from torchbus_ddp.dp.rows import Rows, has_rows, lengths_of
+from torchbus_ddp.dp.team import Team
+
+
+class Kind(Enum):
+    """How one of the outputs depends on the batch."""
+
+    ROWS = "a row, or several, for each sample"
+    NUMBER = "one number for all samples"
+    FIXED = "the same size for any batch"
+
+
+class Layout:
+    """Learnt from a call that computed the whole batch of ``total`` samples, and got ``outputs``."""
+
+    def __init__(self, name: str, outputs: Any, total: int, dim: int) -> None:
+        self._name = name
+        self._dim = dim
+        self._total = total
+        self._whole = [lengths_of(leaf) for leaf in leaves_in(outputs)]
+        self._kinds = [_kind(leaf, total, dim) for leaf in leaves_in(outputs)]
+        self._sure = False
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether some output is one number for all samples: a loss, most likely."""
+        return Kind.NUMBER in self._kinds
+
+    def join(self, outputs: Any, rows: Rows, team: Team, reduction: str | None) -> Any:
+        """The outputs for the whole batch, on every rank; two collectives or more. ``reduction``: of numbers, "mean" or "sum".
+
+        Raises Unsupported, on all ranks, where the shapes do not go together.
+        """
+        leaves = leaves_in(outputs)
+        if [_dims(leaf) for leaf in leaves] != [len(shape) for shape in self._whole]:
+            raise Unsupported(
+                f"{self._name} returns {len(leaves)} tensors and numbers, or other ones than the first time ({len(self._whole)}): dp puts "
+                "together what has the same structure in every call. Compute in the loop what depends on the batch"
+            )
+        shapes = [_split(numbers, leaves) for numbers in team.tell([size for leaf in leaves for size in lengths_of(leaf)])]
+        self._settle(rows, shapes)
+        rest = iter(enumerate(zip(self._kinds, zip(*shapes, strict=True), strict=True)))
+
+        def put_together(leaf: Leaf) -> Any:
+            index, (kind, sizes) = next(rest)
+            if kind is Kind.ROWS:
+                return self._joined(leaf, index, sizes, rows, team)
+            return self._averaged(leaf, index, sizes, rows, team, reduction if kind is Kind.NUMBER else "mean")
+
+        return map_leaves(outputs, put_together)
+
+    def _settle(self, rows: Rows, shapes: Sequence[Sequence[Sequence[int]]]) -> None:
+        """As long as it was for the first batch, although there are more or fewer samples: it does not depend on their number."""
+        if not self._sure and any(Rows(rows.samples, rank).computed != self._total for rank in range(len(rows.samples))):
+            for index, whole in enumerate(self._whole):
+                if self._kinds[index] is Kind.ROWS and all(list(shape[index]) == list(whole) for shape in shapes):
+                    self._kinds[index] = Kind.FIXED
+            self._sure = True
+
+    def _joined(self, leaf: Any, index: int, shapes: Sequence[Sequence[int]], rows: Rows, team: Team) -> Tensor:
+        """``each`` rows for one sample, or more where forward has flattened dimensions together."""
+        each = leaf.shape[self._dim] // rows.computed
+        expected = [list(leaf.shape) for _ in shapes]
+        for rank, shape in enumerate(expected):
+            shape[self._dim] = Rows(rows.samples, rank, each).computed
+        if [list(shape) for shape in shapes] != expected:
+            self._refuse(index, shapes, rows)
+        return joined(leaf, Rows(rows.samples, rows.rank, each), self._dim, team)
+
+    def _averaged(
+        self, leaf: Any, index: int, shapes: Sequence[Sequence[int]], rows: Rows, team: Team, reduction: str | None
+    ) -> Any:  # fmt: skip
+        if any(list(shape) != list(shapes[0]) for shape in shapes):
+            self._refuse(index, shapes, rows)
+        weight = rows.weight if reduction == "mean" else float(rows.own > 0)
+        if isinstance(leaf, float):
+            return averaged(torch.tensor(leaf, dtype=torch.float64), weight, team).item()
+        if leaf.is_floating_point() or leaf.is_complex():
+            return averaged(leaf, weight, team)
+        return self._same(leaf, index, team)
+
+    def _same(self, leaf: Tensor, index: int, team: Team) -> Tensor:
+        """Whole numbers that have nothing to do with the batch."""
+        if any(not other.equal(leaf) for other in team.all_gather(leaf)):
+            raise Unsupported(
+                f"output {index} of {self._name}, {leaf.dtype} of shape {tuple(leaf.shape)}, differs between the ranks, which have different "
+                "samples: dp can't put it together. Count in the loop, from outputs that have a row for each sample"
+            )
+        return leaf
+
+    def _refuse(self, index: int, shapes: Sequence[Sequence[int]], rows: Rows) -> None:
+        raise Unsupported(
+            f"output {index} of {self._name} has the shapes {', '.join(str(tuple(shape)) for shape in shapes)} on the ranks, which have "
+            f"{', '.join(map(str, rows.samples))} samples in dim {self._dim}: dp can't put them together. Return tensors with the batch in "
+            f"dim {self._dim} and other dimensions that do not depend on it, say batch_dim=, or use strategy='ddp'"
+        )
+
+
+def _kind(leaf: Leaf, total: int, dim: int) -> Kind:
+    if isinstance(leaf, float) or (leaf.dim() == 0 and leaf.is_floating_point()):
+        return Kind.NUMBER
+    return Kind.ROWS if has_rows(leaf, dim) and leaf.shape[dim] and leaf.shape[dim] % total == 0 else Kind.FIXED
+
+
+def _dims(leaf: Leaf) -> int:
+    return leaf.dim() if isinstance(leaf, Tensor) else 0
+
+
+def _split(numbers: Sequence[int], leaves: Sequence[Leaf]) -> list[Sequence[int]]:
+    """A rank's shapes, from all its sizes in a row."""
+    rest = iter(numbers)
+    return [[next(rest) for _ in range(_dims(leaf))] for leaf in leaves]

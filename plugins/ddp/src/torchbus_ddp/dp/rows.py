@@ -1,0 +1,87 @@
+"""Which rows of a batch each rank of a team computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from torchbus_ddp.dp.nested import leaves_in
+
+AT_LEAST = 2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``samples``: of how many each rank computes the rows, rank 0 first; ``rank``: this one, which may have none; ``each``: how
+    many rows there are for one sample."""
+
+    samples: tuple[int, ...]
+    rank: int
+    each: int = 1
+
+    @property
+    def total(self) -> int:
+        """Number of samples."""
+        return sum(self.samples)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The rows of each rank."""
+        return [count * self.each for count in self.samples]
+
+    @property
+    def own(self) -> int:
+        """The rows of this rank."""
+        return self.sizes[self.rank]
+
+    @property
+    def weight(self) -> float:
+        """This rank's part of all samples."""
+        return self.samples[self.rank] / self.total
+
+    @property
+    def computed(self) -> int:
+        """How many rows this rank computes: one that has none of its own repeats the first ones, to no effect."""
+        return self.own or min(AT_LEAST, self.total) * self.each
+
+    @property
+    def start(self) -> int:
+        return sum(self.sizes[: self.rank]) if self.own else 0
+
+    def take(self, tensor: Tensor, dim: int) -> Tensor:
+        """The rows of a tensor that this rank computes, a view."""
+        return tensor.narrow(dim, self.start, self.computed)
+
+
+def share_rows(total: int, team_size: int, rank: int) -> Rows:
+    """As even as can be, and at least two samples for a rank where possible: BatchNorm refuses one.
+
+    >>> share_rows(7, 3, 0).samples, share_rows(5, 3, 0).samples, share_rows(1, 2, 0).samples
+    ((3, 2, 2), (3, 2, 0), (1, 0))
+    """
+    sharers = count_sharers(total, team_size)
+    size, rest = divmod(total, sharers)
+    return Rows(tuple(size + (one < rest) if one < sharers else 0 for one in range(team_size)), rank)
+
+
+def count_sharers(total: int, team_size: int) -> int:
+    """How many ranks get samples."""
+    return min(team_size, max(1, total // AT_LEAST))
+
+
+def count_samples(inputs: Any, dim: int) -> int:
+    """The size of the batch: that of the first tensor which has the dimension; 0 where there is none."""
+    return next((leaf.shape[dim] for leaf in leaves_in(inputs) if has_rows(leaf, dim)), 0)  # type: ignore[union-attr]
+
+
+def has_rows(leaf: object, dim: int) -> bool:
+    """Whether it is a tensor that has this dimension."""
+    return isinstance(leaf, Tensor) and leaf.dim() > dim
+
+
+def lengths_of(leaf: object) -> Sequence[int]:
+    """The shape of a tensor, () for a number."""
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()

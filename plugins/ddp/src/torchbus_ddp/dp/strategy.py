@@ -1,0 +1,108 @@
+"""The strategies ``dp`` and ``ddp2``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torchbus import Session, World, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+from torchbus.world import DataPlace
+
+from torchbus_ddp.dp import derivatives
+from torchbus_ddp.dp.forward import DividedForward
+from torchbus_ddp.dp.sync import SameLoss, TeamSync
+from torchbus_ddp.dp.team import Team, everyone, of_node
+from torchbus_ddp.strategy import DDP, LOSS_REDUCTIONS
+
+
+class DP(DDP):
+    """Every rank sees the whole batch; forward is divided, and the loss is computed on all outputs.
+
+    The outermost forward of each model splits its inputs over the ranks, computes this rank's rows, and gathers the outputs with
+    their gradients. So the batch size stays what it is, losses between samples see all of them, and batches that the loop makes
+    itself are divided too.
+
+    Args:
+        batch_dim: the dimension of inputs and outputs in which samples are counted.
+        loss_reduction: what a number that forward returns is, a "mean" or "sum" over samples; None: not known, and such a forward
+            is computed whole by every rank.
+        backend, bucket_cap_mb, sync_batchnorm: as for ddp.
+
+    Source: torch.nn.DataParallel, with one process per device in place of its threads.
+    """
+
+    name = "dp"
+    divides_data = False
+    companions: tuple[str, ...] = ()
+
+    def __init__(
+        self, *, batch_dim: int = 0, loss_reduction: str | None = None, backend: str | None = None, bucket_cap_mb: float = 25.0,
+        sync_batchnorm: bool = False,
+    ) -> None:  # fmt: skip
+        expect("batch_dim", batch_dim, int, "the number of a dimension, from 0")
+        if batch_dim < 0:
+            raise UsageError(f"batch_dim={batch_dim}: count dimensions from 0, since outputs may have fewer than inputs")
+        if loss_reduction not in (*LOSS_REDUCTIONS, None):
+            raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum', or None where forward returns no loss")
+        super().__init__(
+            backend=backend, bucket_cap_mb=bucket_cap_mb, loss_reduction=loss_reduction or "mean", sync_loss=self.divides_data,
+            sync_batchnorm=sync_batchnorm,
+        )  # fmt: skip
+        self.batch_dim = batch_dim
+        self.numbers = loss_reduction
+
+    @hookimpl
+    def launch(self, session: Session) -> World:
+        world = session.start_ranks(self.form)
+        session.world = dataclasses.replace(world, data_place=self.data_place(world))
+        return session.world
+
+    def data_place(self, world: World) -> DataPlace:
+        """All ranks have all data."""
+        return DataPlace(0, 1)
+
+    def make_team(self, session: Session) -> Team:
+        """The ranks that compute a batch together. All ranks call it."""
+        return everyone(session)
+
+    def make_sync(self, session: Session) -> TeamSync:
+        team = self.make_team(session)
+        session.bus.register(DividedForward(session, team, self.batch_dim, self.numbers), f"{self.name}.forward")
+        session.on_close.callback(derivatives.install(team))
+        return TeamSync(session, self, team)
+
+    def make_watch(self, session: Session) -> Any:
+        return SameLoss()
+
+    def words(self) -> str:
+        return "every rank has the whole batch, computes its rows of each forward, and gathers the others'; the loss is that of the whole batch"
+
+
+class DDP2(DP):
+    """dp among the ranks of a node, ddp across nodes: the batch of a node is the loader's, and each node has another one.
+
+    Arguments as for DP. A loss between samples sees all pairs of its node's batch.
+    """
+
+    divides_data = True
+    companions = ("sampler",)
+    name = "ddp2"
+
+    def data_place(self, world: World) -> DataPlace:
+        return DataPlace(world.node_rank, world.num_nodes)
+
+    def make_team(self, session: Session) -> Team:
+        """Nodes may differ in the number of their ranks: all tell where they are."""
+        nodes = session.all_gather_object(session.world.node_rank)
+        numbers = sorted(set(nodes))
+        place = DataPlace(numbers.index(session.world.node_rank), len(numbers))
+        session.world = dataclasses.replace(session.world, data_place=place)
+        return of_node(session, nodes)
+
+    def make_watch(self, session: Session) -> Any:
+        return super(DP, self).make_watch(session) if session.world.data.parts > 1 else SameLoss()
+
+    def words(self) -> str:
+        return "each node has its share of the data, and its ranks compute their rows of each forward; gradients are averaged over all"

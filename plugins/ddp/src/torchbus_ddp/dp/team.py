@@ -1,0 +1,77 @@
+"""The ranks that compute one batch together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus import Session
+from torchbus.launch.guard import shut, sockets_opened
+
+SLOTS = 64
+
+
+@dataclass(frozen=True)
+class Team:
+    """``rank`` of ``size`` in ``group`` (None: all ranks). ``control`` is a group whose tensors are on the CPU: what is known on
+    the host is told there, so that no GPU is waited for."""
+
+    rank: int
+    size: int
+    group: Any
+    control: Any
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor of every rank: any dtype, the same shape on all. All ranks of the team call it."""
+        packed = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        gathered = [torch.empty_like(packed) for _ in range(self.size)]
+        dist.all_gather(gathered, packed, group=self.group)
+        return [part.view(tensor.dtype).view(tensor.shape) for part in gathered]
+
+    def mean(self, tensor: Tensor, weight: float) -> Tensor:
+        """The sum of every rank's tensor times its weight. All ranks of the team call it."""
+        total = tensor.detach() * weight
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def tell(self, numbers: Sequence[int]) -> list[list[int]]:
+        """A few whole numbers of every rank, as many on each: one small collective, on the host."""
+        if len(numbers) > SLOTS:
+            told: list[Any] = [None] * self.size
+            dist.all_gather_object(told, list(numbers), group=self.control)
+            return told
+        mine = torch.zeros(SLOTS, dtype=torch.int64)
+        mine[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        gathered = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(gathered, mine, group=self.control)
+        return [part[: len(numbers)].tolist() for part in gathered]
+
+
+def everyone(session: Session) -> Team:
+    """All ranks. All of them call it."""
+    ranks = list(range(session.world_size))
+    control = _group(session, [ranks], "gloo") if dist.get_backend() != "gloo" else None
+    return Team(session.rank, session.world_size, None, control)
+
+
+def of_node(session: Session, node_of_rank: Sequence[int]) -> Team:
+    """The ranks of this rank's node. All ranks of all nodes call it."""
+    teams = [[rank for rank, node in enumerate(node_of_rank) if node == one] for one in sorted(set(node_of_rank))]
+    mine = next(team for team in teams if session.rank in team)
+    group = _group(session, teams, None)
+    control = _group(session, teams, "gloo") if dist.get_backend() != "gloo" else group
+    return Team(mine.index(session.rank), len(mine), group, control)
+
+
+def _group(session: Session, teams: list[list[int]], backend: str | None) -> Any:
+    """This rank's group of those that all ranks make; a rank that fails closes its connections, so that no other one waits."""
+    before = sockets_opened()
+    groups = [dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams]
+    own = sockets_opened() - before
+    assert session.job is not None
+    session.job.guard.on_release(lambda: shut(own))
+    return next(group for group, ranks in zip(groups, teams, strict=True) if session.rank in ranks)

@@ -1,0 +1,65 @@
+"""Rank 0's values for parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torchbus.collectives import all_gather_object
+from torchbus.errors import RanksDiverged
+
+CHUNK_BYTES = 64 * 2**20
+
+
+def copy_from_rank0(tensors: Sequence[Tensor], what: str) -> None:
+    """Give the tensors rank 0's values, on all ranks, without autograd noticing. All ranks call it alike.
+
+    Raises RanksDiverged where the ranks have tensors of different shapes.
+    """
+    shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+    told = all_gather_object((what, shapes), dist.get_world_size())
+    for rank, (their_what, theirs) in enumerate(told):
+        if theirs != told[0][1]:
+            raise RanksDiverged(
+                f"rank {rank} comes with {their_what} ({len(theirs)} tensors) where rank 0 comes with {told[0][0]} "
+                f"({len(told[0][1])} tensors): all ranks must build and first use their models in the same order"
+            )
+    for chunk in _chunks([tensor for tensor in tensors if tensor.numel()]):
+        broadcast(chunk)
+
+
+def broadcast(tensors: Sequence[Tensor]) -> None:
+    """One broadcast for tensors of any dtype on one device. ``.data`` keeps saved graphs valid."""
+    views = [tensor.data.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    packed = torch.cat(views)
+    dist.broadcast(packed, src=0)
+    if dist.get_rank() != 0:
+        for tensor, part in zip(tensors, packed.split([view.numel() for view in views]), strict=True):
+            tensor.data.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def _chunks(tensors: list[Tensor]) -> list[list[Tensor]]:
+    chunks: dict[tuple[torch.device, int], list[Tensor]] = {}
+    sizes: dict[torch.device, int] = {}
+    for tensor in tensors:
+        sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.nbytes
+        chunks.setdefault((tensor.device, sizes[tensor.device] // CHUNK_BYTES), []).append(tensor)
+    return list(chunks.values())
+
+
+class Buffers:
+    """The buffers of the trained models: looked up at each use, for many a model replaces them."""
+
+    def __init__(self, models: Sequence[Module]) -> None:
+        modules = {id(module): module for model in models for module in model.modules()}
+        self._holders = [module for module in modules.values() if module._buffers]
+
+    def copy_from_rank0(self) -> None:
+        """One broadcast for all of them. All ranks call it."""
+        present = [buffer for module in self._holders for buffer in module._buffers.values() if buffer is not None and buffer.numel()]
+        unique = list({id(buffer): buffer for buffer in present}.values())
+        for device in {buffer.device for buffer in unique}:
+            broadcast([buffer for buffer in unique if buffer.device == device])

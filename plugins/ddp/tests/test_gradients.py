@@ -1,0 +1,266 @@
+"""What torchbus-ddp does to gradients, on two ranks, with batches that depend on the rank."""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent, indent
+from typing import Any
+
+from torchbus.testing import Result, run_script
+
+HEAD = """
+import json, torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torchbus import hookimpl, session
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+data = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(1))  # a batch for each rank
+found = {}
+"""
+TAIL = """
+print(json.dumps(found))
+"""
+
+
+def run(body: str, options: str = "", before: str = "", fails: bool = False) -> Result:
+    """Run a block on two ranks; ``options`` are further arguments of the session."""
+    line = f'with session({options + ", " if options else ""}strategy="ddp", devices=2, launch="fork") as s:'
+    result = run_script("\n".join([HEAD, before, line, indent(dedent(body), "    "), TAIL]))
+    assert fails or result.ok()
+    return result
+
+
+def facts(result: Result) -> dict[str, Any]:
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_gradients_and_loss_are_the_mean_over_ranks() -> None:
+    found = facts(run("""
+        net = nn.Linear(3, 1)
+        whole = nn.functional.linear(data.reshape(16, 3), net.weight.detach().clone().requires_grad_(), net.bias.detach())
+        loss = net(data[s.rank]).square().mean()
+        loss.backward()
+        found["loss"] = [loss.item(), whole.square().mean().item()]
+        found["equal"] = torch.equal(*s.all_gather(net.weight.grad))
+    """))
+    assert abs(found["loss"][0] - found["loss"][1]) < 1e-12
+    assert found["equal"]
+
+
+def test_none_stays_none_where_no_rank_made_a_gradient() -> None:
+    found = facts(run("""
+        used, by_one, unused = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        optimizer = torch.optim.SGD([*used.parameters(), *by_one.parameters(), *unused.parameters()], lr=0.1)
+        hidden = used(data[s.rank])
+        (by_one(hidden) if s.rank == 1 else hidden).square().mean().backward()
+        found["none"] = [layer.weight.grad is None for layer in (used, by_one, unused)]
+        found["equal"] = torch.equal(*s.all_gather(by_one.weight.grad))
+        found["zero"] = not by_one.weight.grad.any().item()
+    """))
+    assert found == {"none": [False, False, True], "equal": True, "zero": False}
+
+
+COUNTED = """
+class Counter:
+    elements = 0
+
+    @hookimpl
+    def configure_ddp(self, module, options):
+        ddp = nn.parallel.DistributedDataParallel(module, **options)
+        ddp.register_comm_hook(None, self.count)
+        return ddp
+
+    def count(self, state, bucket):
+        self.elements += bucket.buffer().numel()
+        future = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+counter = Counter()
+"""
+
+
+def test_a_group_that_no_rank_reaches_is_not_sent() -> None:
+    found = facts(run("""
+        big, small = nn.Linear(512, 300), nn.Linear(300, 1)
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (big, small)]
+        x = torch.randn(4, 512)
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            hidden = big(x)
+            counter.elements = 0
+            small(hidden.detach()).mean().backward()
+            found["small"], found["none"] = counter.elements, big.weight.grad is None
+            counter.elements = 0
+            small(hidden).mean().backward()
+            found["both"] = counter.elements
+    """, options="counter", before=COUNTED))  # fmt: skip
+    assert found["both"] >= 512 * 300 + 300 + 301
+    assert 301 <= found["small"] < 512 * 300
+    assert found["none"]
+
+
+def test_the_loss_is_left_alone_where_writing_it_would_do_harm() -> None:
+    found = facts(run("""
+        net = nn.Linear(3, 1)
+        net(data[s.rank]).mean().backward()  # from here on each rank has its own random numbers
+
+        def differs(loss, **options):
+            loss.backward(**options)
+            return not torch.equal(*s.all_gather(loss))
+
+        found["plain"] = differs(net(data[s.rank]).square().mean())
+        found["root"] = differs(net(data[s.rank]).square().mean().sqrt())
+        found["retained"] = differs(net(data[s.rank]).square().mean(), retain_graph=True)
+        found["view"] = differs(net(data[s.rank]).square().mean(0)[0])
+        rows = net(data[s.rank]).square().mean(0)
+        base = rows.clone().detach()
+        rows[0].backward()
+        found["base"] = torch.equal(base, rows.detach())
+    """))
+    assert found == {"plain": False, "root": False, "retained": True, "view": True, "base": True}
+
+
+def test_sync_loss_false_leaves_every_loss_local() -> None:
+    found = facts(run("""
+        loss = nn.Linear(3, 1)(data[s.rank]).square().mean()
+        loss.backward()
+        found["differs"] = not torch.equal(*s.all_gather(loss))
+    """, options="sync_loss=False"))  # fmt: skip
+    assert found["differs"]
+
+
+def test_gradients_that_were_assigned_are_averaged_at_the_step() -> None:
+    found = facts(run("""
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        for parameter, gradient in zip(net.parameters(), torch.autograd.grad(net(data[s.rank]).square().mean(), net.parameters())):
+            parameter.grad = gradient
+        optimizer.step()
+        found["equal"] = torch.equal(*s.all_gather(net.weight))
+    """))
+    assert found["equal"]
+
+
+def test_a_parameter_that_one_rank_changes_alone_is_found_out() -> None:
+    result = run("""
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            net(data[s.rank]).mean().backward()
+            optimizer.step()
+            if s.rank == 1 and step == 1:
+                with torch.no_grad():
+                    net.weight.mul_(2)
+    """, fails=True)  # fmt: skip
+    assert result.status == 1
+    assert "RanksDiverged: a parameter is not the same on all ranks any more" in result.stderr
+
+
+def test_steps_that_one_rank_skips_are_found_out() -> None:
+    result = run("""
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        for step in range(4):
+            net(data[s.rank]).mean().backward()
+            if s.rank == 0 or step != 1:
+                optimizer.step()
+    """, fails=True)  # fmt: skip
+    assert result.status == 1
+    assert "optimizer steps: 2 on rank 0, 1 on rank 1" in result.stderr
+
+
+def test_backward_in_two_threads_at_once_is_refused() -> None:
+    result = run("""
+        import threading
+        net = nn.Linear(3, 1)
+        net(data[s.rank]).mean().backward()
+        inside, refusals = threading.Event(), []
+        loss = net(data[s.rank]).mean()
+        slow = net(data[s.rank])
+        slow.register_hook(lambda gradient: (inside.set(), thread.join())[0])
+
+        def other():
+            inside.wait()
+            try:
+                loss.backward()
+            except Exception as error:
+                refusals.append(str(error))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        slow.mean().backward()
+        thread.join()
+        found["refusals"] = refusals
+    """)
+    assert "two threads at once" in facts(result)["refusals"][0]
+
+
+def test_a_rank_without_samples_adds_exact_zeros() -> None:
+    """Its own gradient, NaN here, is dropped, and input gradients are still there for the loop to read."""
+    found = facts(run("""
+        from torchbus.share import Share
+        net = nn.Linear(3, 1)
+        x = data[0].clone().requires_grad_()
+        s.share = Share(weight=2.0 * (s.rank == 0))
+        loss = (net(x) * (1.0 if s.rank == 0 else float("nan"))).mean()
+        loss.backward()
+        alone = torch.autograd.grad(net(data[0]).mean(), net.weight)[0]
+        found["equal"] = torch.equal(*s.all_gather(net.weight.grad))
+        found["exact"] = torch.allclose(net.weight.grad, alone, atol=1e-15)
+        found["input"] = x.grad is not None
+        found["loss"] = loss.isfinite().item()
+    """))
+    assert found == {"equal": True, "exact": True, "input": True, "loss": True}
+
+
+def test_buffers_are_rank_0s_after_backward_even_if_replaced() -> None:
+    found = facts(run("""
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.line = nn.BatchNorm1d(3), nn.Linear(3, 1)
+                self.register_buffer("codebook", torch.zeros(3))
+
+            def forward(self, x):
+                self.codebook = self.codebook + x.detach().mean(0)
+                return self.line(self.norm(x))
+
+        net = Net()
+        for _ in range(2):
+            net(data[s.rank])
+            net(data[s.rank] * 2).mean().backward()
+        found["equal"] = [torch.equal(*s.all_gather(buffer)) for buffer in net.buffers()]
+        found["moved"] = net.norm.num_batches_tracked.item()
+    """))
+    assert found == {"equal": [True] * 4, "moved": 4}
+
+
+def test_sync_batchnorm_needs_gpus() -> None:
+    result = run("pass", options="sync_batchnorm=True", fails=True)
+    assert "sync_batchnorm=True needs GPUs" in result.stderr
+
+
+def test_the_model_is_as_it_was() -> None:
+    found = facts(run("""
+        import copy, io
+        net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+        before = (type(net), repr(net), list(net.state_dict()), list(net.__dict__))
+        calls = []
+        net.register_forward_hook(lambda *_: calls.append("forward"))
+        net[0].weight.register_hook(lambda gradient: calls.append("gradient"))
+        net(data[s.rank]).mean().backward()
+        net.note = "mine"
+        found["calls"] = calls
+        found["same"] = before == (type(net), repr(net), list(net.state_dict()), list(net.__dict__)[:-1])
+        net._forward_hooks.clear()
+        buffer = io.BytesIO()
+        torch.save(net, buffer)
+        buffer.seek(0)
+        read = torch.load(buffer, weights_only=False)
+        found["saved"] = all(torch.equal(a, b) for a, b in zip(read.parameters(), net.parameters()))
+        found["copied"] = copy.deepcopy(net)(data[0]).shape == (8, 1)
+    """))
+    assert found == {"calls": ["forward", "gradient"], "same": True, "saved": True, "copied": True}

@@ -1,0 +1,87 @@
+"""What ddp is asked for, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchbus import Session, session
+from torchbus.errors import PluginConflict, UsageError
+from torchbus.testing import run_script
+
+from torchbus_ddp import DDP
+
+
+def strategy(s: Session) -> DDP:
+    return next(plugin for _, plugin in s.bus.plugins() if isinstance(plugin, DDP))
+
+
+def test_a_word_and_an_object_are_two_spellings_of_one_thing():
+    by_word = session(strategy="ddp", bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo")
+    by_object = session(DDP(bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo"))
+    by_strategy = session(strategy=DDP(bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo"))
+    assert vars(strategy(by_word)) == vars(strategy(by_object)) == vars(strategy(by_strategy))
+
+
+def test_more_than_one_device_means_ddp(monkeypatch):
+    assert strategy(session(devices=2, accelerator="cpu"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert strategy(session()) and strategy(session(devices=-1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(StopIteration):
+        strategy(session())
+
+
+def test_two_strategies_are_refused():
+    with pytest.raises(PluginConflict, match="both own the strategy: pass only one of them"):
+        session(DDP(), strategy="ddp")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backend": 1}, "backend=1 is a int: it must be the name of a torch.distributed backend"),
+        ({"bucket_cap_mb": "big"}, "bucket_cap_mb='big' is a str: it must be a number of MiB"),
+        ({"sync_loss": 1}, "sync_loss=1 is a int: it must be True or False"),
+        ({"loss_reduction": "median"}, "loss_reduction='median' is unknown: use 'mean' or 'sum'"),
+    ],
+)
+def test_wrong_options(options, words):
+    with pytest.raises(UsageError) as error:
+        session(strategy="ddp", **options)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan")])
+def test_a_bucket_must_hold_something(size):
+    with pytest.raises(UsageError, match=f"bucket_cap_mb={size}"):
+        session(strategy="ddp", bucket_cap_mb=size)
+
+
+def test_the_backend_of_the_variable(monkeypatch):
+    monkeypatch.delenv("TORCHBUS_BACKEND", raising=False)
+    assert DDP().backend is None
+    monkeypatch.setenv("TORCHBUS_BACKEND", "mpi")
+    assert DDP().backend == "mpi" and DDP(backend="gloo").backend == "gloo"
+    monkeypatch.setenv("TORCHBUS_BACKEND", "")
+    assert DDP().backend is None
+
+
+SCRIPT = """
+    from torchbus import session
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
+        print(s.explain())
+"""
+
+
+def test_the_backend_is_used():
+    result = run_script(SCRIPT, env={"TORCHBUS_BACKEND": "gloo"})
+    assert result.ok() and "ddp over gloo" in result.stdout
+
+
+@pytest.mark.parametrize("backend", ["nccl", "goo"])
+def test_a_backend_that_can_not_be(backend):
+    result = run_script(SCRIPT, env={"TORCHBUS_BACKEND": backend})
+    assert result.ok(1)
+    error = [line for line in result.stderr.splitlines() if "UsageError: " in line]
+    assert len(error) == 1 and f"backend='{backend}'" in error[0]
+    assert "see `torchbus doctor` for those that are" in error[0] or "use backend='gloo' on CPU" in error[0]
