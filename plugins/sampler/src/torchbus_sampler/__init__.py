@@ -1,0 +1,9 @@
+"""torchbus-sampler: each rank gets its share of the user's own order of data."""
+
+from __future__ import annotations
+
+from torchbus_sampler.plugin import Sampler
+from torchbus_sampler.shares import share_sizes
+
+__all__ = ["Sampler", "share_sizes"]
+__version__ = "0.1.0"

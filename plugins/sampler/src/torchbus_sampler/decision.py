@@ -1,0 +1,52 @@
+"""Whether a loader is divided, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.utils.data import DataLoader
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``divide`` and the reason in plain words."""
+
+    divide: bool
+    why: str
+    evaluation: bool = False
+
+
+def is_distributed(loader: DataLoader[Any]) -> bool:
+    """Whether the script divides the loader itself (DistributedSampler and its kin name their replicas)."""
+    candidates = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(hasattr(one, "num_replicas") or type(one).__name__ == "BatchSamplerShard" for one in candidates)
+
+
+def evaluates(models: Iterable[Module]) -> str:
+    """Why this looks like evaluation, "" if it does not: gradients are off, or every model is in eval mode."""
+    if torch.is_inference_mode_enabled():
+        return "iterated under inference_mode"
+    if not torch.is_grad_enabled():
+        return "iterated under no_grad"
+    trained = [model for model in models if any(True for _ in model.parameters())]
+    if trained and not any(model.training for model in trained):
+        return "iterated while the model is in eval mode"
+    return ""
+
+
+def decide(loader: DataLoader[Any], models: Iterable[Module], fed_backward: bool, shard_eval: bool) -> Decision:
+    """The decision for one pass over a captured loader."""
+    if is_distributed(loader):
+        return Decision(False, "not divided, its sampler is distributed already")
+    if getattr(loader, "in_order", True) is False:
+        return Decision(False, "not divided, in_order=False hides which batch is which")
+    evaluation = "" if fed_backward else evaluates(models)
+    if evaluation and not shard_eval:
+        return Decision(False, f"not divided, {evaluation}", evaluation=True)
+    if evaluation:
+        return Decision(True, f"divided without padding, {evaluation} and shard_eval=True", evaluation=True)
+    return Decision(True, "divided")

@@ -1,0 +1,106 @@
+"""The index sampler of one pass over a loader: the user's own order, of which each rank draws its share."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torchbus.random_streams import RandomStreams
+from torchbus.share import Share
+
+from torchbus_sampler.shares import share_out
+
+DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class DividedOrder:
+    """Replaces a loader's ``batch_sampler`` (or ``sampler`` where ``batch_size=None``) for one pass.
+
+    Draws lazily: a global batch (``batches_per_step`` of the user's batches) at a time. ``pending`` are the shares
+    of batches that were drawn and not yet taken by the loop.
+    """
+
+    def __init__(
+        self, inner: Iterable[Any], rank: int, num_ranks: int, batches_per_step: int, batched: bool, random: RandomStreams, pad: bool = True
+    ) -> None:
+        self._inner = inner
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._batches_per_step = batches_per_step
+        self._batched = batched
+        self._random = random
+        self._pad = pad
+        self._single = False  # whether the user's sampler draws one index at a time, not batches of them
+        self.pending: deque[Share] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.pending.clear()
+        position = 0
+        last: list[Any] = []
+        for batches in self._steps():
+            shares = share_out(batches, self._num_ranks, self._batch_size(), 1 if self._single else 2)
+            position = digest([index for share in shares for index in share], position)
+            mine = shares[self._rank]
+            if not mine and not self._pad:
+                return
+            weight = len(mine) * self._num_ranks / sum(map(len, shares))
+            last = mine or last or shares[0]
+            self.pending.append(Share(weight if self._pad else 1.0, position, tuple(mine), sum(map(len, shares))))
+            yield last[0] if self._single else last
+
+    def __len__(self) -> int:
+        """Number of batches of this rank."""
+        return steps_in(self._inner, self._num_ranks, self._batches_per_step)
+
+    def _batch_size(self) -> int | None:
+        return self._inner.batch_size if type(self._inner) is BatchSampler else None
+
+    def _steps(self) -> Iterator[list[Sequence[Any]]]:
+        """The user's batches, as many at a time as make one global batch; drawn from the random stream "order"."""
+        source = self._draw()
+        drop_last = getattr(self._inner, "drop_last", False)
+        while batches := list(islice(source, self._batches_per_step)):
+            if len(batches) < self._batches_per_step and drop_last:
+                return
+            yield batches
+
+    def _draw(self) -> Iterator[Sequence[Any]]:
+        source = iter(self._inner)
+        draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
+        done: Any = object()
+        first = True
+        while True:
+            if first or not draws_once:
+                with self._random.order():
+                    item = next(source, done)
+            else:
+                item = next(source, done)
+            if item is done:
+                return
+            first = False
+            self._single = not self._batched and not isinstance(item, list | tuple)
+            yield [item] if self._single else item
+
+
+def steps_in(inner: Iterable[Any], num_ranks: int, batches_per_step: int) -> int:
+    """How many global batches an index sampler holds."""
+    if type(inner) is BatchSampler:
+        samples = len(inner.sampler)  # type: ignore[arg-type]
+        global_size = inner.batch_size * batches_per_step
+        return samples // global_size if inner.drop_last else -(-samples // global_size)
+    batches = len(inner)  # type: ignore[arg-type]
+    whole, rest = divmod(batches, batches_per_step)
+    return whole + bool(rest and not getattr(inner, "drop_last", False))
+
+
+def digest(indices: list[Any], before: int) -> int:
+    """A number that is equal on all ranks whose order has been the same so far."""
+    try:
+        return zlib.crc32(array("q", indices).tobytes(), before)
+    except (TypeError, OverflowError):
+        return zlib.crc32(repr(indices).encode(), before)

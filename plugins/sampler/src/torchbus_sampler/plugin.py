@@ -1,0 +1,259 @@
+"""The plugin: replaces the order of captured loaders by this rank's share of it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torchbus import Session, hookimpl, inventory
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+from torchbus.notices import warn
+from torchbus.seams.loader import LoaderIterator, Pass
+from torchbus.share import Share
+
+from torchbus_sampler.decision import Decision, decide
+from torchbus_sampler.feeding import Feeding
+from torchbus_sampler.ledger import Ledger
+from torchbus_sampler.order import DividedOrder, steps_in
+from torchbus_sampler.sharding import ShardedItems, is_batch, shard_batch
+from torchbus_sampler.stream import Collate, DividedStream, Once, SharedBatch, probe
+from torchbus_sampler.workers import SeedWorker
+
+BATCH = ("per_device", "global")
+
+
+class Sampler:
+    """Divides the order of map-style loaders over the ranks.
+
+    Args:
+        replace_sampler: False leaves every loader as it is.
+        batch: "per_device": the loader's batch_size counts for each rank, so a step sees world_size times as many
+            samples; "global": the script's own batch is divided, so N ranks compute what one does, faster.
+        shard_eval: divide loaders in evaluation too, without padding, for loops that reduce over ranks themselves.
+        sample_ledger: a folder where each rank writes which samples it took (see ``Ledger``).
+    """
+
+    owns = ("order of the data",)
+
+    def __init__(
+        self,
+        *,
+        replace_sampler: bool = True,
+        batch: str = "per_device",
+        shard_eval: bool = False,
+        sample_ledger: str | os.PathLike[str] | None = None,
+    ) -> None:
+        expect("replace_sampler", replace_sampler, bool, "True or False")
+        expect("shard_eval", shard_eval, bool, "True or False")
+        expect("sample_ledger", sample_ledger, (str, os.PathLike, type(None)), "the path of a folder")
+        if batch not in BATCH:
+            raise UsageError(f"batch={batch!r} is unknown: use 'per_device' or 'global'")
+        self._replace = replace_sampler
+        self._batch = batch
+        self._shard_eval = shard_eval
+        self._ledger_folder = sample_ledger
+        self._session: Session | None = None
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+        divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
+        if session.world_size > 1 and divides and self._replace:
+            ledger = None if self._ledger_folder is None else Ledger(Path(self._ledger_folder), session.rank)
+            session.bus.register(Divider(session, self._batch, self._shard_eval, ledger), "sampler.divider")
+
+    @hookimpl
+    def shard(self, value: Any) -> Any:
+        assert self._session is not None
+        session = self._session
+
+        def take(share: Share) -> None:
+            session.share = share
+
+        if is_batch(value):
+            return shard_batch(value, *session.world.data, take)
+        if not isinstance(value, Iterable):
+            raise UsageError(f"s.shard({type(value).__name__}): pass tensors, a range, or another iterable")
+        return ShardedItems(value, *session.world.data, take)
+
+    @hookimpl
+    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+        off = session.world_size > 1 and not self._replace
+        return {"notes": ["loaders are not divided: replace_sampler=False"]} if off else {}
+
+
+class Divider:
+    """Listens where loaders are iterated; registered only where there is something to divide."""
+
+    def __init__(self, session: Session, batch: str, shard_eval: bool, ledger: Ledger | None) -> None:
+        self._session = session
+        self._global = batch == "global"
+        self._shard_eval = shard_eval
+        self._ledger = ledger
+        if ledger is not None:
+            session.on_close.callback(ledger.close)
+        self._found: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._trained: list[Tensor] = []
+        self._models: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
+        self._feeding = Feeding()
+        self._warned = False
+
+    @property
+    def _batches_per_step(self) -> int:
+        return 1 if self._global else self._session.world.data.parts
+
+    @hookimpl
+    def model_found(self, model: Module) -> None:
+        self._found.add(model)
+
+    @hookimpl
+    def parameters_added(self, parameters: list[Tensor]) -> None:
+        self._trained += parameters
+        self._models = weakref.WeakSet()
+
+    @hookimpl
+    def loader_start(self, loader: DataLoader[Any]) -> Pass | None:
+        if not self._session.captures(loader):
+            return None
+        decision = self._decisions[loader] = self._decide(loader)
+        self._session.random.use("order")  # until the iterator is made: it draws a seed
+        if not isinstance(loader.dataset, IterableDataset):
+            replacements = self._order(loader, decision) if decision.divide or decision.evaluation else {}
+        else:
+            replacements = self._stream(loader) if decision.divide else {}
+        if loader.num_workers and replacements:
+            replacements["worker_init_fn"] = SeedWorker(self._session.world.data.part, loader.worker_init_fn)
+        if self._ledger is not None:
+            self._ledger.begin(loader)
+        return Pass(**replacements) if replacements else None
+
+    def _order(self, loader: DataLoader[Any], decision: Decision) -> dict[str, Any]:
+        """This rank's share; in evaluation all of it, drawn from the same random stream."""
+        batched, pad = loader._auto_collation, not decision.evaluation
+        part, parts, batches = (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
+        order = DividedOrder(loader._index_sampler, part, parts, batches, batched, self._session.random, pad)
+        return {"batch_sampler" if batched else "sampler": order}
+
+    def _stream(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """Divided if the ranks' first items agree; a dataset that divides itself is left alone."""
+        digest, head = probe(loader.dataset)
+        if len(set(self._session.all_gather_object(digest))) > 1:
+            self._decisions[loader] = Decision(False, "not divided, its dataset divides itself (the ranks' first items differ)")
+            return {} if head is None else {"dataset": Once(head)}
+        place, batched = self._session.world.data, loader._auto_collation
+        items = (loader.batch_size or 1) * self._batches_per_step
+        stream = DividedStream(loader.dataset, *place, items, loader.drop_last, batched, head)
+        replacements = {"dataset": stream, "collate_fn": Collate(loader.collate_fn, stream)}
+        if batched:
+            replacements["batch_sampler"] = BatchSampler(loader.sampler, stream.batch_size, False)
+        return replacements
+
+    @hookimpl
+    def loader_opened(self, loader: DataLoader[Any]) -> None:
+        decision = self._decisions.get(loader)
+        self._session.random.use("evaluation" if decision is not None and decision.evaluation else "own")
+
+    @hookimpl
+    def loader_length(self, loader: DataLoader[Any]) -> int | None:
+        if not self._session.captures(loader) or not (self._decisions.get(loader) or self._decide(loader)).divide:
+            return None
+        if not isinstance(loader.dataset, IterableDataset):
+            return steps_in(loader._index_sampler, self._session.world.data.parts, self._batches_per_step)
+        items = (loader.batch_size or 1) * self._batches_per_step
+        length = len(loader.dataset)  # type: ignore[arg-type]
+        return length // items if loader.drop_last else -(-length // items)
+
+    @hookimpl
+    def batch_ready(self, loader: DataLoader[Any], batch: Any, order: Pass | None, iterator: LoaderIterator) -> Any:
+        decision = self._decisions.get(loader)
+        if decision is None:
+            return None
+        share, instead = _unpack(batch, order)
+        if self._ledger is not None:
+            self._ledger.take(loader, iterator.taken - 1, share)
+        if not decision.evaluation:
+            self._session.random.use("own")
+            self._session.share = share
+            self._feeding.take(loader, share)
+        return instead
+
+    @hookimpl
+    def batches_skipped(self, loader: DataLoader[Any], order: Pass | None, count: int) -> None:
+        decision, divided = self._decisions.get(loader), _divided(order)
+        if decision is not None and decision.divide and not decision.evaluation:
+            self._feeding.add(loader)  # it did so in an earlier run
+        if divided is not None:
+            for _ in range(count):
+                divided.pending.popleft()
+
+    @hookimpl
+    def before_backward(self) -> None:
+        self._feeding.backward()
+
+    @hookimpl
+    def loader_end(self, loader: DataLoader[Any], order: Pass | None) -> None:
+        decision = self._decisions.get(loader)
+        if decision is None or not decision.divide or decision.evaluation or loader in self._feeding:
+            return
+        self._say_unfed(loader)
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        unfed = [loader for loader, decision in self._decisions.items() if decision.divide and not decision.evaluation]
+        for loader in unfed if error is None else []:
+            if loader not in self._feeding:
+                self._say_unfed(loader)
+
+    def _say_unfed(self, loader: DataLoader[Any]) -> None:
+        if self._warned or not self._session.is_main:
+            return
+        self._warned = True
+        warn(
+            f"a loader over {type(loader.dataset).__name__} was divided over the ranks, but fed no backward: "
+            "what was computed from it is one rank's share. Iterate it under torch.no_grad() or after model.eval()")
+
+    @hookimpl
+    def describe(self, thing: Any) -> str | None:
+        if not isinstance(thing, DataLoader):
+            return None
+        decision = self._decisions.get(thing)
+        if decision is None:
+            return "not iterated yet" if self._session.captures(thing) else "left alone: not adopted"
+        if not decision.divide or decision.evaluation:
+            return decision.why
+        parts = self._session.world.data.parts
+        over = f"{parts} ranks" if parts == self._session.world_size else f"{parts} groups of ranks"
+        if self._global:
+            return f"divided, each batch over {over}"
+        return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
+
+    def _decide(self, loader: DataLoader[Any]) -> Decision:
+        return decide(loader, self._deciding_models(), loader in self._feeding, self._shard_eval)
+
+    def _deciding_models(self) -> Iterable[Module]:
+        """Models that an optimizer trains: a transform or a loss made of modules may stay in training mode for ever."""
+        if self._trained and not self._models:
+            self._models = weakref.WeakSet(inventory.models_of(self._trained))
+        return list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
+
+
+def _unpack(batch: Any, order: Pass | None) -> tuple[Share, Any]:
+    """The share of a batch, and what to hand to the loop instead of it, if anything."""
+    if isinstance(batch, SharedBatch):
+        return batch.share, batch.batch
+    divided = _divided(order)
+    return (Share() if divided is None else divided.pending.popleft()), None
+
+
+def _divided(order: Pass | None) -> DividedOrder | None:
+    """The divided order that a pass draws from, if it does."""
+    found = None if order is None else order.replacements.get("batch_sampler", order.replacements.get("sampler"))
+    return found if isinstance(found, DividedOrder) else None

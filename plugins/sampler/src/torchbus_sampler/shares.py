@@ -1,0 +1,43 @@
+"""How a global batch is shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def share_sizes(num_samples: int, num_ranks: int, at_least: int = 2) -> list[int]:
+    """Sizes of the ranks' shares, rank 0 first: as even as can be, with at least two samples each where possible.
+
+    BatchNorm refuses a batch of one. Ranks for which there is not enough get none.
+
+    >>> share_sizes(7, 3), share_sizes(5, 3), share_sizes(1, 2)
+    ([3, 2, 2], [3, 2, 0], [1, 0])
+    """
+    sharers = min(num_ranks, max(1, num_samples // at_least)) if num_samples else 0
+    if not sharers:
+        return [0] * num_ranks
+    size, rest = divmod(num_samples, sharers)
+    return [size + (rank < rest) if rank < sharers else 0 for rank in range(num_ranks)]
+
+
+def share_out(
+    batches: Sequence[Sequence[Any]], num_ranks: int, batch_size: int | None, at_least: int = 2
+) -> list[list[Any]]:
+    """Each rank's indices out of ``batches``, consecutive batches of the user's order.
+
+    One full batch for each rank: rank r gets batch r. Otherwise (the ragged end, or one batch for all) what there is
+    is shared out contiguously, in shares no larger than the script's batch. ``batch_size`` None means that the user's
+    batches vary in size as they please.
+    """
+    if len(batches) == num_ranks and all(batch_size is None or len(batch) == batch_size for batch in batches):
+        return [list(batch) for batch in batches]
+    indices = [index for batch in batches for index in batch]
+    sizes = share_sizes(len(indices), num_ranks, at_least)
+    if batch_size is not None and max(sizes) > batch_size:
+        sizes = share_sizes(len(indices), num_ranks, 1)
+    shares, start = [], 0
+    for size in sizes:
+        shares.append(indices[start : start + size])
+        start += size
+    return shares

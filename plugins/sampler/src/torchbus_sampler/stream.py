@@ -1,0 +1,126 @@
+"""Iterable datasets: each rank, in each worker, keeps its share of every global batch of the stream."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils.pin_memory import pin_memory
+from torchbus.random_streams import read, write
+from torchbus.share import Share
+
+from torchbus_sampler.shares import share_out, share_sizes
+
+
+class SharedBatch:
+    """A collated batch on its way from a worker, with what this rank holds of the global one."""
+
+    def __init__(self, batch: Any, share: Share) -> None:
+        self.batch = batch
+        self.share = share
+
+    def pin_memory(self) -> SharedBatch:
+        return SharedBatch(pin_memory(self.batch), self.share)
+
+
+class DividedStream(IterableDataset[Any]):
+    """Reads ``chunk_items`` samples at a time (a global batch) and yields this rank's contiguous share of them.
+
+    ``head`` is a source that was begun already, for datasets that can be read only once. ``shares`` are those of the
+    batches begun and not yet collated, in the process (the worker) that reads.
+    """
+
+    def __init__(
+        self, dataset: Any, rank: int, num_ranks: int, chunk_items: int, drop_last: bool, batched: bool, head: Iterable[Any] | None
+    ) -> None:
+        self.dataset = dataset
+        self.shares: deque[Share] = deque()
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._chunk_items = chunk_items
+        self._drop_last = drop_last
+        self._batched = batched
+        self._head = head
+
+    def __iter__(self) -> Iterator[Any]:
+        source, self._head = iter(self.dataset if self._head is None else self._head), None
+        self.shares.clear()
+        last: list[Any] = []
+        position = 0
+        while chunk := list(islice(source, self._chunk_items)):
+            if self._drop_last and len(chunk) < self._chunk_items:
+                return
+            position += len(chunk)
+            shares = share_out([chunk], self._num_ranks, None, self._at_least(len(chunk)))
+            mine = shares[self._rank]
+            last = mine or last or shares[0]
+            self.shares.append(Share(len(mine) * self._num_ranks / len(chunk), position, range(len(mine)), len(chunk)))
+            yield from last
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples of each of this rank's batches but the last."""
+        sizes = share_sizes(self._chunk_items, self._num_ranks, self._at_least(self._chunk_items))
+        return sizes[self._rank] or sizes[0]
+
+    def _at_least(self, num_items: int) -> int:
+        """Two samples a rank, unless that would make a share larger than the loader's batch, which would cut it in two."""
+        largest = max(share_sizes(num_items, self._num_ranks))
+        return 2 if self._batched and largest <= -(-self._chunk_items // self._num_ranks) else 1
+
+
+class Once(IterableDataset[Any]):
+    """A source that was begun already."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._source)
+
+
+class Collate:
+    """The loader's own ``collate_fn``, and beside its batch the share that the stream has noted for it."""
+
+    def __init__(self, collate: Callable[[Any], Any], stream: DividedStream) -> None:
+        self._collate = collate
+        self._stream = stream
+
+    def __call__(self, items: Any) -> SharedBatch:
+        return SharedBatch(self._collate(items), self._stream.shares.popleft())
+
+
+def probe(dataset: Any) -> tuple[int, Iterable[Any] | None]:
+    """A digest of the first item, to compare over ranks, and the source to go on with if it can be read only once.
+
+    Random numbers that the dataset draws for it are put back.
+    """
+    state = read()
+    source = iter(dataset)
+    first = list(islice(source, 1))
+    write(state)
+    once = source is dataset or iter(dataset) is source
+    return zlib.crc32(_bytes(first)), chain(first, source) if once else None
+
+
+def _bytes(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        _ByContent(buffer).dump(value)
+    except Exception:
+        return type(value).__name__.encode()
+    return buffer.getvalue()
+
+
+class _ByContent(pickle.Pickler):
+    """Pickles tensors by their values: torch's own way writes addresses."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (list, (value.tolist(),)) if isinstance(value, Tensor) else NotImplemented
