@@ -1,0 +1,9 @@
+"""torchbus-log: ``s.log``, what the session logs by itself, and a folder of local files for each run."""
+
+from __future__ import annotations
+
+from torchbus_log.local import Local
+from torchbus_log.plugin import Log
+
+__all__ = ["Local", "Log"]
+__version__ = "0.1.0"

@@ -1,0 +1,100 @@
+"""What a session logs by itself, of what it hears."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Collection, Iterator
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torchbus import hookimpl
+from torchbus.seams.backward import BackwardCall
+
+from torchbus_log.passes import Passes
+from torchbus_log.records import Record
+from torchbus_log.values import Value
+
+
+class Autolog:
+    """The loss of the last backward before each optimizer's step, learning rates, the norm of the gradients where something
+    computes it, samples per second (of all ranks) and seconds per step. What the loop logs under the same name wins.
+
+    With ``strategy="ddp"`` the loss that backward leaves is the mean over ranks; nothing is reduced here.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self._loss: Tensor | None = None
+        self._losses: dict[str, tuple[int, Tensor]] = {}
+        self._norm: tuple[int, Tensor] | None = None
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._steps = 0
+        self._since: tuple[float, int, float] | None = None
+
+    @hookimpl
+    def after_backward(self, call: BackwardCall) -> None:
+        loss = call.loss
+        self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
+        if self._since is None:
+            self._since = (time.perf_counter(), self._steps, self._passes.samples_trained_on)
+
+    @hookimpl
+    def gradient_norm(self, norm: Tensor) -> None:
+        if isinstance(norm, Tensor) and norm.numel() == 1:
+            self._norm = (self._steps + 1, norm.detach())
+
+    def stepped(self, optimizer: Optimizer, steps: int) -> None:
+        """An optimizer has made a step; ``steps`` is the number so far."""
+        self._steps = steps
+        place = next((place for place, known in enumerate(self._optimizers) if known() is optimizer), None)
+        if place is None:
+            place = len(self._optimizers)
+            self._optimizers.append(weakref.ref(optimizer))
+        if self._loss is not None:
+            self._losses[_label("loss", place)] = (steps, self._loss)
+            self._loss = None
+
+    def pause(self) -> None:
+        """A pass over the training data has ended: what follows until the next backward counts for no step."""
+        self._since = None
+
+    def records(self, but: Collection[str]) -> list[Record]:
+        """What is known at a log point, less names that the loop uses itself."""
+        told = [(name, steps, value) for name, steps, value in self._all() if name not in but]
+        self._losses.clear()
+        self._norm = None
+        return [Record(name, steps, self._passes.epoch, (_scalar(value),), 1.0, 1.0, "sum", False, False) for name, steps, value in told]
+
+    def _all(self) -> Iterator[tuple[str, int, Value]]:
+        yield from ((name, steps, loss) for name, (steps, loss) in self._losses.items())
+        if not self._losses:
+            return  # no step since the last log point
+        for place, known in enumerate(self._optimizers):
+            optimizer = known()
+            groups = optimizer.param_groups if optimizer is not None else []
+            for index, group in enumerate(groups):
+                label = _label("lr", place) + (f"/group{index}" if len(groups) > 1 else "")
+                yield label, self._steps, group["lr"] if isinstance(group["lr"], Tensor) else float(group["lr"])
+        if self._norm is not None:
+            yield "grad_norm", *self._norm
+        yield from self._rates()
+
+    def _rates(self) -> Iterator[tuple[str, int, float]]:
+        now = (time.perf_counter(), self._steps, self._passes.samples_trained_on)
+        before, self._since = self._since, now
+        if before is None or now[1] == before[1]:
+            return
+        seconds, steps, samples = (later - earlier for later, earlier in zip(now, before, strict=True))
+        yield "step_time_s", self._steps, seconds / steps
+        if samples:
+            yield "samples_per_s", self._steps, samples / seconds
+
+
+def _label(name: str, place: int) -> str:
+    """The first optimizer's need no number."""
+    return name if place == 0 else f"{name}_{place + 1}"
+
+
+def _scalar(value: Value) -> Value:
+    return value.detach().reshape(()) if isinstance(value, Tensor) else value

@@ -1,0 +1,86 @@
+"""What ranks tell each other at a log point: all numbers in one collective, with a check that they are the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torchbus import Session
+from torchbus.errors import RanksDiverged
+
+HEADER = 3  # step, digest of the keys, how many numbers
+NUMBERS_AT_FIRST = 512
+
+
+class Key(NamedTuple):
+    """What a number is, so that ranks can compare."""
+
+    name: str
+    reduce: str
+    step: int
+
+
+class Exchange:
+    """Every rank's numbers on every rank. The message has the same size everywhere: it grows when all ranks agree to."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._capacity = NUMBERS_AT_FIRST
+
+    def rows(self, step: int, keys: Sequence[Key], numbers: list[float]) -> list[list[float]]:
+        """The numbers of each rank, in rank order. One collective; two when there are more numbers than ever before. All ranks
+        call it. Raises RanksDiverged, on all of them, where the ranks come with different keys or at different steps."""
+        if self._session.world_size == 1:
+            return [numbers]
+        header = [float(step), _digest(keys), float(len(numbers))]
+        gathered = self._gather(step, header, numbers)
+        if any(row[:HEADER] != header for row in gathered):
+            self._raise_diverged(step, keys)
+        if len(numbers) > self._capacity:
+            self._capacity = 1 << (len(numbers) - 1).bit_length()
+            gathered = self._gather(step, header, numbers)
+        return [row[HEADER : HEADER + len(numbers)] for row in gathered]
+
+    def _gather(self, step: int, header: list[float], numbers: list[float]) -> list[list[float]]:
+        message = torch.zeros(HEADER + self._capacity, dtype=torch.float64)
+        sent = [*header, *(numbers if len(numbers) <= self._capacity else [])]
+        message[: len(sent)] = torch.tensor(sent, dtype=torch.float64)
+        mine = message.to(self._session.device)
+        gathered = [torch.empty_like(mine) for _ in range(self._session.world_size)]
+        job = self._session.job
+        if job is not None:
+            job.waiting = ("the log point at step", step)
+        dist.all_gather(gathered, mine)
+        told: list[list[float]] = torch.stack(gathered).tolist()
+        if job is not None:
+            job.waiting = None
+        return told
+
+    def _raise_diverged(self, step: int, keys: Sequence[Key]) -> None:
+        told = self._session.all_gather_object((step, [tuple(key) for key in keys]))
+        steps = [rank_step for rank_step, _ in told]
+        if len(set(steps)) > 1:
+            raise RanksDiverged(f"the ranks came to a log point at different steps: {_by_rank(steps)}: all ranks must make the same steps")
+        counts = [Counter(name for name, *_ in theirs) for _, theirs in told]
+        for name in sorted(set().union(*counts)):
+            values = [count[name] for count in counts]
+            if len(set(values)) > 1:
+                raise RanksDiverged(
+                    f"s.log({name!r}) is to be reduced over ranks, but the number of its values up to step {step} is {_by_rank(values)}: "
+                    "call it on every rank alike, or with sync_dist=False"
+                )
+        odd = next(key for ours in zip(*(theirs for _, theirs in told), strict=True) if len(set(ours)) > 1 for key in ours)
+        raise RanksDiverged(f"s.log({odd[0]!r}) came in another order, at another step or with another reduce= on other ranks: call it alike")
+
+
+def _digest(keys: Sequence[Key]) -> float:
+    """A number that float64 holds exactly."""
+    return float(int.from_bytes(hashlib.blake2b(repr([tuple(key) for key in keys]).encode(), digest_size=6).digest(), "big"))
+
+
+def _by_rank(values: Sequence[int]) -> str:
+    return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))

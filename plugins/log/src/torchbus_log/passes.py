@@ -1,0 +1,122 @@
+"""Where the loop is in its data: the pass over a loader, the samples in the batch, the epoch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torchbus import Session
+from torchbus.seams.loader import LoaderIterator
+from torchbus.share import Share
+
+from torchbus_log.totals import Total
+from torchbus_log.values import Metric
+
+
+class LoaderPass:
+    """One pass over a loader, and what was logged in it ``on_epoch``. ``trains``: it has fed a backward."""
+
+    def __init__(self, iterator: LoaderIterator | None) -> None:
+        self.iterator = None if iterator is None else weakref.ref(iterator)
+        self.trains = False
+        self.samples = 1.0
+        self.everywhere = 1.0
+        self.totals: dict[tuple[str, str, bool, bool], Total] = {}
+        self.metrics: dict[str, Metric] = {}
+
+    def total(self, name: str, reduce: str, sync: bool, prog_bar: bool) -> Total:
+        """The running total of one name, logged in one way."""
+        key = (name, reduce, sync, prog_bar)
+        if key not in self.totals:
+            self.totals[key] = Total(reduce)
+        return self.totals[key]
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the loop has dropped the iterator (by ``break``, say)."""
+        return self.iterator is not None and self.iterator() is None
+
+
+class Passes:
+    """The passes that are open, the one that gave the latest batch last. ``epoch`` counts those that train, from 0."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._share: Share | None = None
+        self._open: list[LoaderPass] = []
+        self._fresh: list[LoaderPass] = []
+        self.outside = LoaderPass(None)
+        self.epoch: int | None = None
+        self.samples_trained_on = 0.0
+
+    @property
+    def current(self) -> LoaderPass:
+        """The pass that gave the latest batch and still goes on."""
+        return self._open[-1] if self._open else self.outside
+
+    def took(self, batch: Any, iterator: LoaderIterator) -> None:
+        """The loop was handed a batch."""
+        if not self._open or self._open[-1].iterator is None or self._open[-1].iterator() is not iterator:
+            self._turn_to(iterator)
+        current, share = self._open[-1], self._session.share
+        current.samples, current.everywhere = float(rows(batch)), float(rows(batch) * self._session.world_size)
+        if share is not self._share:  # this batch was divided
+            self._share = share
+            current.samples = current.samples if share.weight else 0.0
+            current.everywhere = float(share.count or current.everywhere)
+        if current not in self._fresh:
+            self._fresh.append(current)
+
+    def trained(self) -> None:
+        """A backward has run."""
+        if not self._fresh:
+            return
+        if not self._fresh[0].trains:
+            self.epoch = 0 if self.epoch is None else self.epoch + 1
+        self.samples_trained_on += self._fresh[0].everywhere
+        for one in self._fresh:
+            one.trains = True
+        self._fresh.clear()
+
+    @property
+    def samples(self) -> float:
+        """The number of samples on this rank that a value logged now is about: 0 where a rank only repeats some."""
+        if self._open:
+            return self._open[-1].samples
+        share = self._session.share
+        if share is self._share or not share.count:  # that of a pass that is over, or none
+            return 1.0
+        return share.weight * share.count / self._session.world_size
+
+    def end(self, loader: Any) -> LoaderPass | None:
+        """A loader is exhausted: take its latest pass out."""
+        for one in reversed(self._open):
+            iterator = None if one.iterator is None else one.iterator()
+            if iterator is not None and iterator.loader is loader:
+                self._open.remove(one)
+                return one
+        return None
+
+    def left(self) -> list[LoaderPass]:
+        """Take out the passes that the loop has left without exhausting their loaders."""
+        gone = [one for one in self._open if one.was_left]
+        self._open = [one for one in self._open if not one.was_left]
+        return gone
+
+    def _turn_to(self, iterator: LoaderIterator) -> None:
+        known = next((one for one in self._open if one.iterator is not None and one.iterator() is iterator), None)
+        if known is None:
+            known = LoaderPass(iterator)
+        else:
+            self._open.remove(known)
+        self._open.append(known)
+
+
+def rows(batch: Any) -> int:
+    """Number of samples in a batch: dim 0 of the first tensor in it; 1 if there is none."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else 1
+    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((rows(item) for item in inside if isinstance(item, Tensor | Mapping | list | tuple)), 1)

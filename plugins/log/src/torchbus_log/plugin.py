@@ -1,0 +1,135 @@
+"""The plugin behind ``s.log``."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+from torchbus_log.autolog import Autolog
+from torchbus_log.gatherer import Gatherer
+from torchbus_log.passes import Passes
+from torchbus_log.records import Record
+from torchbus_log.values import Metric, check_name, kept
+
+OPTIONS = frozenset(("on_step", "on_epoch", "sync_dist", "reduce", "batch_size", "prog_bar", "step"))
+REDUCTIONS = ("mean", "sum", "max", "min")
+
+
+class Log:
+    """Gathers what is logged, and tells loggers at log points. Does nothing where there is no logger.
+
+    ``s.log(name, value, on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None, prog_bar=False,
+    step=None)``: ``value`` is a number, a tensor of one element on any device, or a torchmetrics object.
+
+    Args:
+        log_every_n_steps: real optimizer steps between two log points.
+        autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
+    """
+
+    owns = ("log",)
+    verbs = ("log_hyperparams",)
+
+    def __init__(self, *, log_every_n_steps: int = 50, autolog: bool = True) -> None:
+        expect("log_every_n_steps", log_every_n_steps, int, "a number of optimizer steps")
+        expect("autolog", autolog, bool, "True or False")
+        if log_every_n_steps < 1:
+            raise UsageError(f"log_every_n_steps={log_every_n_steps}: it must be 1 or more")
+        self._every = log_every_n_steps
+        self._wants_autolog = autolog
+        self._session: Session | None = None
+        self._gatherer: Gatherer | None = None
+
+    @hookimpl(trylast=True)
+    def session_start(self, session: Session) -> None:
+        """Log points are collectives: the ranks agree whether anybody listens."""
+        self._session = session
+        if session.is_inside:
+            return  # made by the first s.log of a session without a logger
+        if any(session.all_gather_object(session.bus.heard("metrics_ready"))):
+            passes = Passes(session)
+            autolog = Autolog(passes) if self._wants_autolog else None
+            self._gatherer = Gatherer(session, self._every, passes, autolog)
+            session.bus.register(self._gatherer, "log.points")
+            if autolog is not None:
+                session.bus.register(autolog, "log.autolog")
+            session.on_close.push(self._gatherer.end)
+
+    @hookimpl
+    def log_metrics(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
+        if not options.keys() <= OPTIONS:
+            unknown = sorted(options.keys() - OPTIONS)
+            raise UsageError(f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}")
+        self._log(metrics, **options)
+
+    def _log(
+        self,
+        metrics: dict[str, Any],
+        on_step: bool | None = None,
+        on_epoch: bool = False,
+        sync_dist: bool | None = None,
+        reduce: str = "mean",
+        batch_size: float | None = None,
+        prog_bar: bool = False,
+        step: int | None = None,
+    ) -> None:
+        if reduce not in REDUCTIONS:
+            raise UsageError(f"reduce={reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
+        gatherer = self._gatherer
+        for name, value in metrics.items():
+            if not name or not isinstance(name, str):
+                check_name(name)
+            if type(value) is not float and not isinstance(value, Tensor) and isinstance(value, Metric):
+                self._log_metric(name, value, on_step)
+                continue
+            number = value if type(value) is float else kept(name, value)
+            if gatherer is None:
+                continue
+            if on_epoch:
+                gatherer.add_to_epoch(f"{name}_epoch" if on_step else name, number, batch_size, reduce, sync_dist is not False, prog_bar)
+            if on_step or (on_step is None and not on_epoch):
+                samples = 1.0 if not sync_dist else gatherer.passes.samples if batch_size is None else float(batch_size)
+                scale = samples if reduce == "mean" else 1.0
+                at = gatherer.steps if step is None else step
+                named = f"{name}_step" if on_epoch else name
+                gatherer.waiting.append(
+                    Record(named, at, gatherer.passes.epoch, (number,), scale, samples, reduce, sync_dist is True, prog_bar)
+                )
+        if gatherer is not None:
+            gatherer.logged(metrics)
+
+    def _log_metric(self, name: str, metric: Metric, on_step: bool | None) -> None:
+        if on_step:
+            raise UsageError(f"s.log({name!r}, ..., on_step=True): a {type(metric).__name__} is computed at the end of the pass, not in a step")
+        if self._gatherer is not None:
+            self._gatherer.add_metric(name, metric)
+
+    def log_hyperparams(self, values: object = None, **more: Any) -> None:
+        """Tell loggers the run's settings: a mapping, an ``argparse.Namespace`` or a dataclass, or keywords. All ranks call it."""
+        assert self._session is not None
+        self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        if self._gatherer is None:
+            return {"log": ["s.log works; no logger is named, so nothing is written"]}
+        auto = "also loss, rates and times by itself" if self._wants_autolog else "autolog=False"
+        return {"log": [f"log points: every {self._every} steps, at the end of each training pass, and of the session; {auto}"]}
+
+
+def _mapping(values: object) -> dict[str, Any]:
+    if values is None:
+        return {}
+    if isinstance(values, Namespace):
+        return dict(vars(values))
+    if isinstance(values, Mapping):
+        return dict(values)
+    if dataclasses.is_dataclass(values) and not isinstance(values, type):
+        return {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+    raise UsageError(f"s.log_hyperparams({type(values).__name__}): pass a dict, an argparse.Namespace or a dataclass")

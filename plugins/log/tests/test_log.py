@@ -1,0 +1,281 @@
+"""``s.log`` in one process: what loggers hear, and when."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import hookimpl, session
+from torchbus.errors import UsageError
+from torchmetrics import MeanMetric
+
+CPU_READS = ("item", "cpu", "numpy", "tolist", "__float__", "__int__", "__bool__", "__index__", "__array__")
+
+
+class Hears:
+    """A logger that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, int | None, dict[str, float], frozenset[str]]] = []
+        self.values: list[dict] = []
+
+    @hookimpl
+    def metrics_ready(self, metrics, step, epoch, prog_bar):
+        self.lines.append((step, epoch, metrics, prog_bar))
+
+    @hookimpl
+    def hyperparameters(self, values):
+        self.values.append(values)
+
+    def of(self, name: str) -> list[tuple[int, float]]:
+        return [(step, metrics[name]) for step, _, metrics, _ in self.lines if name in metrics]
+
+
+def steps(count: int):
+    """So many steps of an optimizer; yields the number of each, from 0, before its step."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    for index in range(count):
+        yield index
+        optimizer.step()
+
+
+def test_values_are_told_at_log_points_with_their_own_steps():
+    hears = Hears()
+    with session(strategy=None, logger=hears, log_every_n_steps=3, autolog=False) as s:
+        for index in steps(4):
+            s.log("loss", torch.tensor(float(index)), prog_bar=True)
+            s.log("n", index)
+            if index == 2:
+                assert hears.lines == []
+        assert hears.lines[:3] == [(step, None, {"loss": float(step), "n": float(step)}, frozenset({"loss"})) for step in range(3)]
+    assert hears.of("loss") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_what_follows_a_log_point_in_the_same_step_is_told_at_once():
+    hears = Hears()
+    with session(strategy=None, logger=hears, log_every_n_steps=2, autolog=False) as s:
+        for _ in steps(2):
+            pass
+        s.log("late", 1.0)
+        assert hears.of("late") == [(2, 1.0)]
+
+
+def test_nothing_is_read_in_a_step(monkeypatch):
+    """Values may be on a GPU: whatever would wait for it, or copy from it, is not called before a log point."""
+    hears = Hears()
+    data = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with session(strategy=None, logger=hears) as s:
+        for (x,) in data:
+            optimizer.zero_grad()
+            loss = model(x[:, None]).mean()
+            loss.backward()
+            with monkeypatch.context() as patch:
+                for name in CPU_READS:
+                    patch.setattr(torch.Tensor, name, _refuse(name))
+                s.log("a", loss)
+                s.log("b", loss, on_epoch=True, on_step=True, sync_dist=True)
+                s.log("c", loss, on_epoch=True, reduce="max", batch_size=2)
+                optimizer.step()
+    assert [len(hears.of(name)) for name in ("a", "b_step", "b_epoch", "c", "loss")] == [3, 3, 1, 1, 1]
+
+
+def _refuse(name):
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"Tensor.{name} was called in a step")
+
+    return refuse
+
+
+def test_a_value_is_what_it_was_when_it_was_logged():
+    hears = Hears()
+    total = torch.zeros(())
+    with session(strategy=None, logger=hears) as s:
+        for _ in range(3):
+            total += 1
+            s.log("total", total)
+    assert hears.of("total") == [(0, 1.0), (0, 2.0), (0, 3.0)]
+
+
+def test_no_graph_is_kept():
+    hears = Hears()
+    with session(strategy=None, logger=hears) as s:
+        weight = torch.ones(1, requires_grad=True)
+        graph = (weight * 2).mean().grad_fn
+        s.log("x", (weight * 2).mean())
+        waiting = s.bus.plugins()[-2][1].waiting
+        assert graph is not None and all(part.grad_fn is None for record in waiting for part in record.parts)
+
+
+def test_epoch_means_are_means_over_samples_and_evaluation_waits_for_a_log_point():
+    hears = Hears()
+    train, test = (DataLoader(TensorDataset(torch.arange(size)), batch_size=4) for size in (9.0, 5.0))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with session(strategy=None, logger=hears, autolog=False) as s:
+        for _ in range(2):
+            for (x,) in train:
+                s.log("x", x.mean(), on_epoch=True, prog_bar=True)
+                s.log("most", x.max(), on_epoch=True, reduce="max")
+                s.log("sum", x.sum(), on_epoch=True, reduce="sum")
+                if x[0] == 4:
+                    for (y,) in test:  # in the middle of the training pass
+                        s.log("y", y.mean(), on_epoch=True)
+                model(x[:, None]).mean().backward()
+                optimizer.step()
+    for name, value in {"x": 4.0, "most": 8.0, "sum": 36.0}.items():
+        assert hears.of(name) == [(3, value), (6, value)]
+    assert hears.of("y") == [(1, 2.0), (4, 2.0)]
+    assert {(epoch, bar) for _, epoch, metrics, bar in hears.lines if "x" in metrics} == {(0, frozenset({"x"})), (1, frozenset({"x"}))}
+
+
+def test_a_pass_left_by_break_is_told_by_what_it_had():
+    hears = Hears()
+    with session(strategy=None, logger=hears, autolog=False) as s:
+        for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=2):
+            s.log("x", x.mean(), on_epoch=True)
+            if x[0] == 2:
+                break
+        s.log("outside", 7.0, on_epoch=True)
+    assert hears.of("x") == [(0, 1.5)] and hears.of("outside") == [(0, 7.0)]
+
+
+def test_metric_objects_are_computed_at_the_end_of_the_pass():
+    hears, metric = Hears(), MeanMetric()
+    with session(strategy=None, logger=hears) as s:
+        for _ in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=4):
+                metric.update(x)
+                s.log("mean", metric)
+        metric.update(5.0)
+        s.log("outside", metric)
+    assert hears.of("mean") == [(0, 4.0), (0, 4.0)] and hears.of("outside") == [(0, 5.0)]
+
+
+def test_the_session_logs_what_it_hears():
+    hears = Hears()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.25}], lr=0.5)
+    losses = []
+    with session(strategy=None, logger=hears, log_every_n_steps=2) as s:
+        for _ in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2):
+                loss = model(x[:, None]).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        s.log("lr", 3.0)
+    assert hears.of("loss") == [(step, losses[step - 1]) for step in (2, 3, 4, 6)]
+    assert hears.of("lr/group1") == [(step, 0.25) for step in (2, 3, 4, 6)]
+    assert hears.of("grad_norm")[-1] == (6, norm.item())
+    assert {step for step, value in hears.of("samples_per_s") if value > 0} == {2, 3, 4, 6}
+    assert all(value > 0 for _, value in hears.of("step_time_s"))
+    assert hears.of("lr") == [(6, 3.0)]  # the script's own names are its own
+
+
+def test_two_optimizers_have_two_losses():
+    hears = Hears()
+    nets = [torch.nn.Linear(1, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=rate) for net, rate in zip(nets, (0.1, 0.2), strict=True)]
+    with session(strategy=None, logger=hears, log_every_n_steps=1):
+        for _ in range(2):
+            for factor, net, optimizer in zip((1.0, 10.0), nets, optimizers, strict=True):
+                optimizer.zero_grad()
+                (net(torch.ones(1, 1)).sum() * 0 + factor).backward()
+                optimizer.step()
+    assert {value for _, value in hears.of("loss")} == {1.0} and {value for _, value in hears.of("loss_2")} == {10.0}
+    assert dict.fromkeys(value for _, value in hears.of("lr_2")) == {0.2: None}
+
+
+def test_without_a_logger_nothing_is_gathered_or_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with session(strategy=None) as s:
+        s.log("loss", torch.tensor(1.0), on_epoch=True)
+        assert "s.log works; no logger is named, so nothing is written" in s.explain()
+        assert s.seams.places() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hyperparameters_of_any_form():
+    @dataclass
+    class Settings:
+        depth: int = 3
+
+    hears = Hears()
+    with session(strategy=None, logger=hears) as s:
+        s.log_hyperparams({"lr": 0.1})
+        s.log_hyperparams(argparse.Namespace(seed=1))
+        s.log_hyperparams(Settings(), note="x")
+        with pytest.raises(UsageError, match=r"s.log_hyperparams\(int\): pass a dict, an argparse.Namespace or a dataclass"):
+            s.log_hyperparams(3)
+    assert hears.values == [{"lr": 0.1}, {"seed": 1}, {"depth": 3, "note": "x"}]
+
+
+def test_nan_and_infinity_are_values():
+    hears = Hears()
+    with session(strategy=None, logger=hears) as s:
+        for value in (math.nan, math.inf, -math.inf):
+            s.log("x", torch.tensor(value), on_epoch=True, on_step=True)
+    assert [str(value) for _, value in hears.of("x_step")] == ["nan", "inf", "-inf"]
+    assert math.isnan(hears.of("x_epoch")[0][1])
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(0), ValueError("boom")])
+def test_however_the_block_ends_nothing_is_lost(error):
+    hears = Hears()
+    try:
+        with session(strategy=None, logger=hears, autolog=False) as s:
+            s.log("x", 1.0, sync_dist=True)
+            if error is not None:
+                raise error
+    except (SystemExit, ValueError):
+        pass
+    assert hears.of("x") == [(0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.log("loss", "low"), "s.log('loss', 'low'): a str is not a number"),
+        (lambda s: s.log("loss", None), "s.log('loss', None): a NoneType is not a number"),
+        (lambda s: s.log("loss", torch.ones(2, 3)), "s.log('loss', ...): a tensor of shape (2, 3) is not one number: take its mean, say"),
+        (lambda s: s.log(3, 1.0), "s.log(3, ...): the name must be a string"),
+        (lambda s: s.log("", 1.0), "s.log('', ...): the name must be a string"),
+        (
+            lambda s: s.log("loss", 1.0, sync=True),
+            "s.log has no option 'sync': there are batch_size, on_epoch, on_step, prog_bar, reduce, step, sync_dist",
+        ),
+        (lambda s: s.log("loss", 1.0, reduce="median"), "reduce='median' is unknown: use one of mean, sum, max, min"),
+        (
+            lambda s: s.log("acc", MeanMetric(), on_step=True),
+            "s.log('acc', ..., on_step=True): a MeanMetric is computed at the end of the pass, not in a step",
+        ),
+    ],
+)
+@pytest.mark.parametrize("logger", [None, Hears()])
+def test_what_can_not_be_logged(call, words, logger):
+    with session(strategy=None, logger=logger) as s, pytest.raises(UsageError) as error:
+        call(s)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"log_every_n_steps": 0}, "log_every_n_steps=0: it must be 1 or more"),
+        ({"log_every_n_steps": 2.5}, "log_every_n_steps=2.5 is a float: it must be a number of optimizer steps"),
+        ({"autolog": "no"}, "autolog='no' is a str: it must be True or False"),
+        ({"log_dir": 3}, "log_dir=3 is a int: it must be a path"),
+    ],
+)
+def test_options_are_checked(options, words):
+    with pytest.raises(UsageError) as error:
+        session(strategy=None, **options)
+    assert str(error.value) == words
