@@ -1,0 +1,8 @@
+"""torchbus-accumulate: gradient accumulation that equals the one big batch, and which optimizer a backward is for."""
+
+from __future__ import annotations
+
+from torchbus_accumulate.plugin import Accumulate
+
+__all__ = ["Accumulate"]
+__version__ = "0.1.0"

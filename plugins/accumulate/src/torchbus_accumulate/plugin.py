@@ -1,0 +1,153 @@
+"""The plugin: its option and its verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torchbus import Session, hookimpl, inventory
+from torchbus.errors import UsageError
+from torchbus.seams.backward import BackwardCall
+from torchbus.seams.loader import LoaderIterator
+
+from torchbus_accumulate import schedule
+from torchbus_accumulate.place import Place, last_by_torch
+from torchbus_accumulate.toggle import Toggle
+from torchbus_accumulate.windows import Windows
+
+
+class Accumulate:
+    """One real step for every so many batches of an unchanged loop.
+
+    Args:
+        accumulate_grad_batches: batches per real step, or a dict from epoch to such a number: ``{0: 8, 4: 4}``.
+
+    Brings ``s.toggle``, ``s.no_sync``, ``s.accumulating``, ``s.is_last_batch`` and ``s.backward_weight``.
+    """
+
+    owns = ("accumulation",)
+    verbs = ("toggle", "no_sync", "accumulating", "is_last_batch", "backward_weight")
+
+    def __init__(self, accumulate_grad_batches: int | Mapping[int, int] = 1) -> None:
+        self.schedule = schedule.parse(accumulate_grad_batches)
+        self._session: Session | None = None
+        self._toggle = Toggle()
+        self._place = Place()
+        self._local = 0
+        self._weight: float | None = None
+        self._windows: Windows | None = None
+
+    @property
+    def grad_batches(self) -> int:
+        """Batches per step in the first epoch."""
+        return self.schedule[0]
+
+    # Events ----------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+        if set(self.schedule.values()) != {1}:
+            self._windows = Windows(session, self.schedule, self._place)
+            session.bus.register(self._windows, "accumulate.windows")
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, batch: Any, iterator: LoaderIterator) -> None:
+        if torch.is_grad_enabled():
+            self._place.took(iterator)
+            if self._windows is not None:
+                self._windows.took(batch)
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self, call: BackwardCall) -> None:
+        if self._local:
+            call.sync = False
+        weight, self._weight = self._weight, None
+        if self._windows is not None:
+            self._windows.weigh(call, weight)
+        elif weight is not None and call.sync:
+            self._weigh(call, weight)
+
+    def _weigh(self, call: BackwardCall, count: float) -> None:
+        session = self._session
+        if session is not None and session.world_size > 1:
+            own = count if session.share.weight else 0.0
+            everywhere = float(session.reduce(own, "sum"))
+            call.weight = own * session.world_size / everywhere if everywhere else 0.0
+
+    # Verbs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch that the loop works on is the last one of this pass over its loader."""
+        iterator = self._place.iterator
+        if iterator is None:
+            return last_by_torch()
+        iterator.find_last()
+        return self._place.is_last
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backwards inside communicate nothing: their gradients are averaged with those of the next backward outside,
+        or at ``optimizer.step``. All ranks enter it alike."""
+        return self.accumulating(True)
+
+    def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
+        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):`` is ``no_sync()`` for all
+        batches but the last of each window."""
+        return self._without_sync() if more_to_come else nullcontext()
+
+    @contextmanager
+    def _without_sync(self) -> Iterator[None]:
+        self._local += 1
+        try:
+            yield
+        finally:
+            self._local -= 1
+
+    @contextmanager
+    def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
+        """Inside, the parameters of all other optimizers require no gradients; with ``sync_grad=False`` nothing is
+        communicated either. Afterwards each parameter is as it was."""
+        known = [other for other in inventory.alive(Optimizer) if self._session is None or self._session.captures(other)]
+        if not any(optimizer is other for other in known):
+            raise UsageError(
+                f"toggle({type(optimizer).__name__}): the session has not seen this optimizer; pass a torch optimizer, "
+                "and with capture=False give it to s.adopt(...) first"
+            )
+        with self._toggle.block(optimizer, known), self.accumulating(not sync_grad):
+            yield
+
+    def backward_weight(self, count: float) -> None:
+        """The next ``backward`` is of a mean over ``count`` things (tokens) on this rank: gradients are weighted by it,
+        over ranks and over the batches of a window. All ranks call it alike."""
+        if isinstance(count, bool) or not isinstance(count, int | float | torch.Tensor) or not float(count) >= 0:
+            raise UsageError(f"backward_weight({count!r}): pass the number of tokens (or other things) behind the loss, 0 or more")
+        self._weight = float(count)
+
+    # State -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: where the loop is in its window, and for each optimizer (in the order in which they were made) what
+        it has of an open window. Plain numbers and tensors, one state for all ranks: all call it alike, after a step.
+
+        Raises:
+            Unsupported: between ``backward`` and ``optimizer.step`` in the middle of a window.
+        """
+        return {} if self._windows is None else self._windows.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inside the block, when the optimizers are made; all ranks call it alike, their number may have changed. The loop goes
+        on with the next batch of the epoch and of the window.
+
+        Raises:
+            UsageError: if the optimizers are not those of the checkpoint.
+        """
+        if self._windows is not None and state:
+            self._windows.load_state_dict(state)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        return None if self._windows is None else {"accumulate": [self._windows.words()]}

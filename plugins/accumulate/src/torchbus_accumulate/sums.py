@@ -1,0 +1,167 @@
+"""What one optimizer has of the gradient of a window so far."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torchbus.errors import Unsupported, UsageError
+
+Pairs = list[tuple[Tensor, Tensor]]
+COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
+
+
+class WindowSum:
+    """The loop's own ``step`` commits the gradients that it finds; they wait here for those of the next batch.
+
+    A backward after ``zero_grad`` adds to what was committed, in place. One before it, which is another optimizer's
+    (the generator's loss reaches the discriminator), finds the committed gradients set aside and can't spoil them.
+    ``weight`` is the part of the window that was committed, ``samples`` the number of samples in it.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.weight = 0.0
+        self.samples = 0.0
+        self.calls = 0
+        self.skipped = False
+        self._pairs: Pairs = []
+        self._versions: list[int] = []
+        self._state = ZEROED
+        self._touched = False
+        self._zeroes_twice = False
+
+    def parameters(self) -> list[Tensor]:
+        """Those that the optimizer has now."""
+        optimizer = self.optimizer()
+        return [] if optimizer is None else [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def is_trained(self) -> bool:
+        """Whether any of them requires a gradient."""
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the next backward adds to what was committed."""
+        return self.calls > 0 and (self._state in (ZEROED, IN_PLACE) or self._cleared())
+
+    def before_backward(self, total: float | None) -> None:
+        """``total`` is the number of samples in the window that this backward ends: what was committed is put in
+        proportion to it, if this backward adds to it."""
+        if not self.calls or self._state == IN_PLACE:
+            self._touched |= self._state in (ZEROED, IN_PLACE)
+            return
+        if self._state == COMMITTED:
+            self._check_untouched()
+        if self._state == ZEROED or self._cleared():
+            self._put_back(1.0 if total is None or not self.weight else self.samples / total / self.weight)
+        elif self._state == COMMITTED:
+            self._set_grads(None)
+            self._state = ASIDE
+
+    def before_zero_grad(self) -> bool:
+        """The loop clears gradients: what was committed is kept. Returns whether nothing is left to clear."""
+        if self._touched:
+            if self.calls and not self._zeroes_twice:
+                raise Unsupported("zero_grad() after backward, where the loop had not called it before: accumulation can't tell them apart")
+            self._zeroes_twice = True
+        cleared = self.calls > 0 and self._state == COMMITTED
+        if self.calls:
+            self._set_grads(None)
+        self._state, self._touched = ZEROED, False
+        return cleared
+
+    def commit(self, optimizer: Optimizer, weight: float, samples: float) -> None:
+        """Instead of a step."""
+        if self.calls and self._state != IN_PLACE:
+            self._merge()
+        groups = optimizer.param_groups
+        self._pairs = [(one, gradient) for group in groups for one in group["params"] if (gradient := one.grad) is not None]
+        self._versions = [gradient._version for _, gradient in self._pairs]
+        self.weight += weight
+        self.samples += samples
+        self.calls += 1
+        self._state, self._touched = COMMITTED, False
+
+    def finish(self, weight: float, counted: bool) -> None:
+        """Before a real step: the gradients are the whole window's. A window of another weight than 1 is put right,
+        unless its samples were ``counted`` by the loop, on each rank by itself."""
+        if self.calls:
+            if self._state != IN_PLACE:
+                self._merge()
+            total = self.weight + weight
+            if not counted and abs(total - 1.0) > 1e-9:
+                scale_all([parameter.grad for parameter in self.parameters() if parameter.grad is not None], 1.0 / total)
+        self.drop()
+
+    def drop(self) -> None:
+        """Nothing is committed any more."""
+        self._pairs, self._versions = [], []
+        self.weight = self.samples = 0.0
+        self.calls = 0
+        self._state, self._touched = COMMITTED, False
+
+    @property
+    def is_being_added_to(self) -> bool:
+        """Whether a backward has added to what was committed, and no step has committed that."""
+        return self._state == IN_PLACE
+
+    def committed(self) -> list[Tensor | None]:
+        """What was committed, for each parameter."""
+        found = {id(parameter): gradient for parameter, gradient in self._pairs}
+        return [found.get(id(parameter)) for parameter in self.parameters()]
+
+    def restore(self, calls: int, weight: float, samples: float, gradients: list[Tensor | None]) -> None:
+        """As if so much had been committed, and cleared by the loop. Raises UsageError for another number of parameters."""
+        parameters = self.parameters()
+        if len(parameters) != len(gradients):
+            raise UsageError(f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer has {len(parameters)}")
+        self.calls, self.weight, self.samples = calls, weight, samples
+        both = zip(parameters, gradients, strict=True)
+        self._pairs = [(parameter, gradient.to(parameter.device)) for parameter, gradient in both if gradient is not None]
+        self._versions = [gradient._version for _, gradient in self._pairs]
+        self._set_grads(None)
+        self._state, self._touched = ZEROED, False
+
+    def _put_back(self, scale: float) -> None:
+        if abs(scale - 1.0) > 1e-12:
+            scale_all([gradient for _, gradient in self._pairs], scale)
+            self.weight *= scale
+        for parameter, gradient in self._pairs:
+            parameter.grad = gradient.clone() if self._zeroes_twice else gradient
+        self._state, self._touched = IN_PLACE, True
+
+    def _merge(self) -> None:
+        """What was set aside, and not put back, joins what the loop has made since."""
+        for parameter, gradient in self._pairs:
+            own = parameter.grad
+            parameter.grad = gradient if own is None or own is gradient else gradient + own
+
+    def _cleared(self) -> bool:
+        """Whether the loop has set gradients to None by hand, or by ``model.zero_grad()``."""
+        return self._state == COMMITTED and all(parameter.grad is None for parameter, _ in self._pairs)
+
+    def _check_untouched(self) -> None:
+        if any(gradient._version != version for (_, gradient), version in zip(self._pairs, self._versions, strict=True)):
+            raise Unsupported(
+                "gradients were changed in place between optimizer.step() and the next backward, in the middle of a window: "
+                "clear them by optimizer.zero_grad() or model.zero_grad(), or accumulate in the loop under s.accumulating(...)"
+            )
+
+    def _set_grads(self, value: Any) -> None:
+        for parameter, _ in self._pairs:
+            parameter.grad = value
+
+
+@torch.no_grad()
+def scale_all(gradients: list[Tensor], factor: float) -> None:
+    """Multiply in place, sparse ones too."""
+    dense = [gradient for gradient in gradients if not gradient.is_sparse]
+    if dense:
+        torch._foreach_mul_(dense, factor)
+    for gradient in gradients:
+        if gradient.is_sparse:
+            gradient.mul_(factor)

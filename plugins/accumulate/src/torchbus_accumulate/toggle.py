@@ -1,0 +1,38 @@
+"""``s.toggle(optimizer)``: inside, only this optimizer's parameters require gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Toggle:
+    """Remembers what each parameter was before the outermost block, so that blocks nest."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, bool] = {}
+
+    @contextmanager
+    def block(self, optimizer: Optimizer, all_optimizers: Iterable[Optimizer]) -> Iterator[None]:
+        """Freeze the parameters of all other optimizers; put every one back as it was on entry."""
+        everything = {id(parameter): parameter for other in all_optimizers for parameter in parameters(other)}
+        entry = {key: parameter.requires_grad for key, parameter in everything.items()}
+        first = [key for key in entry if key not in self._before]
+        self._before.update((key, entry[key]) for key in first)
+        own = {id(parameter) for parameter in parameters(optimizer)}
+        try:
+            for key, parameter in everything.items():
+                parameter.requires_grad_(self._before[key] and key in own)
+            yield
+        finally:
+            for key, parameter in everything.items():
+                parameter.requires_grad_(entry[key])
+            for key in first:
+                del self._before[key]
+
+
+def parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,227 @@
+"""Windows: real steps at their ends, nothing communicated in between."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torchbus import Session, hookimpl, inventory
+from torchbus.errors import Unsupported
+from torchbus.seams.backward import BackwardCall
+from torchbus.seams.loader import LoaderIterator
+from torchbus.seams.skipping import Answer
+
+from torchbus_accumulate.place import Place
+from torchbus_accumulate.position import Position
+from torchbus_accumulate.saved import refuse_between, restore, state_of
+from torchbus_accumulate.sums import WindowSum
+from torchbus_accumulate.weights import Weights
+
+
+class Windows:
+    """Counts batches of the loader that feeds the backwards; in a loop without one, the steps of each optimizer."""
+
+    def __init__(self, session: Session, windows: Mapping[int, int], place: Place) -> None:
+        self._session = session
+        self._schedule = windows
+        self._place = place
+        self._position = Position(windows)
+        self._weights = Weights(session, self._position)
+        self._sums: dict[int, WindowSum] = {}
+        self._flushing = False
+        self._checked = False
+        self._begun = False
+        session.on_close.callback(self._sums.clear)
+
+    # Which batch -----------------------------------------------------------------------------------------------
+
+    def took(self, batch: Any) -> None:
+        """The loop was handed a batch."""
+        self._weights.took(batch)
+
+    @hookimpl
+    def loader_opened(self, iterator: LoaderIterator) -> None:
+        if torch.is_grad_enabled():
+            iterator.find_last()
+
+    @hookimpl
+    def loader_start(self, loader: DataLoader[Any]) -> None:
+        """A pass that was left by ``break`` left its window open."""
+        if self._position.left or self._position.is_in(loader):
+            self._flush()
+
+    @hookimpl
+    def loader_end(self, loader: DataLoader[Any]) -> None:
+        if self._position.is_in(loader):
+            self._flush()
+            self._place.leave()
+            self._position.end_pass()
+            for one in self._sums.values():
+                one.skipped = False
+
+    @hookimpl(tryfirst=True)
+    def session_end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._flush()
+
+    # Backward --------------------------------------------------------------------------------------------------
+
+    def weigh(self, call: BackwardCall, tokens: float | None) -> None:
+        """Before each backward: its weight in the window, and whether it ends it."""
+        if not self._begun:
+            self._find_optimizers()
+        iterator = self._iterator_of_step()
+        sums = list(self._sums.values())
+        last = self._position.last if iterator is not None else self._ends_by_steps(sums)
+        call.sync &= last
+        total = self._weights.weigh(call, tokens, iterator, sums, last)
+        for one in sums:
+            one.before_backward(total)
+
+    def _find_optimizers(self) -> None:
+        """Those made before the block, which no variable named."""
+        self._begun = True
+        for optimizer in inventory.alive(Optimizer):
+            self._add(optimizer)
+
+    def _iterator_of_step(self) -> LoaderIterator | None:
+        """Where the batch comes from; the position moves on at the first use of a batch."""
+        iterator = self._place.iterator
+        if iterator is not None and self._place.pending:
+            self._place.pending = False
+            self._position.next_batch(iterator, self._place.is_last)
+        return iterator
+
+    def _ends_by_steps(self, sums: Sequence[WindowSum]) -> bool:
+        """In a loop without a loader."""
+        most = self._position.size - 1
+        return True in [one.calls >= most and one.is_trained() for one in sums]  # in every backward: any() costs more
+
+    # Step ------------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None:
+            self._add(optimizer)
+
+    def _add(self, optimizer: Optimizer) -> None:
+        if not self._session.captures(optimizer) or id(optimizer) in self._sums:
+            return
+        if isinstance(optimizer, LBFGS):
+            raise Unsupported("accumulate_grad_batches with LBFGS: it evaluates its closure many times, on the last batch of a window only")
+        self._sums[id(optimizer)] = WindowSum(optimizer)
+        weakref.finalize(optimizer, self._sums.pop, id(optimizer), None)
+
+    @hookimpl
+    def before_zero_grad(self, optimizer: Optimizer) -> bool:
+        one = self._sums.get(id(optimizer))
+        return one is not None and one.before_zero_grad()
+
+    @hookimpl(tryfirst=True)
+    def step_called(self, optimizer: Optimizer, closure: Callable[[], Any] | None, run: Callable[..., Any]) -> Answer | None:
+        one = self._sums.get(id(optimizer))
+        if one is None or self._flushing:
+            return None
+        iterator = self._place.iterator if closure is None else self._iterator_of_step()  # its backward is still to come
+        if self._position.last if iterator is not None else one.calls + 1 >= self._position.size:
+            one.skipped = False
+            if closure is None:
+                self._finish(one)
+            return None
+        if not self._checked:
+            self._refuse_foreign_scaler(optimizer)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        one.commit(optimizer, self._weights.factor, self._weights.samples)
+        one.skipped = True
+        return Answer(result)
+
+    @hookimpl(tryfirst=True)
+    def before_optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> None:
+        if closure is None:
+            self.after_closure(optimizer)
+
+    @hookimpl(tryfirst=True)
+    def after_closure(self, optimizer: Optimizer) -> None:
+        one = self._sums.get(id(optimizer))
+        if one is not None:
+            self._finish(one)
+
+    def _finish(self, one: WindowSum) -> None:
+        one.finish(self._weights.factor if not self._flushing else 0.0, self._weights.counted)
+
+    def _flush(self) -> None:
+        """What is left of a window that nothing else ended is stepped now."""
+        self._flushing = True
+        try:
+            for one in list(self._sums.values()):
+                optimizer = one.optimizer()
+                if one.calls and optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        finally:
+            self._flushing = False
+            self._position.end_window()
+
+    def _refuse_foreign_scaler(self, optimizer: Optimizer) -> None:
+        self._checked = True
+        if any(id(optimizer) in getattr(scaler, "_per_optimizer_states", ()) for scaler in inventory.alive(GradScaler)):
+            raise Unsupported(
+                "accumulate_grad_batches with the loop's own GradScaler, which unscales at each step: use precision='16-mixed' "
+                "instead of it, or accumulate in the loop under s.accumulating(...)"
+            )
+
+    # What goes by steps ----------------------------------------------------------------------------------------
+
+    @hookimpl
+    def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
+        one = self._sums.get(id(getattr(scheduler, "optimizer", None)))
+        if one is not None and self._position.left:
+            self._flush()
+            one.skipped = False
+        return True if one is not None and one.skipped else None
+
+    @hookimpl
+    def skip_clipping(self) -> bool | None:
+        """In the middle of a window the loop clips nothing: the gradients of a window are clipped at its end."""
+        by_loader = self._place.iterator is not None
+        ends = self._position.last if by_loader else self._ends_by_steps(list(self._sums.values()))
+        return None if ends else True
+
+    # State -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = list(self._sums.values())
+        refuse_between(sums, self._position)
+        states = [state_of(one, self._session) for one in sums]
+        return {"position": self._position.state_dict(), "expected": self._weights.expected, "sums": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(self._sums) < len(state["sums"]):
+            self._find_optimizers()
+        restore(list(self._sums.values()), state["sums"])
+        self._position.load_state_dict(state["position"])
+        self._weights.expected = state["expected"]
+
+    # Explain ---------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def describe(self, thing: Any) -> str | None:
+        known = isinstance(thing, Optimizer) and id(thing) in self._sums
+        return f"one real step for {self._position.size} calls of step()" if known else None
+
+    def words(self) -> str:
+        sizes = ", ".join(f"{size} from epoch {epoch}" for epoch, size in self._schedule.items())
+        counted = str(self._position.size) if len(set(self._schedule.values())) == 1 else sizes
+        return (
+            f"batches per real step: {counted}; step(), zero_grad(), schedulers and clipping wait for the end of the window, "
+            "gradients are weighted by samples, nothing is communicated in between"
+        )

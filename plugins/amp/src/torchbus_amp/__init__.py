@@ -1,0 +1,8 @@
+"""torchbus-amp: mixed and reduced precision for any loop."""
+
+from __future__ import annotations
+
+from torchbus_amp.plugin import Precision
+
+__all__ = ["Precision"]
+__version__ = "0.1.0"

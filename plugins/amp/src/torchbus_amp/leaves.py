@@ -1,0 +1,31 @@
+"""The leaf tensors that a backward reaches."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torchbus.seams.backward import BackwardCall, as_list
+
+ACCUMULATES: Any = type(torch.ones((), requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+
+
+def reached(call: BackwardCall) -> list[Tensor]:
+    """The tensors whose ``grad`` this backward adds to, as its graph says; those given as ``inputs=``, if there are."""
+    if call.inputs is not None:
+        return as_list(call.inputs)
+    tensors = as_list(call.tensors)
+    found = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_leaf]
+    waiting: list[Any] = [*filter(None, (tensor.grad_fn for tensor in tensors if isinstance(tensor, Tensor)))]
+    seen: set[Any] = {None, *waiting}
+    while waiting:
+        node = waiting.pop()
+        if type(node) is ACCUMULATES:
+            found.append(cast(Any, node).variable)
+            continue
+        for child, _ in node.next_functions:
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found

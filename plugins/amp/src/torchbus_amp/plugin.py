@@ -1,0 +1,86 @@
+"""The plugin: its option, and what it brings along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Optimizer
+from torchbus import Session, hookimpl
+from torchbus.errors import UsageError
+
+from torchbus_amp.models import Autocast, Converted, Models
+from torchbus_amp.scaling import LossScaling
+
+DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
+PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+
+
+class Precision:
+    """The precision of an unchanged loop.
+
+    Args:
+        precision: "16-mixed" and "bf16-mixed" run forward under autocast (float16 with loss scaling); "16-true",
+            "bf16-true" and "64-true" convert the model and its inputs; "32-true" does nothing.
+        amp_backend: "native".
+
+    ``state_dict()`` and ``load_state_dict(state)`` are what a checkpoint must carry: the loss scales.
+    """
+
+    owns = ("precision",)
+
+    def __init__(self, precision: str = "32-true", amp_backend: str = "native") -> None:
+        if amp_backend == "apex":
+            raise UsageError(
+                "amp_backend='apex': apex.amp is no longer maintained, and torch's own autocast and loss scaling, its successor, "
+                "need no patched model and no extra build: leave amp_backend out and use precision='16-mixed' or 'bf16-mixed'"
+            )
+        if amp_backend != "native":
+            raise UsageError(f"amp_backend={amp_backend!r} is unknown: there is 'native'")
+        if precision not in PRECISIONS:
+            raise UsageError(f"precision={precision!r} is unknown: use one of {', '.join(map(repr, PRECISIONS))}")
+        self.precision = precision
+        self.models: Models | None = None
+        self.scaling: LossScaling | None = None
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        kind, way = self.precision.split("-")
+        if self.precision == "32-true":
+            return
+        self.models = (Autocast if way == "mixed" else Converted)(session, DTYPES[kind])
+        session.bus.register(self.models, "amp.models")
+        if self.precision == "16-mixed":
+            self.scaling = LossScaling(session)
+            session.bus.register(self.scaling, "amp.scaling")
+
+    @hookimpl(tryfirst=True)
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if self.precision == "16-true" and optimizer is not None:
+            refuse_in_float16(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: the loss scales, one for each optimizer in the order in which these were made; plain numbers."""
+        return {"scales": [] if self.scaling is None else self.scaling.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inside the block. For the optimizers that there are, in order, and for those to come. All ranks call it alike."""
+        if self.scaling is not None:
+            self.scaling.load_state_dict(state["scales"])
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"precision": [self.precision]}
+
+
+def refuse_in_float16(optimizer: Optimizer) -> None:
+    """Raise UsageError for optimizers that can't compute in float16."""
+    name = type(optimizer).__name__
+    advice = "use precision='16-mixed' or 'bf16-true'"
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(f"precision='16-true' with LBFGS: its inner products overflow in float16; {advice}")
+    for group in optimizer.param_groups:
+        eps = group.get("eps")
+        if eps is not None and not isinstance(eps, tuple) and eps > 0 and torch.tensor(eps, dtype=torch.float16) == 0:
+            raise UsageError(f"precision='16-true' with {name}: its eps={eps:g} is 0 in float16, and it divides by it; pass eps=1e-4, or {advice}")

@@ -1,0 +1,215 @@
+"""Loss scaling for float16, inside ``backward``: the loop sees true losses and true gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchbus import Session, hookimpl, inventory
+from torchbus.errors import Unsupported
+from torchbus.seams.backward import BackwardCall
+from torchbus.seams.skipping import Answer
+
+from torchbus_amp.leaves import reached
+
+Trained = tuple[Optimizer, list[Tensor]]
+
+
+class Scaler(GradScaler):
+    """torch's GradScaler, one for each optimizer, fed with what ``LossScaling`` has found."""
+
+    def scale_on(self, device: torch.device) -> Tensor:
+        """The scale, a tensor on this device."""
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(device)
+        assert self._scale is not None
+        return self._scale
+
+    def note(self, optimizer: Optimizer, found: Tensor) -> None:
+        """Grow or shrink after a step that was taken (``found`` is 0) or skipped (1)."""
+        self._per_optimizer_states[id(optimizer)] = {"stage": OptState.STEPPED, "found_inf_per_device": {found.device: found}}
+        self.update()
+
+
+class LossScaling:
+    """The loss gradient is scaled, and all gradients are unscaled when backward is over, synchronised.
+
+    An overflow skips the optimizer's step and that of its schedulers, and halves its scale. A backward that reaches
+    several optimizers is scaled by the smallest of their scales.
+
+    Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._scalers: weakref.WeakKeyDictionary[Optimizer, Scaler] = weakref.WeakKeyDictionary()
+        self._found: weakref.WeakKeyDictionary[Optimizer, Tensor] = weakref.WeakKeyDictionary()
+        self._skipped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._trained: list[Trained] = []
+        self._others: list[Tensor] = []
+        self._scale = torch.ones(())
+        self._local = False
+        self._loaded: list[dict[str, Any]] = []
+        self.foreign: bool | None = None
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None:
+            self._add(optimizer)
+            self._refuse_lbfgs(optimizer)
+
+    def _add(self, optimizer: Optimizer) -> None:
+        if self._session.captures(optimizer) and optimizer not in self._scalers:
+            self._scalers[optimizer] = scaler = Scaler(self._session.device.type)
+            if self._loaded:
+                scaler.load_state_dict(self._loaded.pop(0))
+
+    def _refuse_lbfgs(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, LBFGS) and optimizer in self._scalers:
+            raise Unsupported("precision='16-mixed' with LBFGS: an overflow inside its step can't be skipped; use precision='bf16-mixed'")
+
+    # Backward --------------------------------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def before_backward(self, call: BackwardCall) -> None:
+        """Gradients that are there already are true ones: they are scaled too, which changes no bit of them."""
+        if self.foreign is None:
+            self.foreign = scaled_by_loop(call.loss)
+            for optimizer in inventory.alive(Optimizer):  # those made before the block, which no variable named
+                self._add(optimizer)
+        self._trained = [] if self.foreign else [one for one in map(trained, list(self._scalers)) if one[1]]
+        if not self._trained:
+            return
+        scales = [self._scalers[optimizer].scale_on(self._session.device) for optimizer, _ in self._trained]
+        self._scale = scales[0].clone() if len(scales) == 1 else torch.stack(scales).min()
+        call.factor = self._scale * call.factor
+        self._local = not call.sync
+        held = {id(parameter): parameter for _, parameters in self._trained for parameter in parameters}
+        self._others = [leaf for leaf in reached(call) if id(leaf) not in held]
+        multiply([*held.values(), *self._others], self._scale)
+
+    @hookimpl(tryfirst=True)
+    def backward_failed(self) -> None:
+        """The loop may go on with the gradients that there are."""
+        self.after_backward()
+
+    @hookimpl(tryfirst=True)
+    def after_backward(self) -> None:
+        if not self._trained:
+            return
+        inverse = self._scale.double().reciprocal().float()
+        done: set[int] = set()
+        for optimizer, parameters in self._trained:
+            found = torch.zeros((), device=inverse.device)
+            gradients = {id(parameter): parameter.grad for parameter in parameters if parameter.grad is not None}
+            check_and_scale([gradient for key, gradient in gradients.items() if key not in done], found, inverse)
+            if not done.isdisjoint(gradients):
+                check_and_scale([gradient for key, gradient in gradients.items() if key in done], found, torch.ones_like(inverse))
+            done.update(gradients)
+            if gradients:
+                self._found[optimizer] = found
+        multiply(self._others, inverse)
+        self._trained, self._others = [], []
+
+    # Step ------------------------------------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def step_called(self, optimizer: Optimizer, closure: Callable[[], Any] | None, run: Callable[..., Any]) -> Answer | None:
+        scaler = self._scalers.get(optimizer)
+        if scaler is None or self.foreign:
+            return None
+        self._refuse_lbfgs(optimizer)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        found = self._found.pop(optimizer, None)
+        overflow = found is not None and self._overflowed(optimizer, scaler, found)
+        if overflow:
+            self._skipped.add(optimizer)
+            return Answer(result)
+        self._skipped.discard(optimizer)
+        if closure is None:
+            return None
+        run()
+        return Answer(result)
+
+    def _overflowed(self, optimizer: Optimizer, scaler: Scaler, found: Tensor) -> bool:
+        if self._local and self._session.world_size > 1:  # gradients of this rank alone: all must decide alike
+            found = self._session.reduce(found, "max")
+        scaler.note(optimizer, found)
+        return bool(found.item())
+
+    @hookimpl
+    def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
+        return True if getattr(scheduler, "optimizer", None) in self._skipped else None
+
+    @hookimpl
+    def loader_end(self) -> None:
+        """A scheduler that goes by epochs is not skipped for an overflow in the last batch."""
+        self._skipped.clear()
+
+    # State -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The scale of each optimizer, in the order in which they were made."""
+        return [scaler.state_dict() for scaler in self._scalers.values()]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """For the optimizers that there are, in order, and for those to come."""
+        scalers = list(self._scalers.values())
+        for scaler, state in zip(scalers, states, strict=False):
+            scaler.load_state_dict(state)
+        self._loaded = list(states[len(scalers) :])
+
+    @hookimpl
+    def describe(self, thing: Any) -> str | None:
+        if not isinstance(thing, Optimizer) or thing not in self._scalers:
+            return None
+        if self.foreign:
+            return "no loss scaling: the loop has a GradScaler of its own"
+        return f"loss scale {self._scalers[thing].get_scale():g}"
+
+
+def scaled_by_loop(loss: Tensor | None) -> bool:
+    """Whether a loss comes out of a GradScaler: then it is a product with the scaler's own scale."""
+    factor = getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
+    if factor is None:
+        return False
+    scales = [getattr(scaler, "_scale", None) for scaler in inventory.alive(GradScaler)]
+    return any(scale is not None and scale.data_ptr() == factor.data_ptr() for scale in scales)
+
+
+def trained(optimizer: Optimizer) -> Trained:
+    """An optimizer, and those of its parameters that require gradients."""
+    return optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+
+
+@torch.no_grad()
+def multiply(tensors: Iterable[Tensor], factor: Tensor) -> None:
+    """The gradients of these tensors, where they have one, in place."""
+    for tensor in tensors:
+        if tensor.grad is not None:
+            tensor.grad.mul_(factor.to(tensor.grad.device))
+
+
+@torch.no_grad()
+def check_and_scale(gradients: Iterable[Tensor], found: Tensor, factor: Tensor) -> None:
+    """Multiply in place, and set ``found`` to 1 if anything is infinite or NaN."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for gradient in gradients:
+        if gradient.dtype == torch.float16:
+            raise Unsupported("precision='16-mixed' with float16 parameters: keep them in float32, or use precision='16-true'")
+        values = gradient._values() if gradient.is_sparse else gradient
+        kinds.setdefault((values.dtype, values.device), []).append(values)
+    for (_, device), group in kinds.items():
+        on_device = found.to(device)
+        torch._amp_foreach_non_finite_check_and_unscale_(group, on_device, factor.to(device))
+        if on_device is not found:
+            found.copy_(torch.maximum(found, on_device.to(found.device)))

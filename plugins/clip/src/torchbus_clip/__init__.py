@@ -1,0 +1,8 @@
+"""torchbus-clip: gradient clipping, once per real step."""
+
+from __future__ import annotations
+
+from torchbus_clip.plugin import Clip
+
+__all__ = ["Clip"]
+__version__ = "0.1.0"

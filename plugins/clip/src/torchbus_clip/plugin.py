@@ -1,0 +1,63 @@
+"""The plugin, and the example of how small one can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+ALGORITHMS = ("norm", "value")
+
+
+class Clip:
+    """Clips the gradients of each optimizer just before its real step: after synchronisation and unscaling.
+
+    Args:
+        gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest absolute value.
+        gradient_clip_algorithm: "norm" (2-norm) or "value".
+
+    ``s.gradient_norm`` is the norm at the last step, before it was clipped (a tensor; with "norm" only).
+    """
+
+    verbs = ("gradient_norm",)
+
+    def __init__(self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm") -> None:
+        expect("gradient_clip_val", gradient_clip_val, (int, float, type(None)), "a number")
+        if gradient_clip_val is not None and not gradient_clip_val >= 0:
+            raise UsageError(f"gradient_clip_val={gradient_clip_val}: it must be 0 or more")
+        if gradient_clip_algorithm not in ALGORITHMS:
+            raise UsageError(f"gradient_clip_algorithm={gradient_clip_algorithm!r} is unknown: use 'norm' or 'value'")
+        self._limit = gradient_clip_val
+        self._algorithm = gradient_clip_algorithm
+        self._session: Session | None = None
+        self.gradient_norm: torch.Tensor | None = None
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+
+    @hookimpl(trylast=True)
+    def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
+        if closure is None:
+            self.after_closure(optimizer)
+
+    @hookimpl(trylast=True)
+    def after_closure(self, optimizer: Optimizer) -> None:
+        if self._limit is None or self._session is None or not self._session.captures(optimizer):
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._algorithm == "norm":
+            self.gradient_norm = clip_grad_norm_(parameters, self._limit)
+        else:
+            clip_grad_value_(parameters, self._limit)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        if self._limit is None:
+            return None
+        return {"clipping": [f"gradients of each optimizer by {self._algorithm}, to {self._limit:g}, once per real step"]}

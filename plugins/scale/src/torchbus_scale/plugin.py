@@ -1,0 +1,176 @@
+"""The plugin: its options and its verbs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torchbus import Session, hookimpl, inventory
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+from torchbus_scale.search import Function, search
+
+RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
+LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
+
+
+class Scale:
+    """Scales the learning rates of an unchanged script by how many more samples a step sees: ranks x accumulation.
+
+    Args:
+        scale_lr: "linear" or "sqrt".
+        warmup_steps: over so many real steps the rate grows from the script's own to the scaled one.
+
+    ``s.effective_batch_size`` is the number of samples behind one real step; ``s.find_batch_size(function, start)``
+    the largest batch size that fits. ``state_dict()`` and ``load_state_dict(state)`` are what a checkpoint must carry.
+
+    Source: Goyal et al., Accurate, Large Minibatch SGD, 2017.
+    """
+
+    owns = ("learning rate scale",)
+    verbs = ("effective_batch_size", "find_batch_size")
+
+    def __init__(self, scale_lr: str | None = None, warmup_steps: int = 0) -> None:
+        if scale_lr is not None and scale_lr not in RULES:
+            raise UsageError(f"scale_lr={scale_lr!r} is unknown: use 'linear' or 'sqrt'")
+        expect("warmup_steps", warmup_steps, int, "a number of steps")
+        if warmup_steps < 0:
+            raise UsageError(f"warmup_steps={warmup_steps}: it must be 0 or more")
+        self._rule = scale_lr
+        self._warmup_steps = warmup_steps
+        self._session: Session | None = None
+        self._batch_size: int | None = None
+        self._batches = 1
+        self._factor = 1.0
+        self._scaled: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._loaded_steps: list[int] = []
+        self._searching = False
+        self._kept: list[Any] = []
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+        accumulated = max(getattr(plugin, "grad_batches", 1) for _, plugin in session.bus.plugins())
+        divided = session.options.get("batch") == "global"
+        self._batches = accumulated * (1 if divided else session.world_size)
+        self._factor = RULES[self._rule](self._batches) if self._rule else 1.0
+
+    # Learning rates --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        """Before any scheduler of the block is made; one made before has its base rates scaled as well."""
+        if optimizer is None or self._session is None or self._factor == 1.0 or not self._session.captures(optimizer):
+            return
+        done = self._scaled.get(optimizer, 0)
+        if not done:
+            self._steps[optimizer] = self._loaded_steps.pop(0) if self._loaded_steps else 0
+        for group in optimizer.param_groups[done:]:
+            for name in ("lr", "initial_lr"):
+                if name in group:
+                    group[name] = group[name] * self._factor
+        if not done:
+            for scheduler in inventory.alive(LRScheduler):
+                if scheduler.optimizer is optimizer:
+                    scheduler.base_lrs = [rate * self._factor for rate in scheduler.base_lrs]
+        self._scaled[optimizer] = len(optimizer.param_groups)
+
+    @hookimpl(tryfirst=True)
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """The rate of this step alone; the loop and its schedulers see the rate without warm-up."""
+        if self._searching:
+            raise UsageError(
+                "find_batch_size: the function calls optimizer.step(), for which all ranks would wait while one may be out of memory: "
+                "let it make a forward and a backward only"
+            )
+        step = self._steps.get(optimizer, self._warmup_steps)
+        if step < self._warmup_steps:
+            part = (1.0 + (self._factor - 1.0) * step / self._warmup_steps) / self._factor
+            self._kept = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * part
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self._kept:
+            for group, rate in zip(optimizer.param_groups, self._kept, strict=True):
+                group["lr"] = rate
+            self._kept = []
+        if optimizer in self._steps:
+            self._steps[optimizer] += 1
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """For a checkpoint: how many steps of the warm-up each optimizer has made, in the order in which these were made."""
+        return {"steps": [min(step, self._warmup_steps) for step in self._steps.values()]}
+
+    def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
+        """Inside the block. For the optimizers that there are, in order, and for those to come. All ranks call it alike."""
+        known = list(self._steps)
+        self._steps.update(zip(known, state["steps"], strict=False))
+        self._loaded_steps = list(state["steps"][len(known) :])
+
+    # Batches ---------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def loader_start(self, loader: DataLoader[Any]) -> None:
+        if self._session is None or not torch.is_grad_enabled() or not self._session.captures(loader):
+            return
+        first, self._batch_size = self._batch_size is None, batch_size_of(loader) or self._batch_size
+        size = self._batches * (self._batch_size or 0)
+        if first and size > LARGE_BATCH and self._session.is_main:
+            warnings.warn(
+                f"a step sees {size} samples ({self._arithmetic()}): beyond {LARGE_BATCH} scaled learning rates are known to lose accuracy; "
+                "use a smaller batch, or an optimizer made for large ones (LARS, LAMB)",
+                stacklevel=2,
+            )
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Number of samples behind one real step: batch x ranks x accumulation."""
+        if self._batch_size is None:
+            sizes = [batch_size_of(loader) for loader in inventory.alive(DataLoader)]
+            self._batch_size = next((size for size in sizes if size), None)
+        if self._batch_size is None:
+            raise UsageError("s.effective_batch_size: no DataLoader with a batch_size has been seen")
+        return self._batches * self._batch_size
+
+    def find_batch_size(self, function: Function, start: int = 128) -> int:
+        """The largest of ``start``, and what is left of it by accelerate's steps, with which ``function(batch_size)``
+        does not run out of memory on any rank: a forward and a backward, in which nothing is synchronised, and whose
+        gradients are the loop's to clear. All ranks call it alike. With several ranks it needs torchbus-accumulate."""
+        assert self._session is not None
+        several = self._session.world_size > 1
+        self._searching = several
+        try:
+            return search(function, start, self._session, self._session.no_sync if several else nullcontext)
+        finally:
+            self._searching = False
+
+    def _arithmetic(self) -> str:
+        assert self._session is not None
+        ranks = 1 if self._session.options.get("batch") == "global" else self._session.world_size
+        return f"{self._batch_size} x {ranks} ranks x {self._batches // ranks} accumulated"
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        if self._rule is None:
+            return None
+        size = f"; a step sees {self._arithmetic()} = {self._batches * self._batch_size} samples" if self._batch_size else ""
+        warm = f", reached over {self._warmup_steps} steps" if self._warmup_steps else ""
+        root = "sqrt of " if self._rule == "sqrt" else ""
+        return {"scaling": [f"learning rates x {self._factor:g} ({root}{self._batches} batches per step){warm}{size}"]}
+
+
+def batch_size_of(loader: DataLoader[Any]) -> int | None:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None

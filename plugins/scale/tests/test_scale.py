@@ -1,0 +1,125 @@
+"""Learning rates on one rank; accumulation stands in for ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchbus import session
+from torchbus.errors import UsageError
+
+from torchbus_scale import Scale
+
+
+class Accumulating:
+    """A plugin that makes a step of so many batches."""
+
+    def __init__(self, grad_batches: int) -> None:
+        self.grad_batches = grad_batches
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("rule", "rate"), [("linear", 0.4), ("sqrt", 0.2)])
+def test_rates_are_scaled_once_for_every_group(rule: str, rate: float) -> None:
+    with session(Accumulating(4), scale_lr=rule) as s:
+        made = optimizer()
+        made.add_param_group({"params": nn.Linear(1, 1).parameters(), "lr": 0.2})
+        scheduler = torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+        assert [group["lr"] for group in made.param_groups] == pytest.approx([rate, 2 * rate])
+        made.step()
+        scheduler.step()
+        assert made.param_groups[0]["lr"] == pytest.approx(rate / 2)
+        assert f"learning rates x {rate / 0.1:g}" in " ".join(s.explain().split())
+
+
+def test_a_scheduler_made_before_the_block_is_scaled_too() -> None:
+    made = optimizer()
+    scheduler = torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+    with session(Accumulating(4), scale_lr="linear"):
+        made.step()
+        scheduler.step()
+    assert made.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def test_warm_up_grows_from_the_scripts_own_rate() -> None:
+    rates = []
+    with session(Accumulating(4), scale_lr="linear", warmup_steps=3):
+        made = optimizer()
+        made.register_step_post_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
+        for _ in range(5):
+            made.step()
+            assert made.param_groups[0]["lr"] == pytest.approx(0.4)
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def test_the_effective_batch_size() -> None:
+    with session(Accumulating(3), "scale") as s:
+        _loader = DataLoader(range(8), batch_size=4)  # type: ignore[arg-type]
+        assert s.effective_batch_size == 12
+
+
+def test_very_large_batches_are_said() -> None:
+    with session(Accumulating(3), scale_lr="linear"), pytest.warns(UserWarning, match=r"12288 samples \(4096 x 1 ranks x 3 accumulated\)"):
+        list(DataLoader(range(8), batch_size=4096))  # type: ignore[arg-type]
+
+
+def test_warm_up_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
+    rates = []
+
+    def steps(number: int) -> torch.optim.Optimizer:
+        made = optimizer()
+        made.register_step_post_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
+        for _ in range(number):
+            made.step()
+        return made
+
+    first, second = Scale("linear", 3), Scale("linear", 3)
+    with session(Accumulating(4), first):
+        made = steps(2)
+        torch.save(first.state_dict(), tmp_path / "state.pt")
+        del made
+    with session(Accumulating(4), second):
+        second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        steps(3)
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+    assert first.state_dict() == {"steps": []}, "the optimizer is gone"
+
+
+def test_the_batch_size_that_fits() -> None:
+    def step(batch_size: int) -> None:
+        if batch_size > 20:
+            raise RuntimeError("CUDA out of memory.")
+
+    with session(Scale()) as s:
+        assert 10 < s.find_batch_size(step, 64) <= 20
+
+
+def test_an_error_that_is_not_of_memory_passes() -> None:
+    def step(batch_size: int) -> None:
+        raise KeyError(batch_size)
+
+    with session(Scale()) as s, pytest.raises(KeyError, match="64"):
+        s.find_batch_size(step, 64)
+
+
+@pytest.mark.parametrize("start", [0, -1, 2.5, True])
+def test_a_search_starts_with_a_number_of_samples(start: object) -> None:
+    with session(Scale()) as s, pytest.raises(UsageError, match=r"find_batch_size\(start=.*at least 1"):
+        s.find_batch_size(lambda batch_size: None, start)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"scale_lr": "cubic"}, "'linear' or 'sqrt'"),
+    ({"scale_lr": "linear", "warmup_steps": -1}, "0 or more"),
+    ({"scale_lr": "linear", "warmup_steps": 2.5}, "a number of steps"),
+])  # fmt: skip
+def test_bad_input(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        session(**options)
