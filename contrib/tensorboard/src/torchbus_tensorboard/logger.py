@@ -1,0 +1,70 @@
+"""The logger "tensorboard"."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchbus import Session
+from torchbus.arguments import expect
+from torchbus.trackers import Tracker
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardLogger(Tracker):
+    """Scalars for TensorBoard, written by rank 0. ``experiment`` is the ``torch.utils.tensorboard.SummaryWriter``.
+
+    Args:
+        root: each run gets a folder in it, named by date and time.
+        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``; with ``ranks="all"`` each rank has a
+            folder.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, *, root: str | os.PathLike[str] = "runs", **policy: Any) -> None:
+        super().__init__(**policy)
+        expect("root", root, (str, os.PathLike), "a path")
+        self._root = Path(root)
+
+    def import_client(self) -> None:
+        importlib.import_module("torch.utils.tensorboard")
+
+    def needs_network(self) -> bool:
+        return False
+
+    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        rank = f"-rank{session.rank}" if self._ranks == "all" else ""
+        writer = SummaryWriter(str(self._root / f"{time.strftime('%Y%m%d-%H%M%S')}{rank}"))
+        writer.add_text("torchbus", _as_text(config))
+        return writer
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        for name, value in metrics.items():
+            self.experiment.add_scalar(name, value, step)
+        if epoch is not None:
+            self.experiment.add_scalar("epoch", epoch, step)
+        self.experiment.flush()
+
+    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+        self.experiment.add_text("hyperparameters", _as_text(values))
+
+    def send_system(self, metrics: dict[str, float], time_s: float) -> None:
+        for name, value in metrics.items():
+            self.experiment.add_scalar(f"system/{name}", value, int(time_s))
+
+    def close_run(self, run: SummaryWriter, failed: bool) -> None:
+        run.close()
+
+
+def _as_text(values: dict[str, Any]) -> str:
+    """A block of code in Markdown, which TensorBoard shows as it is."""
+    return "\n".join(f"    {line}" for line in json.dumps(values, indent=1).splitlines())

@@ -1,0 +1,123 @@
+"""The logger "neptune"."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+from torchbus.trackers import Tracker, chosen_by_rank0
+
+from torchbus_neptune.series import Series, storable
+
+MODES = ("async", "sync", "offline", "read-only", "debug")
+MARGIN_S = 5.0
+
+
+class NeptuneLogger(Tracker):
+    """One Neptune run for all ranks, written by rank 0 with the ``neptune`` client. ``experiment`` is the client's run.
+
+    Neptune's hosted service was shut down in March 2026. What works: ``mode="offline"``, a self-hosted server (its address
+    is in the API token), and servers that speak the same protocol.
+
+    Args:
+        project, api_token, custom_run_id, tags: as in ``neptune.init_run``.
+        mode: "async", "sync", "offline" or "debug"; None is what the client has by itself.
+        run: a run that the script has made itself; it is not stopped at the end.
+        client: a module with ``init_run`` to use instead of ``neptune``.
+        ranks: "main", or "all": every rank writes into the same run, by one ``custom_run_id``.
+        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+
+    Metrics are series ``metrics/<name>``; what is measured of the machine is under ``system/rank<r>/`` and, by the client itself,
+    under ``monitoring/rank<r>/``; settings under ``parameters/`` and ``torchbus/``.
+
+    Source: https://docs-legacy.neptune.ai/api/neptune
+    """
+
+    name = "neptune"
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        api_token: str | None = None,
+        mode: str | None = None,
+        custom_run_id: str | None = None,
+        tags: Sequence[str] | None = None,
+        run: Any = None,
+        client: ModuleType | None = None,
+        **policy: Any,
+    ) -> None:
+        super().__init__(**policy)
+        if mode is not None and mode not in MODES:
+            raise UsageError(f"NeptuneLogger(mode={mode!r}) is unknown: use one of {', '.join(MODES)}")
+        for word, value in (("project", project), ("api_token", api_token), ("custom_run_id", custom_run_id)):
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"NeptuneLogger({word}=...) is a {type(value).__name__}: it must be a text")
+        if client is not None and not hasattr(client, "init_run"):
+            raise UsageError(f"NeptuneLogger(client={getattr(client, '__name__', client)!r}) has no init_run: pass a module such as neptune")
+        expect("tags", tags, (list, tuple, type(None)), "a list of texts")
+        given = {"project": project, "custom_run_id": custom_run_id, "mode": mode, "tags": list(tags) if tags else None}
+        self._given = {word: value for word, value in given.items() if value is not None}
+        self._token = api_token
+        self._run = run
+        self._client = client
+        self._series = Series()
+        self._rank = 0
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._rank = session.rank
+        if self._ranks == "all" and session.world_size > 1:
+            given = self._given.get("custom_run_id")
+            self._given["custom_run_id"] = chosen_by_rank0(session, "neptune/id", lambda: str(given or secrets.token_hex(8)))
+        super().session_start(session)
+
+    def import_client(self) -> None:
+        if self._run is None and self._client is None:
+            self._client = importlib.import_module("neptune")
+
+    def needs_network(self) -> bool:
+        return (self._given.get("mode") or os.environ.get("NEPTUNE_MODE")) not in ("offline", "debug")
+
+    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> Any:
+        run = self._run
+        if run is None:
+            assert self._client is not None
+            token = {} if self._token is None else {"api_token": self._token}
+            options = {**self._given, **token, "monitoring_namespace": f"monitoring/rank{session.rank}"}
+            run = self._client.init_run(**{**options, **({"mode": "offline"} if offline else {})})
+        if session.is_main:
+            run["torchbus"] = storable(config)
+        return run
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        for name, value in metrics.items():
+            self._series.append(self.experiment, f"metrics/{name}", value, step)
+        if epoch is not None:
+            self._series.append(self.experiment, "metrics/epoch", epoch, step)
+
+    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+        self.experiment["parameters"] = storable(values)
+
+    def send_system(self, metrics: dict[str, float], time_s: float) -> None:
+        for name, value in metrics.items():
+            self._series.append(self.experiment, f"system/rank{self._rank}/{name}", value, time_s)
+
+    def close_run(self, run: Any, failed: bool) -> None:
+        for path, count in self._series.not_finite.items():
+            run[f"not_finite/{path}"] = count
+        if failed:
+            run["sys/failed"] = True
+        if run is not self._run:
+            run.stop(seconds=max(self._finish_timeout_s - MARGIN_S, 1.0))
+
+    def secrets(self) -> list[str | None]:
+        return [self._token]
+

@@ -1,0 +1,90 @@
+"""The real client: against a recording server, without one, and with one that dies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run_script, start
+
+pytestmark = [pytest.mark.timeout(900)]
+PATIENCE_S = 600.0
+SERVER = Path(__file__).with_name("recording_server.py")
+
+SCRIPT = """
+import os, signal, sys
+from torchbus import session
+from torchbus_neptune import NeptuneLogger
+
+logger = NeptuneLogger(project="team/digits", api_token=sys.argv[1], start_timeout_s=float(sys.argv[2]), finish_timeout_s=float(sys.argv[3]))
+with session(logger, strategy=None) as s:
+    for step in range(100):
+        s.bus.hook.metrics_ready(metrics={"loss": 1 / (step + 1)}, step=step, epoch=0, prog_bar=frozenset())
+        if step == 10 and len(sys.argv) > 4:
+            os.kill(int(sys.argv[4]), signal.SIGKILL)
+    print("looped", s.explain())
+print("ended")
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A running recording server: its process and its port."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with start([sys.executable, str(SERVER), str(folder)]) as process:
+        while not (folder / "port").exists():
+            time.sleep(0.05)
+        yield process, (folder / "port").read_text()
+
+
+def token(port: object) -> str:
+    address = f"http://127.0.0.1:{port}"
+    return base64.b64encode(json.dumps({"api_address": address, "api_url": address, "api_key": "hush"}).encode()).decode()
+
+
+def run(folder, port, *words, start_timeout_s=500, finish_timeout_s=500):
+    environment = {"OAUTHLIB_INSECURE_TRANSPORT": "1", "NEPTUNE_API_TOKEN": None, "NEPTUNE_MODE": None}
+    result = run_script(SCRIPT, token(port), start_timeout_s, finish_timeout_s, *words, env=environment, cwd=folder, timeout_s=PATIENCE_S)
+    assert result.ok() and result.stdout.count("looped") == 1 and "ended" in result.stdout
+    assert token(port) not in result.stdout + result.stderr
+    return result
+
+
+def requests(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "server" / "requests.jsonl").read_text().splitlines()]
+
+
+def test_everything_arrives_in_one_run(tmp_path, server):
+    run(tmp_path, server[1])
+    told = requests(tmp_path)
+    assert sum(one["path"].endswith("/experiments") for one in told) == 1
+    operations = [each for one in told if one["path"].endswith("/operations") for each in one["body"]]
+    points = [(entry["step"], entry["value"]) for each in operations if each["path"] == "metrics/loss" for entry in each["logFloats"]["entries"]]
+    assert points == [(float(step), 1 / (step + 1)) for step in range(100)]
+    assert any(each["path"].startswith("monitoring/rank0/") for each in operations)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and "server" not in path.parts]  # what it received
+    assert [path.name for path in files if token(server[1]).encode() in path.read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_no_server_at_the_start(tmp_path):
+    """Values go into the client's offline files."""
+    result = run(tmp_path, 9, start_timeout_s=3)
+    assert "neptune did not start, it goes on offline" in result.stderr and "offline, its start failed" in result.stdout
+    (queue,) = (tmp_path / ".neptune" / "offline").glob("*/data-1.log")
+    operations = [json.loads(line)["obj"] for line in queue.read_text().splitlines()]
+    assert sum(len(one["values"]) for one in operations if one["type"] == "LogFloats" and one["path"] == ["metrics", "loss"]) == 100
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
+    """The loop runs to its end, the finish is bounded, and the client keeps what it could not send."""
+    process, port = server
+    run(tmp_path, port, process.pid, finish_timeout_s=8)
+    (queue,) = (tmp_path / ".neptune" / "async").glob("*/*/data-*.log") or (tmp_path / ".neptune" / "async").glob("*/data-*.log")
+    assert queue.read_text().count('["metrics", "loss"]') == 100

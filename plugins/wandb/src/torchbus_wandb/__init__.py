@@ -1,0 +1,9 @@
+"""torchbus-wandb: Weights & Biases as a logger, and one run for scripts that call ``wandb.init`` themselves."""
+
+from __future__ import annotations
+
+from torchbus_wandb.logger import WandbLogger
+from torchbus_wandb.one_run import OneRun
+
+__all__ = ["OneRun", "WandbLogger"]
+__version__ = "0.1.0"

@@ -1,0 +1,33 @@
+"""Saved files as artifacts."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from torchbus import hookimpl
+
+if TYPE_CHECKING:
+    import wandb
+
+
+class Checkpoints:
+    """Notes what ``torch.save`` writes. Each file is uploaded once, when the run ends: one version for a run, however often it
+    was overwritten."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+
+    @hookimpl(tryfirst=True)
+    def save_file(self, path: str) -> None:
+        self._paths[os.path.abspath(path)] = None
+
+    def upload(self, run: wandb.Run) -> None:
+        import wandb
+
+        for path in filter(os.path.isfile, self._paths):
+            name = re.sub(r"[^\w.-]", "_", f"{run.id}-{os.path.basename(path)}")
+            artifact = wandb.Artifact(name, type="model")
+            artifact.add_file(path)
+            run.log_artifact(artifact)

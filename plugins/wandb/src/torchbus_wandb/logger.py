@@ -1,0 +1,157 @@
+"""The logger "wandb"."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+from torchbus.seams._patch import replace
+from torchbus.trackers import Tracker, chosen_by_rank0
+from torchbus.trackers.nothing import Nothing
+
+from torchbus_wandb.checkpoints import Checkpoints
+from torchbus_wandb.devices import physical_gpu
+
+if TYPE_CHECKING:
+    import wandb
+
+MODES = ("online", "offline", "disabled", "shared")
+MARGIN_S = 5.0
+
+
+class WandbLogger(Tracker):
+    """One Weights & Biases run for all ranks, written by rank 0. ``experiment`` is the ``wandb.Run``.
+
+    Args:
+        project, entity, name, id, group, tags: as in ``wandb.init``.
+        mode: "online", "offline", "disabled" or "shared"; None is what wandb has by itself.
+        settings: a ``wandb.Settings`` or a dict of them; what is set there wins.
+        log_checkpoints: at the end, upload each file that ``torch.save`` wrote, in its last version, as an artifact.
+        ranks: "main", or "all": every rank writes into the same run, by wandb's shared mode (offline: a run for each rank,
+            in one group).
+        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+
+    Source: https://docs.wandb.ai/models/track/log/distributed-training
+    """
+
+    companions = ("log", "wandb_one_run")
+    name = "wandb"
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        name: str | None = None,
+        id: str | None = None,
+        group: str | None = None,
+        mode: str | None = None,
+        tags: Sequence[str] | None = None,
+        settings: wandb.Settings | dict[str, Any] | None = None,
+        log_checkpoints: bool = False,
+        **policy: Any,
+    ) -> None:
+        super().__init__(**policy)
+        if mode is not None and mode not in MODES:
+            raise UsageError(f"WandbLogger(mode={mode!r}) is unknown: use one of {', '.join(MODES)}")
+        for word, value in (("project", project), ("entity", entity), ("name", name), ("id", id), ("group", group)):
+            if value is not None:
+                expect(word, value, str, "a text")
+        expect("log_checkpoints", log_checkpoints, bool, "True or False")
+        given = {"project": project, "entity": entity, "name": name, "id": id, "group": group, "tags": tags}
+        self._given = {word: value for word, value in given.items() if value is not None}
+        self._mode = mode
+        self._settings = settings
+        self._checkpoints = Checkpoints() if log_checkpoints else None
+        self._id: str | None = None
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        if self._ranks == "all" and session.world_size > 1:
+            self._id = chosen_by_rank0(session, "wandb/id", lambda: str(self._given.get("id") or secrets.token_hex(4)))
+        if self._checkpoints is not None and session.is_main:
+            session.bus.register(self._checkpoints, "wandb.checkpoints")
+        super().session_start(session)
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and not isinstance(self.experiment, Nothing):
+            session.on_close.callback(replace(wandb, "init", self._same_run))
+
+    def _same_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``wandb.init`` in the script gives the session's run: one, not two."""
+
+        def init(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(kwargs.get("config"), dict):
+                self.experiment.config.update(kwargs["config"], allow_val_change=True)
+            return self.experiment
+
+        return init
+
+    def import_client(self) -> None:
+        importlib.import_module("wandb")
+
+    def needs_network(self) -> bool:
+        return (self._mode or os.environ.get("WANDB_MODE")) not in ("offline", "disabled")
+
+    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> wandb.Run:
+        import wandb
+
+        mode = "offline" if offline else self._mode
+        options = {**self._given, "mode": mode, **self._place(session, mode or os.environ.get("WANDB_MODE"))}
+        run = wandb.init(**options, config={"torchbus": config}, settings=self._all_settings(session))
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        return run
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        """The session's step is a metric like others: wandb drops values whose ``step=`` is not larger than the last one's."""
+        self.experiment.log({**metrics, "step": step, **({} if epoch is None else {"epoch": epoch})})
+
+    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+        self.experiment.config.update(values, allow_val_change=True)
+
+    def send_system(self, metrics: dict[str, float], time_s: float) -> None:
+        self.experiment.log({**{f"system/{name}": value for name, value in metrics.items()}, "system/time_s": time_s})
+
+    def close_run(self, run: wandb.Run, failed: bool) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.upload(run)
+        run.finish(exit_code=int(failed))
+
+    def secrets(self) -> list[str | None]:
+        settings = self._settings
+        return [settings.get("api_key") if isinstance(settings, dict) else getattr(settings, "api_key", None)]
+
+    def _place(self, session: Session, mode: str | None) -> dict[str, Any]:
+        """Where several ranks report: into one run, or each into one of a group."""
+        if self._id is None:
+            return {}
+        if mode == "offline":
+            return {"id": f"{self._id}-rank{session.rank}", "group": self._given.get("group", self._id)}
+        return {"id": self._id, "mode": mode or "shared"}
+
+    def _all_settings(self, session: Session) -> wandb.Settings:
+        """wandb's own limits on time a little below ours, so that it ends by itself. The settings of the caller win."""
+        import wandb
+
+        gpu = physical_gpu(session.device)
+        own: dict[str, Any] = {
+            "init_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),
+            "login_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),
+            "finish_timeout": max(self._finish_timeout_s - MARGIN_S, 1.0),
+        }
+        if gpu is not None:
+            own["x_stats_gpu_device_ids"] = [gpu]
+        if self._id is not None:
+            own |= {"x_label": f"rank_{session.rank}", "x_primary": session.is_main, "x_update_finish_state": session.is_main}
+        given = self._settings if isinstance(self._settings, dict) else {}
+        settings = wandb.Settings(**{**own, **given})
+        if isinstance(self._settings, wandb.Settings):
+            settings.update_from_settings(self._settings)
+        return settings

@@ -1,0 +1,49 @@
+"""A script that calls ``wandb.init`` and ``wandb.log`` itself, on several ranks: rank 0's run is the one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchbus import Session, hookimpl
+from torchbus.seams._patch import replace
+
+
+class OneRun:
+    """On the other ranks wandb is disabled as by ``WANDB_MODE=disabled``, until the session ends: also where the script passes
+    another ``mode=``, if it has imported wandb before the block. ``wandb.log`` and all else go on working, and do nothing.
+
+    Source: https://docs.wandb.ai/models/track/environment-variables
+    """
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        if session.is_main:
+            return
+        session.on_close.callback(_restore, os.environ.get("WANDB_MODE"))
+        os.environ["WANDB_MODE"] = "disabled"
+        wandb = sys.modules.get("wandb")
+        if wandb is not None:
+            session.on_close.callback(replace(wandb, "init", _disabled))
+
+    @hookimpl
+    def explain_lines(self, session: Session) -> dict[str, list[str]] | None:
+        if session.world_size == 1:
+            return None
+        return {"loggers": ["wandb: where the script calls it itself, rank 0's calls count"]}
+
+
+def _disabled(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "mode": "disabled"})
+
+    return init
+
+
+def _restore(mode: str | None) -> None:
+    if mode is None:
+        os.environ.pop("WANDB_MODE", None)
+    else:
+        os.environ["WANDB_MODE"] = mode
