@@ -1,0 +1,1 @@
+"""What the field looks for in these curves, found and named: GPUs that wait for the loader, and a slow rank."""

@@ -1,0 +1,52 @@
+"""Values that are read from the device in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from torchbus_gpu.lint.replacing import replaced
+from torchbus_gpu.lint.sites import Sites
+from torchbus_gpu.lint.steps import Steps
+
+WAITING = ("item", "cpu", "numpy", "tolist", "__float__", "__int__", "__bool__")
+STEPS, PART = 20, 0.9
+SPELLED = {"__float__": "float(...)", "__int__": "int(...)", "__bool__": "a condition"}
+
+
+class Synchronisation:
+    """``.item()`` and its like, of a tensor on the session's device, on one line in 20 steps of which nearly all have it."""
+
+    def __init__(self, steps: Steps, device: torch.device) -> None:
+        self._sites = Sites(steps, self._words, STEPS, PART)
+        self._device = device.type
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in WAITING:
+                stack.enter_context(replaced(torch.Tensor, name, self._noticing(name)))
+            yield
+
+    def _noticing(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        hit, device, spelled = self._sites.hit, self._device, SPELLED.get(name, f".{name}()")
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                if tensor.device.type == device:
+                    hit(spelled)
+                return original(tensor, *args, **kwargs)
+
+            return method
+
+        return make
+
+    def _words(self, what: str) -> str:
+        costs = "the host waits until the GPU has done all that is queued" if self._device == "cuda" else "on a GPU this waits for all that is queued"
+        return (
+            f"{what} of a tensor in every step: {costs}. Keep the value on the device (detach() it, add it up) and read it every 50 steps or so, "
+            "or give the tensor to s.log"
+        )

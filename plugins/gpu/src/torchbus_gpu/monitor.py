@@ -1,0 +1,95 @@
+"""What the thread of one rank does: look, measure, send, judge."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from torchbus import Session
+from torchbus.errors import TorchbusError
+
+from torchbus_gpu.diagnoses.idle import IdleGpu
+from torchbus_gpu.diagnoses.own_work import OwnWork
+from torchbus_gpu.diagnoses.slow_rank import SlowRank
+from torchbus_gpu.notices import Notices
+from torchbus_gpu.sources.host import Host
+from torchbus_gpu.sources.own_gpu import OwnGpu
+from torchbus_gpu.ticker import Ticker
+from torchbus_gpu.whereabouts import Whereabouts
+
+LOOKS_PER_INTERVAL = 20
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
+
+
+class Source(Protocol):
+    def read(self) -> dict[str, float]: ...
+
+
+class Judge(Protocol):
+    def judge(self, metrics: dict[str, float]) -> None: ...
+
+
+class Monitor:
+    """Made and started by the thread that runs the loop, when the session starts."""
+
+    def __init__(self, session: Session, interval_s: float) -> None:
+        pause_s = min(max(interval_s / LOOKS_PER_INTERVAL, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        self._session = session
+        self._interval_s = interval_s
+        self._looks_per_interval = max(1, round(interval_s / pause_s))
+        self._looks = 0
+        self._started_s = time.monotonic()
+        self.notices = Notices()
+        self.whereabouts = Whereabouts()
+        self.latest: dict[str, float] = {}
+        self._gpu = OwnGpu(session, self.notices)
+        self._own_work = OwnWork(session.device) if session.world_size > 1 else None
+        self._sources: list[Source] = [Host(), self.whereabouts, self._gpu]
+        self._judges: list[Judge] = [IdleGpu(self._gpu, self.whereabouts, self.notices, interval_s)]
+        if self._own_work is not None:
+            self._sources.append(self._own_work)
+            self._judges.append(SlowRank(session, self.notices))
+        self._ticker = Ticker(self._tick, pause_s)
+
+    def listeners(self) -> list[tuple[str, object]]:
+        """What has to hear events of the loop: with several ranks, the clock of this rank's own work."""
+        return [] if self._own_work is None else [("own_work", self._own_work)]
+
+    def start(self) -> None:
+        self._ticker.start()
+
+    def stop(self) -> None:
+        self._ticker.stop()
+        self._judges.clear()  # one of them holds the ranks' store
+        self._gpu.close()
+
+    def describe(self) -> str:
+        gpu = f", {self._gpu.name} by UUID" if self._gpu.name else ""
+        return f"every {self._interval_s:g} s, on each rank: CPU, memory, time in the loader{gpu}"
+
+    def _tick(self) -> None:
+        self.whereabouts.look()
+        self._looks += 1
+        if self._looks % self._looks_per_interval == 0:
+            self._measure()
+
+    def _measure(self) -> None:
+        self.latest = {name: value for source in list(self._sources) for name, value in self._guarded(source).items()}
+        try:
+            self._session.bus.hook.system_metrics(metrics=dict(self.latest), time_s=time.monotonic() - self._started_s)
+        except TorchbusError as error:
+            self.notices.tell(str(error))
+        for judge in list(self._judges):
+            try:
+                judge.judge(self.latest)
+            except Exception as error:  # a judge that fails must not end the measurements
+                self._judges.remove(judge)
+                self.notices.tell(f"the monitor's {type(judge).__name__} stopped: {error!r}. Training goes on")
+
+    def _guarded(self, source: Source) -> dict[str, float]:
+        try:
+            return source.read()
+        except Exception as error:  # whatever goes wrong in here is no reason to end a training
+            self._sources.remove(source)
+            self.notices.tell(f"{type(source).__name__} can't be measured any more: {error!r}. Training goes on")
+            return {}

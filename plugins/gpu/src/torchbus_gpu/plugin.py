@@ -1,0 +1,62 @@
+"""The plugin: its options, and what it starts on each rank."""
+
+from __future__ import annotations
+
+import math
+
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+from torchbus_gpu import lint as lints
+from torchbus_gpu.monitor import Monitor
+
+SHORTEST_INTERVAL_S = 0.05
+
+
+class Gpu:
+    """Watches this rank's GPU, process and host from a thread, and says once what it finds wrong.
+
+    Args:
+        gpu_monitor: False measures nothing.
+        interval_s: seconds between two measurements, at least 0.05.
+        lint: also look for lines of the loop that slow it down, and warn of each once.
+
+    Measurements are sent as ``system_metrics``, on every rank. Nothing in torch is replaced for them; ``lint=True`` replaces
+    the methods that it listens to until the session ends.
+    """
+
+    owns = ("monitor",)
+
+    def __init__(self, *, gpu_monitor: bool = True, interval_s: float = 2.0, lint: bool = False) -> None:
+        expect("gpu_monitor", gpu_monitor, bool, "True or False")
+        expect("interval_s", interval_s, (int, float), "a number of seconds")
+        expect("lint", lint, bool, "True or False")
+        if not SHORTEST_INTERVAL_S <= interval_s < math.inf:
+            raise UsageError(f"interval_s={interval_s}: it must be {SHORTEST_INTERVAL_S:g} or more")
+        if lint and not gpu_monitor:
+            raise UsageError("lint=True needs what the monitor measures: leave gpu_monitor=False out")
+        self._active = gpu_monitor
+        self._interval_s = float(interval_s)
+        self._lint = lint
+        self._monitor: Monitor | None = None
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        if not self._active:
+            return
+        self._monitor = Monitor(session, self._interval_s)
+        for name, listener in self._monitor.listeners():
+            session.bus.register(listener, f"gpu.{name}")
+        if self._lint:
+            for name, listener in lints.listeners(session, self._monitor):
+                session.bus.register(listener, f"gpu.lint.{name}")
+        self._monitor.start()
+        session.on_close.callback(self._monitor.stop)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        if self._monitor is None:
+            return None
+        found = {"monitor": [self._monitor.describe(), *(["lint: says once what slows the loop down"] if self._lint else [])]}
+        return found | ({"notes": self._monitor.notices.told} if self._monitor.notices.told else {})

@@ -1,0 +1,1 @@
+"""Where measurements come from: objects with a ``read() -> dict[str, float]``, names with their units."""

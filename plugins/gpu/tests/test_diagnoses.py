@@ -1,0 +1,90 @@
+"""GPUs that wait for the loader, and a slow rank: found, and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torchbus.testing import run_script
+
+from torchbus_gpu.diagnoses.slow_rank import Report, slow_rank
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+LOOP = """
+import time
+import pretend
+import torch
+from torch.utils.data import DataLoader
+from torchbus import session
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        time.sleep({sample_s})
+        return torch.ones(3)
+
+with session(devices=[0], capture=False, interval_s=0.1):
+    for batch in DataLoader(Slow()):  # the line
+        time.sleep({step_s})
+"""
+RANKS = """
+import time
+import torch
+from torchbus import session
+
+with session(strategy="ddp", devices=2, interval_s=0.1) as s:
+    model = torch.nn.Linear(3, 1)
+    for step in range(200):
+        time.sleep(0.02 if s.rank == {slow} else 0.002)
+        model(torch.ones(2, 3) * s.rank).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(("sample_s", "step_s", "busy", "found"), [
+    (0.03, 0.001, 8, True), (0.0, 0.05, 8, False), pytest.param(0.03, 0.001, 97, False, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_gpu_that_waits_for_the_loader(
+    fake_nvml: dict[str, str], pretend_gpus: dict[str, str], sample_s: float, step_s: float, busy: int, found: bool
+) -> None:
+    result = run_script(LOOP.format(sample_s=sample_s, step_s=step_s), env=fake_nvml | pretend_gpus | {"FAKE_UTIL": str(busy)}, timeout_s=110)
+    assert result.ok()
+    warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
+    assert len(warnings) == found
+    if found:
+        assert "the GPU (Fake A) was busy only 8 % of the last 1 s, while the loop waited for its DataLoader" in warnings[0]
+        number = 1 + LOOP.splitlines().index("    for batch in DataLoader(Slow()):  # the line")
+        assert f"script.py:{number}: UserWarning" in warnings[0]
+
+
+@pytest.mark.parametrize("slow", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_slow_rank_is_named(slow: int) -> None:
+    result = run_script(RANKS.format(slow=slow), timeout_s=110)
+    assert result.ok()
+    assert result.stderr.count(f"rank {slow} (cpu of ") == 1 and f"rank {1 - slow} (cpu of" not in result.stderr
+    assert "ms of its own work per step, where the others take" in result.stderr
+
+
+def report(own_s: float, step_s: float = 1.0) -> Report:
+    return Report("host", "cpu", own_s, step_s, 0.0)
+
+
+def test_equal_ranks_are_not_slow() -> None:
+    assert slow_rank([report(0.5), report(0.55), report(0.5)]) is None
+    assert slow_rank([report(0.5), report(0.7), report(0.5)]) == 1
+    assert slow_rank([report(0.01), report(0.05), report(0.01)]) is None  # a small part of the step
+
+
+@UNHURRIED
+@given(st.lists(st.floats(0.001, 10), min_size=2, max_size=9), st.randoms())
+def test_it_is_the_slowest_rank_in_whatever_order(own: list[float], random: Any) -> None:
+    found = slow_rank([report(own_s) for own_s in own])
+    order = list(range(len(own)))
+    random.shuffle(order)
+    moved = slow_rank([report(own[index]) for index in order])
+    assert (found is None) == (moved is None)
+    if found is not None and moved is not None:
+        assert own[found] == own[order[moved]] == max(own)

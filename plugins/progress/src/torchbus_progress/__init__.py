@@ -1,0 +1,8 @@
+"""torchbus-progress: a progress bar for your own loop."""
+
+from __future__ import annotations
+
+from torchbus_progress.plugin import Progress
+
+__all__ = ["Progress"]
+__version__ = "0.1.0"

@@ -1,0 +1,133 @@
+"""What rank 0 hears, and when it draws."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchbus import hookimpl
+from torchbus.seams.backward import BackwardCall
+from torchbus.seams.loader import LoaderIterator
+
+from torchbus_progress.loss import Loss
+from torchbus_progress.outputs import Output
+from torchbus_progress.passes import Passes, Rate
+from torchbus_progress.snapshot import Snapshot
+
+LARGEST_PART, LONGEST_PAUSE_S = 0.01, 5.0
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def guarded(listen: F) -> F:
+    """Whatever goes wrong ends the bar with a warning, and nothing else."""
+
+    @functools.wraps(listen)
+    def call(self: Listener, *args: Any) -> Any:
+        if self.stopped:
+            return None
+        try:
+            return listen(self, *args)
+        except Exception as error:
+            self.stopped = True
+            warnings.warn(f"the progress bar has stopped: {error!r}. Training goes on", stacklevel=2)
+
+    return call  # type: ignore[return-value]
+
+
+def _nothing() -> None:
+    return None
+
+
+class Listener:
+    """Draws at most as often as the output wants, and so rarely that drawing takes at most 1 % of the time."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._passes = Passes()
+        self._loss = Loss()
+        self._last: Callable[[], torch.Tensor | None] = _nothing
+        self._named: dict[str, float] = {}
+        self._optimizer = 0
+        self._steps = 0
+        self._step_rate = Rate()
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + output.pause_s
+        self.stopped = False
+
+    # Events ----------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    @guarded
+    def loader_opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
+        self._passes.opened(loader, iterator)
+
+    @hookimpl
+    @guarded
+    def batch_ready(self, iterator: LoaderIterator) -> None:
+        current = self._passes.took(iterator)
+        if current is not None and not current.trained and time.monotonic() >= self._next_s:
+            self._draw()
+
+    @hookimpl(trylast=True)
+    @guarded
+    def after_backward(self, call: BackwardCall) -> None:
+        if self._passes.current is not None:
+            self._passes.current.trained = True
+        loss = call.loss
+        self._last = _nothing if loss is None else weakref.ref(loss)
+        if time.monotonic() >= self._next_s:
+            self._loss.show(loss)
+            self._draw()
+
+    @hookimpl
+    @guarded
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._optimizer = self._optimizer or id(optimizer)
+        self._steps += id(optimizer) == self._optimizer
+
+    @hookimpl
+    @guarded
+    def metrics_ready(self, metrics: dict[str, float], prog_bar: frozenset[str]) -> None:
+        self._named |= {name: value for name, value in metrics.items() if name in prog_bar}
+
+    @hookimpl
+    @guarded
+    def loader_end(self, loader: DataLoader[Any]) -> None:
+        ended = self._passes.ended(loader)
+        if ended is not None and ended.trained and not ended.inner:
+            self._output.leave(ended.snapshot(self._metrics()))
+
+    @hookimpl
+    @guarded
+    def session_end(self) -> None:
+        seconds = time.monotonic() - self._started_s
+        epochs = self._passes.epochs
+        label = f"{epochs} epoch{'s' if epochs > 1 else ''}" if epochs else "done"
+        if self._steps:
+            self._loss.show(self._last())
+            self._output.end(Snapshot(label, self._steps, None, seconds, None, self._metrics(), "steps"))
+
+    # Inside ----------------------------------------------------------------------------------------------------
+
+    def _metrics(self) -> dict[str, float]:
+        return ({} if self._loss.value is None else {"loss": self._loss.value}) | self._named
+
+    def _snapshot(self) -> Snapshot:
+        if self._passes.current is not None:
+            return self._passes.current.snapshot(self._metrics())
+        return Snapshot("step", self._steps, None, time.monotonic() - self._started_s, self._step_rate.update(self._steps), self._metrics())
+
+    def _draw(self) -> None:
+        begun_s = time.monotonic()
+        with torch.inference_mode(False):
+            self._output.draw(self._snapshot())
+        ended_s = time.monotonic()
+        rest_s = min((ended_s - begun_s) / LARGEST_PART, LONGEST_PAUSE_S)  # a process that was suspended has not drawn slowly
+        self._next_s = ended_s + max(self._output.pause_s, rest_s)

@@ -1,0 +1,100 @@
+"""Passes over loaders, one inside another: an evaluation within an epoch, several loaders zipped."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchbus.seams.loader import LoaderIterator
+
+from torchbus_progress.snapshot import Snapshot
+
+RATE_OVER_S = 10.0
+
+
+class Rate:
+    """Batches per second over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def update(self, done: int) -> float | None:
+        """To be called a few times per second."""
+        now = time.monotonic()
+        while len(self._marks) > 1 and self._marks[1][0] < now - RATE_OVER_S:
+            self._marks.popleft()
+        self._marks.append((now, done))
+        seconds, batches = now - self._marks[0][0], done - self._marks[0][1]
+        return batches / seconds if seconds > 0 and batches > 0 else None
+
+
+class Pass:
+    """One pass over one loader. ``inner``: it began while another one was open."""
+
+    def __init__(self, loader: DataLoader[Any], iterator: LoaderIterator, epoch: int, inner: bool) -> None:
+        self.loader = weakref.ref(loader)
+        self.iterator = weakref.ref(iterator)
+        self.total = _length(loader)
+        self.done = 0
+        self.trained = False
+        self.inner = inner
+        self._epoch = epoch
+        self._evaluates = not torch.is_grad_enabled()
+        self._started_s = time.monotonic()
+        self._rate = Rate()
+
+    @property
+    def label(self) -> str:
+        evaluates = self._evaluates or (self.done > 1 and not self.trained)
+        return "eval" if evaluates else f"epoch {self._epoch}"
+
+    def snapshot(self, metrics: dict[str, float]) -> Snapshot:
+        return Snapshot(self.label, self.done, self.total, time.monotonic() - self._started_s, self._rate.update(self.done), metrics)
+
+
+class Passes:
+    """The open passes, the outermost first, and the ``current`` one, which gave the last batch."""
+
+    def __init__(self) -> None:
+        self._open: list[Pass] = []
+        self.current: Pass | None = None
+        self.epochs = 0
+
+    def opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
+        for one in [one for one in self._open if one.iterator() is None or one.loader() is loader]:
+            self._close(one)  # the loop left it by break
+        self.current = Pass(loader, iterator, self.epochs + 1, bool(self._open))
+        self._open.append(self.current)
+
+    def took(self, iterator: LoaderIterator) -> Pass | None:
+        """A batch was handed over; its pass, if its beginning was heard."""
+        if self.current is None or self.current.iterator() is not iterator:
+            self.current = next((one for one in self._open if one.iterator() is iterator), None)
+        if self.current is not None:
+            self.current.done = iterator.taken
+        return self.current
+
+    def ended(self, loader: DataLoader[Any]) -> Pass | None:
+        """The pass that has ended, and with it those that are inside."""
+        ended = next((one for one in reversed(self._open) if one.loader() is loader), None)
+        if ended is not None:
+            for one in self._open[self._open.index(ended) :]:
+                self._close(one)
+            self.current = self._open[-1] if self._open else None
+        return ended
+
+    def _close(self, one: Pass) -> None:
+        self._open.remove(one)
+        self.epochs += one.trained and not one.inner
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None  # an iterable dataset without a length

@@ -1,0 +1,46 @@
+"""The plugin: its options, and the listener that rank 0 has."""
+
+from __future__ import annotations
+
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+from torchbus_progress.listener import Listener
+from torchbus_progress.outputs import choose
+
+
+class Progress:
+    """A progress bar on rank 0: the pass, its batches, speed, time left, loss, and what ``s.log(..., prog_bar=True)`` names.
+
+    A line at the bottom of a terminal, an output of its own in a notebook; elsewhere a line now and then, on stderr.
+
+    Args:
+        progress: False shows nothing.
+        every_s: where there is no terminal, seconds between two lines.
+
+    Other ranks listen to nothing. What goes wrong in it ends it, with one warning, and never the training.
+    """
+
+    owns = ("progress bar",)
+
+    def __init__(self, progress: bool = True, *, every_s: float = 30.0) -> None:
+        expect("progress", progress, bool, "True or False")
+        expect("every_s", every_s, (int, float), "a number of seconds")
+        if not every_s > 0:
+            raise UsageError(f"every_s={every_s}: it must be positive")
+        self._active = progress
+        self._every_s = float(every_s)
+        self._place = ""
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        if self._active and session.is_main:
+            output = choose(self._every_s, shared=session.options["print_all_ranks"])
+            session.on_close.callback(output.close)
+            session.bus.register(Listener(output), "progress.listener")
+            self._place = output.place
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        return {"progress": [self._place]} if self._place else None

@@ -1,0 +1,37 @@
+"""In a real Jupyter kernel. Needs ipykernel and nbclient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+
+CELL = """
+import torch
+from torch.utils.data import DataLoader
+from torchbus import session
+with session(progress=True) as s:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for x in DataLoader(torch.ones(4, 1)):
+        optimizer.zero_grad()
+        loss = (weight * x).sum()
+        loss.backward()
+        optimizer.step()
+    print("mine")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_bar_is_an_output_of_its_own() -> None:
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(notebook, timeout=110, kernel_name="python3").execute()
+    outputs = notebook.cells[0].outputs
+    assert [one.text for one in outputs if one.output_type == "stream"] == ["mine\n"]
+    (shown,) = [one.data["text/html"] for one in outputs if one.output_type == "display_data"]
+    assert shown.startswith("<code>1 epoch: 4 steps, ") and "loss 1.000" in shown

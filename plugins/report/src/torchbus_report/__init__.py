@@ -1,0 +1,10 @@
+"""torchbus-report: lists local runs, and compares them on one HTML page."""
+
+from __future__ import annotations
+
+from torchbus_report.page import page
+from torchbus_report.runs.reading import read
+from torchbus_report.runs.run import Run
+
+__all__ = ["Run", "page", "read"]
+__version__ = "0.1.0"

@@ -1,0 +1,38 @@
+"""``torchbus runs``: what the local logger has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torchbus.cli.parser import Parser, complain
+from torchbus.cli.table import table
+from torchbus.errors import TorchbusError
+
+from torchbus_report.runs import finding, reading, summary
+
+DESCRIPTION = """List the runs that session(logger="local") has written, oldest first."""
+EXAMPLES = """  torchbus runs
+  torchbus runs /data/torchbus-logs
+  torchbus runs --json | python -m json.tool
+"""
+COLUMNS = ("run", "name", "ranks", "steps", "time", "loss", "notes")
+
+
+def main(argv: list[str]) -> int:
+    """List the runs that the local logger has written."""
+    parser = Parser("runs", DESCRIPTION, EXAMPLES)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(finding.FOLDER), help=f"where they lie (default: {finding.FOLDER})")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of objects instead of a table")
+    given = parser.parse(argv)
+    try:
+        found = [summary.of(reading.read(folder)) for folder in finding.all_runs(given.folder)]
+    except TorchbusError as error:
+        return complain("torchbus runs", error)
+    if given.json:
+        print(json.dumps([one.plain() for one in found], indent=2))
+    elif found:
+        print(table([[column.upper() for column in COLUMNS], *([one.words()[column] for column in COLUMNS] for one in found)]))
+    else:
+        print(f'no run in {given.folder}: session(logger="local") writes one')
+    return 0

@@ -1,0 +1,141 @@
+"""One chart: curves as SVG that fills its box at any width, words around it as HTML, numbers for the hover as JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from dataclasses import dataclass
+
+from torchbus_report.page import names
+from torchbus_report.page.scale import Scale, fit, tick_text
+from torchbus_report.page.series import Series
+
+SIZE = 1000
+COLORS, DASHES = 8, 5
+FROM_ZERO = ("%", "MiB", "s", "samples/s")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is along x: ``clock`` shows seconds as minutes and hours."""
+
+    word: str
+    clock: bool = False
+
+    def text(self, value: float) -> str:
+        return _time(value) if self.clock else tick_text(value)
+
+
+STEPS, TIME = Axis("step"), Axis("time", clock=True)
+
+
+def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> str:
+    """``hover_names``: whether the hover names the curves (there are several)."""
+    lost = sum(curve.lost for curve in curves)
+    curves = [curve for curve in curves if curve.known]
+    across, up = _across(curves), _up(name, [value for curve in curves for value in curve.known])
+    return (
+        f'<figure class="chart" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
+        f"<figcaption><b>{html.escape(names.title(name))}</b>{_unit(name, up)}{_lost(lost)}</figcaption>"
+        f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{html.escape(_spoken(name, curves))}">{_grid(across, up)}{"".join(_curve(curve, across, up) for curve in curves)}</svg>'
+        f"{_y_labels(up)}{_x_labels(across, axis)}</div></figure>"
+    )
+
+
+def _across(curves: list[Series]) -> Scale:
+    """From the first point to the last, without room beside them."""
+    ends = [x for curve in curves for x in (curve.x[0], curve.x[-1])]
+    return Scale(min(ends), max(ends)) if ends and max(ends) > min(ends) else fit(ends)
+
+
+def _up(name: str, values: list[float]) -> Scale:
+    unit = names.unit(name)
+    if unit == "%" and max(values, default=0.0) <= 100:
+        return Scale(0.0, 105.0)
+    return fit(values, from_zero=unit in FROM_ZERO, log=not unit)
+
+
+def _curve(curve: Series, across: Scale, up: Scale) -> str:
+    style = color_class(curve.color)
+    if len(curve.known) == 1:
+        return _path(f"{style} dot", curve.points, across, up)
+    if curve.smoothed:
+        return _path(f"{style} raw", curve.points, across, up) + _path(style, curve.smoothed, across, up)
+    return _path(style + (" faint" if curve.faint else ""), curve.points, across, up)
+
+
+def color_class(number: int) -> str:
+    """A colour of the palette, and a dash of its own: where curves lie upon each other, and for those who see colours alike."""
+    return f"c{number % COLORS} d{number % DASHES}"
+
+
+def _path(style: str, points: list[tuple[float, float]], across: Scale, up: Scale) -> str:
+    words, pen_up = [], True
+    for x, y in points:
+        if math.isnan(y):
+            pen_up = True
+            continue
+        words.append(f"{'M' if pen_up else 'L'}{SIZE * across.place(x):.0f} {SIZE * (1 - up.place(y)):.0f}")
+        pen_up = False
+    end = "h0" if len(words) == 1 else ""
+    return f'<path class="{style}" d="{"".join(words)}{end}"/>'
+
+
+def _grid(across: Scale, up: Scale) -> str:
+    lines = [f'<path class="grid" d="M0 {SIZE * (1 - up.place(tick)):.1f}H{SIZE}"/>' for tick in up.ticks()]
+    return "".join(lines)
+
+
+def _y_labels(up: Scale) -> str:
+    return "".join(f'<span class="y" style="top:{100 * (1 - up.place(tick)):.2f}%">{tick_text(tick)}</span>' for tick in up.ticks())
+
+
+def _x_labels(across: Scale, axis: Axis) -> str:
+    ticks = _clock_ticks(across) if axis.clock else across.ticks()
+    return "".join(f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{axis.text(tick)}</span>' for tick in ticks)
+
+
+def _clock_ticks(across: Scale) -> list[float]:
+    length = across.high - across.low
+    sizes = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400]
+    size = next((size for size in sizes if size * 5 >= length), 86400 * math.ceil(length / 86400 / 5))
+    return [float(size * number) for number in range(math.ceil(across.low / size), math.floor(across.high / size) + 1)]
+
+
+def _hover(curves: list[Series], across: Scale, up: Scale, axis: Axis, named: bool) -> str:
+    """Numbers with six digits, as an attribute."""
+    told = [
+        {"l": curve.label if named else "", "c": curve.color % COLORS, "x": _rounded(curve.x),
+         "y": [None if math.isnan(y) else float(f"{y:.6g}") for _, y in curve.points]}
+        for curve in curves
+    ]  # fmt: skip
+    facts = {"w": axis.word, "t": axis.clock, "x": [across.low, across.high], "y": [up.low, up.high], "log": up.log, "s": told}
+    return html.escape(json.dumps(facts, separators=(",", ":"), ensure_ascii=False))
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [int(value) if value == int(value) else round(value, 2) for value in values]
+
+
+def _unit(name: str, up: Scale) -> str:
+    words = [word for word in (names.unit(name), "log scale" if up.log else "") if word]
+    return f' <span class="unit">{html.escape(", ".join(words))}</span>' if words else ""
+
+
+def _lost(lost: int) -> str:
+    return f' <span class="bad">{lost} value{"s" if lost > 1 else ""} not finite</span>' if lost else ""
+
+
+def _spoken(name: str, curves: list[Series]) -> str:
+    ends = [f"{curve.label} ends at {curve.known[-1]:.4g}" for curve in curves[:COLORS]]
+    return f"{names.title(name)}: {'; '.join(ends)}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:g} s"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02} h" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,73 @@
+"""Curves: the points of one metric, thinned and smoothed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+MOST_POINTS = 400
+SMOOTHED_FROM = 100
+SMOOTHED_OVER = 0.03
+
+
+@dataclass(frozen=True)
+class Series:
+    """``points`` are (x, y), x growing, y NaN where a value was not finite (``lost`` of them). ``smoothed`` is empty where it would say
+    no more than they do. ``color`` is a number of the palette."""
+
+    label: str
+    color: int
+    points: list[tuple[float, float]]
+    smoothed: list[tuple[float, float]]
+    lost: int = 0
+    faint: bool = False
+
+    @property
+    def x(self) -> list[float]:
+        return [x for x, _ in self.points]
+
+    @property
+    def known(self) -> list[float]:
+        return [y for _, y in self.points if not math.isnan(y)]
+
+
+def series(label: str, color: int, points: list[tuple[float, float]], faint: bool = False) -> Series:
+    """At most ``MOST_POINTS`` points, of which the extremes are kept."""
+    finite = [(x, y if math.isfinite(y) else math.nan) for x, y in sorted(points, key=lambda point: point[0]) if math.isfinite(x)]
+    lost = sum(math.isnan(y) for _, y in finite)
+    return Series(label, color, thin(finite), thin(smooth(finite)) if is_rough(finite) and not faint else [], lost, faint)
+
+
+def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The lowest and highest point of each of so many stretches, and a gap where a stretch has one."""
+    if len(points) <= MOST_POINTS:
+        return points
+    stretches = MOST_POINTS // 2
+    bounds = [len(points) * number // stretches for number in range(stretches + 1)]
+    kept: list[tuple[float, float]] = []
+    for start, end in pairwise(bounds):
+        numbers = [index for index in range(start, end) if not math.isnan(points[index][1])]
+        picked = {min(numbers, key=lambda i: points[i][1]), max(numbers, key=lambda i: points[i][1])} if numbers else {start}
+        kept += [points[index] for index in sorted(picked)]
+    return kept
+
+
+def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each value the mean of those around it, as many before as after: about 3 % of all, fewer towards the ends."""
+    known = [(x, y) for x, y in points if not math.isnan(y)]
+    sums = [0.0, *accumulate(y for _, y in known)]
+    reach = round(SMOOTHED_OVER * len(known) / 2)
+
+    def mean(at: int) -> float:
+        first, end = max(0, at - reach), min(len(known), at + reach + 1)
+        return (sums[end] - sums[first]) / (end - first)
+
+    return [(x, mean(at)) for at, (x, _) in enumerate(known)]
+
+
+def is_rough(points: list[tuple[float, float]]) -> bool:
+    """Whether a smoothed curve says more: many points, which go up and down most of the time."""
+    known = [y for _, y in points if not math.isnan(y)]
+    turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(known, known[1:], known[2:], strict=False))
+    return len(known) >= SMOOTHED_FROM and turns > 0.3 * len(known)

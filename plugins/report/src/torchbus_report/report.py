@@ -1,0 +1,48 @@
+"""``torchbus report``: one HTML page of one or several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchbus.cli.parser import Parser, complain
+from torchbus.errors import TorchbusError, UsageError
+
+from torchbus_report.page import page
+from torchbus_report.runs import finding, reading
+
+DESCRIPTION = """Write one HTML page of one or several runs: losses, learning rates, throughput, each rank's GPU and CPU, configuration.
+
+The page holds everything that it needs: send it, open it, no server and no network. A RUN is its folder, its name, the beginning of
+its name, or "last".
+"""
+EXAMPLES = """  torchbus report last
+  torchbus report 20260214-1030 20260214-1115 -o compared.html
+  torchbus report runs/a runs/b
+"""
+MOST_RUNS = 16
+
+
+def main(argv: list[str]) -> int:
+    """Write one HTML page of one or several runs."""
+    parser = Parser("report", DESCRIPTION, EXAMPLES)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help='a folder, a name or its beginning, or "last"')
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page to write (default: report.html)")
+    parser.add_argument("--folder", type=Path, default=Path(finding.FOLDER), help=f"where names are looked for (default: {finding.FOLDER})")
+    given = parser.parse(argv)
+    try:
+        folders = list(dict.fromkeys(finding.find(word, given.folder) for word in given.runs))
+        if len(folders) > MOST_RUNS:
+            raise UsageError(f"{len(folders)} runs on one page can't be told apart: name at most {MOST_RUNS}")
+        text = page([reading.read(folder) for folder in folders])
+        write(given.output, text)
+    except TorchbusError as error:
+        return complain("torchbus report", error)
+    print(f"{given.output}: {len(folders)} run{'s' if len(folders) > 1 else ''}, {len(text.encode()) / 1024:.0f} KiB")
+    return 0
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror}") from None

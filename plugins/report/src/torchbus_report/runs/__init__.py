@@ -1,0 +1,1 @@
+"""Runs as the local logger has left them in their folders."""

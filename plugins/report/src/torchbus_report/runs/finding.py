@@ -1,0 +1,35 @@
+"""Which folders hold runs, and which one a word means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchbus.errors import UsageError
+
+FOLDER = "torchbus-logs"
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or any(folder.glob("metrics-rank*.jsonl"))
+
+
+def all_runs(folder: Path) -> list[Path]:
+    """The runs in a folder, oldest first: their names begin with the time. Raises UsageError if there is no such folder."""
+    if not folder.is_dir():
+        raise UsageError(f'there is no folder {folder}: session(logger="local") writes runs to {FOLDER}, or name another folder')
+    return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
+
+
+def find(word: str, folder: Path) -> Path:
+    """The run of a path, a name, the beginning of a name, or "last". Raises UsageError if that is none, or several."""
+    if Path(word).is_dir() and is_run(Path(word)):
+        return Path(word)
+    known = all_runs(folder)
+    if word == "last" and known:
+        return known[-1]
+    meant = [path for path in known if path.name == word] or [path for path in known if path.name.startswith(word)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise UsageError(f"{word!r} may be any of {', '.join(path.name for path in meant[:5])}: write more of the name")
+    raise UsageError(f"there is no run {word!r} in {folder}; `torchbus runs` lists them ({len(known)} in {folder})")

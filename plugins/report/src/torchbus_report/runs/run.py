@@ -1,0 +1,46 @@
+"""One run, as far as it can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Point:
+    """One line of a file: where and when, and numbers by name. ``time_s`` is counted from the session's start."""
+
+    step: int | None
+    epoch: int | None
+    time_s: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of one rank's file; ``damaged`` could not be read, ``cut`` means that the last one has no end."""
+
+    points: list[Point] = field(default_factory=list)
+    damaged: int = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """``metrics`` and ``system`` are by rank. ``config_error`` says why config.json could not be read."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: dict[int, Lines]
+    system: dict[int, Lines]
+    config_error: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, or the folder's where it has none."""
+        return str(self.config.get("name") or self.folder.name)
+
+    @property
+    def files(self) -> list[Lines]:
+        return [*self.metrics.values(), *self.system.values()]

@@ -1,0 +1,85 @@
+"""A run in a few numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from torchbus_report.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Summary:
+    """``loss`` is the last one on rank 0, ``best_loss`` the smallest; ``duration_s`` is up to the last line of any file."""
+
+    run: str
+    name: str
+    started: str
+    ranks: int
+    device: str
+    strategy: str
+    steps: int
+    epochs: int | None
+    duration_s: float
+    loss: float | None
+    best_loss: float | None
+    samples_per_s: float | None
+    notes: list[str]
+
+    def plain(self) -> dict[str, object]:
+        """For JSON, which has no NaN."""
+        return {name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in asdict(self).items()}
+
+    def words(self) -> dict[str, str]:
+        return {
+            "run": self.run, "name": self.name if self.name != self.run else "", "started": self.started.replace("T", " ")[:16],
+            "ranks": str(self.ranks), "device": self.device, "strategy": self.strategy, "steps": f"{self.steps:,}",
+            "epochs": "" if self.epochs is None else str(self.epochs), "time": clock(self.duration_s), "loss": short(self.loss),
+            "best loss": short(self.best_loss), "samples/s": short(self.samples_per_s), "notes": "; ".join(self.notes),
+        }  # fmt: skip
+
+
+def of(run: Run) -> Summary:
+    points = run.metrics[min(run.metrics)].points if run.metrics else []
+    losses = [point.values["loss"] for point in points if "loss" in point.values]
+    speeds = sorted(point.values["samples_per_s"] for point in points if math.isfinite(point.values.get("samples_per_s", math.nan)))
+    epochs = [point.epoch for point in points if point.epoch is not None]
+    return Summary(
+        run=run.folder.name,
+        name=run.label,
+        started=str(run.config.get("started", "")),
+        ranks=_count(run),
+        device=str(run.config.get("device", "")),
+        strategy=str(run.config.get("strategy") or "none"),
+        steps=max((point.step for point in points if point.step is not None), default=0),
+        epochs=max(epochs) + 1 if epochs else None,
+        duration_s=max((point.time_s for lines in run.files for point in lines.points), default=0.0),
+        loss=losses[-1] if losses else None,
+        best_loss=min((loss for loss in losses if math.isfinite(loss)), default=None),
+        samples_per_s=speeds[len(speeds) // 2] if speeds else None,
+        notes=notes(run),
+    )
+
+
+def notes(run: Run) -> list[str]:
+    """What is wrong with its files."""
+    cut, damaged = sum(lines.cut for lines in run.files), sum(lines.damaged for lines in run.files)
+    found = [run.config_error] if run.config_error else []
+    found += [f"ended in mid-line on {cut} file{'s' if cut > 1 else ''} (killed?)"] if cut else []
+    return found + ([f"{damaged} damaged line{'s' if damaged > 1 else ''} left out"] if damaged else [])
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:30, 1:02:03."""
+    minutes, second = divmod(round(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def short(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _count(run: Run) -> int:
+    told = run.config.get("world_size")
+    return told if isinstance(told, int) else max([len(run.metrics), len(run.system), 1])
