@@ -1,0 +1,66 @@
+"""Which checkpoint of a folder to resume from, and which to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchbus.notices import warn
+
+from torchbus_checkpoint import folder
+from torchbus_checkpoint.errors import CheckpointError
+
+PREFIX = "step-"
+
+
+def automatic(parent: Path) -> list[Path]:
+    """The checkpoints that a session wrote by itself, oldest first."""
+    return [found for found in folder.found(parent) if found.name.startswith(PREFIX)]
+
+
+def latest(parent: str | Path) -> Path | None:
+    """The newest checkpoint in a folder that is whole, None if there is none at all.
+
+    Damaged ones are passed over with a warning that says what is wrong. Raises CheckpointError if all are damaged.
+    """
+    problems: list[str] = []
+    for candidate in reversed(automatic(Path(parent))):
+        try:
+            folder.verify(candidate)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            warn(f"{problem}: resuming from {candidate}")
+        return candidate
+    if problems:
+        raise CheckpointError(f"no checkpoint in {parent} is whole: {'; '.join(problems)}. Remove them to begin anew")
+    return None
+
+
+def best(parent: str | Path, mode: str = "min") -> Path | None:
+    """The checkpoint in a folder with the best value of what was monitored, None if none has one."""
+    ranked = _ranked(automatic(Path(parent)), mode)
+    return ranked[0] if ranked else None
+
+
+def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
+    """Remove all but the last ``keep``, or the ``keep`` best and the last."""
+    if keep is None:
+        return
+    there = automatic(parent)
+    kept = {*_ranked(there, mode)[:keep], *there[-1:]} if monitored else {*there[-keep:]}
+    for candidate in there:
+        if candidate not in kept:
+            folder.remove(candidate)
+
+
+def _ranked(candidates: list[Path], mode: str) -> list[Path]:
+    metrics: dict[Path, float] = {}
+    for candidate in candidates:
+        try:
+            metric = folder.manifest(candidate).get("metric")
+        except CheckpointError:
+            continue
+        if metric is not None and metric == metric:
+            metrics[candidate] = metric
+    return sorted(metrics, key=lambda one: metrics[one], reverse=mode == "max")

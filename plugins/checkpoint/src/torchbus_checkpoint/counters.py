@@ -1,0 +1,71 @@
+"""What the ``for`` loops around a place in the user's code have counted to.
+
+A ``for`` over a range hides its position in an iterator that nobody can set. So a replay has to get each of them to where it
+was by itself; whether it did is seen in the variables that they assign.
+"""
+
+from __future__ import annotations
+
+import dis
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+Counters = dict[str, Any]
+SCALARS = (int, str, float, bool)
+
+
+def around(frames: list[FrameType]) -> Counters:
+    """The variables of all loops whose body is being run, by place."""
+    return {f"{place(frames, index)}:{name}": frame.f_locals[name]
+            for index, frame in enumerate(frames) for name in _assigned(frame, False) if type(frame.f_locals.get(name)) in SCALARS}  # fmt: skip
+
+
+def at_head(frames: list[FrameType]) -> Counters:
+    """The numbers that were assigned last by loops that are asking for their next item."""
+    return {f"{place(frames, index)}:{name}": frame.f_locals[name]
+            for index, frame in enumerate(frames) for name in _assigned(frame, True) if type(frame.f_locals.get(name)) is int}  # fmt: skip
+
+
+def place(frames: list[FrameType], index: int) -> str:
+    """The frame by its function and its depth, which are the same in the next run."""
+    return f"{index} {frames[index].f_code.co_name}"
+
+
+def head_names(frame: FrameType) -> set[str]:
+    """The variables that the loop which asks for its next item is about to assign."""
+    return set(_assigned(frame, True))
+
+
+def _assigned(frame: FrameType, standing: bool) -> list[str]:
+    found: list[str] = []
+    for head, body, end, names in _loops(frame.f_code):
+        if head <= frame.f_lasti < end and (frame.f_lasti < body) is standing:
+            found += names
+    return found
+
+
+@cache
+def _loops(code: CodeType) -> list[tuple[int, int, int, tuple[str, ...]]]:
+    """Of each ``for``: where it asks for its next item, where its body begins and ends, and what it assigns."""
+    instructions = list(dis.get_instructions(code))
+    loops = []
+    for index, instruction in enumerate(instructions):
+        if instruction.opname == "FOR_ITER":
+            following = instructions[index + 1 :]
+            body = following[0].offset if following else instruction.offset + 2
+            loops.append((instruction.offset, body, instruction.argval, tuple(_targets(following))))
+    return loops
+
+
+def _targets(instructions: list[dis.Instruction]) -> list[str]:
+    names: list[str] = []
+    for instruction in instructions:
+        if instruction.opname.startswith("STORE_") and "ATTR" not in instruction.opname and "SUBSCR" not in instruction.opname:
+            stored = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            names += [str(name) for name in (stored[:1] if "LOAD" in instruction.opname else stored)]
+            if "LOAD" in instruction.opname:
+                break
+        elif not instruction.opname.startswith(("UNPACK_", "CACHE", "EXTENDED_ARG", "NOP")):
+            break
+    return names

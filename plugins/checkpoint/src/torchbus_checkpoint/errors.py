@@ -1,0 +1,9 @@
+"""What can be wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from torchbus.errors import TorchbusError
+
+
+class CheckpointError(TorchbusError, RuntimeError):
+    """A checkpoint can't be written, is damaged, or is not this loop's. The message names it, the facts and the remedy."""

@@ -1,0 +1,75 @@
+"""Values as they stand in a file that ``torch.load(weights_only=True)`` reads: nothing in it can run code."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus.errors import UsageError
+
+ARRAY, BYTES = "torchbus ndarray", "torchbus bytes"
+AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
+
+
+def encode(value: Any, what: str) -> Any:
+    """The value made of plain types and detached tensors (not copied). Raises UsageError, naming ``what``, for others."""
+    kind = type(value)
+    if kind in AS_THEY_ARE:
+        return value
+    if isinstance(value, Tensor):
+        return value.detach()
+    if kind is bytes:  # which torch.load takes in part only
+        return {BYTES: value.decode("latin-1")}
+    if kind in (list, tuple, set):
+        return kind(encode(item, what) for item in value)
+    if kind in (dict, OrderedDict, Counter):
+        return kind({encode(key, what): encode(item, what) for key, item in value.items()})
+    return _encode_numpy(value, what)
+
+
+def _encode_numpy(value: Any, what: str) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return value.item()
+    if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biuf":
+        return {ARRAY: torch.from_numpy(value.copy())}
+    raise UsageError(
+        f"{what} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: its state_dict() must be made "
+        "of tensors, numbers, strings, arrays, and lists, tuples, sets and dicts of them"
+    )
+
+
+def decode(value: Any) -> Any:
+    """What ``encode`` was given."""
+    kind = type(value)
+    if kind in (list, tuple, set):
+        return kind(decode(item) for item in value)
+    if kind is dict and set(value) == {ARRAY}:
+        return value[ARRAY].numpy()
+    if kind is dict and set(value) == {BYTES}:
+        return value[BYTES].encode("latin-1")
+    if kind in (dict, OrderedDict, Counter):
+        return kind({key: decode(item) for key, item in value.items()})
+    return value
+
+
+def copied(value: Any) -> Any:
+    """The same with tensors of its own in main memory, so that the loop may go on. Shared tensors stay shared."""
+    return _copied(value, {})
+
+
+def _copied(value: Any, done: dict[tuple[Any, ...], Tensor]) -> Any:
+    kind = type(value)
+    if isinstance(value, Tensor):
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.layout == torch.strided else (id(value),)
+        if key not in done:
+            done[key] = value.detach().to("cpu", copy=True)
+        return done[key]
+    if kind in (list, tuple, set):
+        return kind(_copied(item, done) for item in value)
+    if kind in (dict, OrderedDict, Counter):
+        return kind({key: _copied(item, done) for key, item in value.items()})
+    return value

@@ -1,0 +1,343 @@
+"""The plugin: its options and its verbs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+from torchbus.notices import warn
+from torchbus.seams.loader import LoaderIterator
+
+from torchbus_checkpoint import choice, folder, state
+from torchbus_checkpoint.contents import Finder
+from torchbus_checkpoint.plain import decode, encode
+from torchbus_checkpoint.position import Position
+from torchbus_checkpoint.replay import Replay
+from torchbus_checkpoint.requests import Requests, seconds
+from torchbus_checkpoint.steps import Steps
+from torchbus_checkpoint.when import When
+from torchbus_checkpoint.writer import Writer, agree
+
+MODES = ("min", "max")
+RESUME = ("auto", "never")
+LEFT = -1  # of a loop that was left by break
+
+
+class Checkpoint:
+    """Checkpoints of the whole loop, and its exact resume.
+
+    Args:
+        checkpoint: folder for automatic checkpoints, which all hosts share. None: only ``s.save`` and ``s.load``.
+        every_n_steps, every_n_epochs, every_minutes: how often; any of them. By default after every epoch.
+        keep: so many are kept, the last ones, or with ``monitor`` the best ones and the last. None keeps all.
+        monitor: the name of a value given to ``s.log``; its mean over ranks ranks the checkpoints.
+        mode: whether the "min" or the "max" of it is best.
+        resume: "auto" goes on from the last checkpoint in the folder that is whole; "never" begins anew, and refuses a
+            folder that has some; a path names one.
+        async_save: write in a thread; the step pays for a copy in main memory.
+        time_limit: so long after its start the session saves and leaves as if it had got SIGUSR1: a timedelta, or "11:50:00".
+
+    With a folder, SIGTERM and SIGUSR1 save at the next step boundary, and leave with exit status 128 + the signal's number.
+
+    ``s.save(path)``, ``s.load(path)``, ``s.register(name, object)``, ``for epoch in s.epochs(10)``. All ranks call them alike.
+    """
+
+    owns = ("checkpoints",)
+    verbs = ("save", "load", "register", "epochs")
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str] | None = None,
+        *,
+        every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        every_minutes: float | None = None,
+        keep: int | None = 3,
+        monitor: str | None = None,
+        mode: str = "min",
+        resume: str | os.PathLike[str] = "auto",
+        async_save: bool = False,
+        time_limit: str | timedelta | None = None,
+    ) -> None:
+        expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
+        expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
+        expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
+        expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
+        expect("async_save", async_save, bool, "True or False")
+        if keep is not None and keep < 1:
+            raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
+        if mode not in MODES:
+            raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
+        self._folder = None if checkpoint is None else Path(checkpoint).absolute()
+        self._when = When(every_n_steps, every_n_epochs, every_minutes)
+        self._keep = keep
+        self._monitor = monitor
+        self._mode = mode
+        self._resume = _checked(resume, self._folder)
+        self._async = async_save
+        self._time_limit_s = None if time_limit is None else seconds(time_limit)
+        self._requests: Requests | None = None
+        self._metric: float | None = None
+        self._registered: dict[str, Any] = {}
+        self._replay: Replay | None = None
+        self._ended = False
+        self._end_is_saved = False
+        self._loops = 0
+        self._loop_ends: dict[int, int | None] = {}
+
+    # Events ----------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+        self._position = Position(session)
+        self._finder = Finder(session)
+        self._steps = Steps(self._boundary)
+        self._writer = Writer(session, self._async)
+        for name, part in (("position", self._position), ("contents", self._finder), ("steps", self._steps)):
+            session.bus.register(part, f"checkpoint.{name}")
+        if self._folder is not None:
+            found = agree(session, "checkpoint/resume", self._choose)
+            if found:
+                self._begin_replay(Path(found))
+            self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
+
+    @hookimpl
+    def after_optimizer_step(self) -> None:
+        if self._position.trains:
+            return
+        if self._folder is not None and not self._position.is_known:
+            raise UsageError(
+                "checkpoint=... with a loop that takes no batch from a DataLoader: nobody can tell where it is. Say "
+                "`for step in s.epochs(...):` instead of `range(...)`"
+            )
+        self._position.training_begins()
+
+    @hookimpl
+    def log_metrics(self, metrics: dict[str, Any]) -> None:
+        if self._monitor in metrics:
+            self._metric = float(self._session.reduce(float(metrics[self._monitor])))
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        replay = self._replay
+        if error is None:
+            if replay is not None and replay.pending:
+                replay.end()
+            elif self._folder is not None and self._position.trains and (self._steps.since_save or not self._end_is_saved):
+                self._ended = True
+                self._save_automatically()
+        elif replay is not None and replay.pending:
+            instead = replay.explain_failure(error)
+            if instead is not None:
+                raise instead from error
+        self._writer.wait()
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        lines = [] if self._folder is None else [f"written to {self._folder}, {self._when.words()}; {self._keep or 'all'} are kept"]
+        if self._replay is not None:
+            lines.append(f"resumed from {self._resumed_from}")
+        return {"checkpoints": lines or ["when s.save is called"]}
+
+    # Verbs -----------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, thing: Any) -> Any:
+        """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint, as rank 0 has it. Returns it."""
+        if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
+            raise UsageError(f"s.register({name!r}, {type(thing).__name__}): it needs the methods state_dict() and load_state_dict(state)")
+        if name in self._registered and self._registered[name] is not thing:
+            raise UsageError(f"s.register({name!r}): there is one of this name already")
+        self._registered[name] = thing
+        return thing
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """``range(count)`` for the outermost loop, which goes on where an interrupted run was. An "epoch" may be a step."""
+        expect("s.epochs: count", count, int, "a number of epochs")
+        self._loops += 1
+        return self._run_epochs(2 * self._loops - 1, count)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, a folder. All ranks call it, at the end of what they do with a batch or an epoch."""
+        self._save(Path(path).absolute())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Put back what ``save`` wrote. Before the first step of this session, the loop that follows is led on to where the
+        checkpoint was written. All ranks call it."""
+        chosen = Path(path).absolute()
+        if self._replay is not None and self._replay.pending:
+            raise UsageError(f"s.load({str(path)!r}): this session is on its way back to {self._resumed_from} already")
+        agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: str(folder.verify(chosen)["step"]))
+        begins = not self._position.trains
+        replay = self._begin_replay(chosen)
+        self._put_back()
+        if begins:
+            self._position.trains = False
+            self._session.seams.refresh()
+        else:
+            replay.drop()
+
+    # Inside ----------------------------------------------------------------------------------------------------
+
+    def _run_epochs(self, number: int, count: int) -> Iterator[int]:
+        self._steps.counts_passes = False
+        epoch = self._first_epoch(number, count)
+        self._loop_ends[number] = LEFT
+        try:
+            while epoch < count and not self._session.bus.hook.end_epochs():
+                self._enter((number, epoch))
+                yield epoch
+                epoch += 1
+                self._steps.epoch_ended()
+        except GeneratorExit:  # the loop said break
+            self._position.enter((number + 1, 0))
+            raise
+        self._loop_ends[number] = count
+        self._enter((number + 1, 0))
+
+    def _first_epoch(self, number: int, count: int) -> int:
+        """Where a loop begins that an earlier run has begun, or ended."""
+        if self._replay is None or not self._replay.pending:
+            return 0
+        return self._replay.first_epoch(number, count)
+
+    def _enter(self, section: tuple[int, int]) -> None:
+        self._position.enter(section)
+        if self._replay is not None and self._replay.pending:
+            self._replay.enter(section)
+        self._boundary(None)
+
+    def _boundary(self, iterator: LoaderIterator | None) -> None:
+        """The loop is between two steps: it asks ``iterator`` for a batch, or ``s.epochs`` for an epoch."""
+        requests = self._requests
+        if requests is None or (self._replay is not None and self._replay.pending):
+            return
+        requests.look()
+        if not self._steps.since_save and not requests.leave:
+            return
+        self._finder.look_once()
+        due = self._when.is_due(self._steps.count, self._steps.epochs) or requests.save or requests.leave
+        if due and (iterator is None or self._position.can_be_found_again(iterator)):
+            self._save_automatically()
+            if requests.leave:
+                self._leave(requests.leave)
+
+    def _leave(self, status: int) -> None:
+        """With a status that schedulers start a job again for."""
+        self._writer.wait()
+        if self._session.is_main:
+            print(f"torchbus: saved after step {self._steps.count} as asked, and leaving with exit status {status}", file=sys.stderr)
+        raise SystemExit(status)
+
+    def _save_automatically(self) -> None:
+        assert self._folder is not None
+        os.makedirs(self._folder, exist_ok=True)
+        parent = self._folder
+        self._save(parent / f"{choice.PREFIX}{self._steps.count:08d}")
+        self._when.saved(self._steps.count, self._steps.epochs)
+        self._steps.saved()
+        if self._requests is not None:
+            self._requests.saved()
+
+    def _save(self, final: Path) -> None:
+        contents = self._finder.find_at_end() if self._ended else self._finder.find()
+        shared: dict[str, Any] = {}
+        if self._session.is_main:
+            weights = state.weights(contents)
+            training = state.training(contents, self._steps.has_gradients, self._registered)
+            shared = {**weights, "training.pt": training | {"weights": list(weights)}}
+        facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self._metric,
+                 "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
+        automatic = final.parent == self._folder
+
+        def prune() -> None:
+            if automatic:
+                choice.prune(final.parent, self._keep, self._monitor is not None, self._mode)
+
+        self._writer.write(final, shared, self._own_state(), facts, prune)
+
+    def _own_state(self) -> dict[str, Any]:
+        """What each rank has for itself."""
+        plugins = {name: encode(plugin.state_dict(), f"plugin {name}") for name, plugin in self._stateful_plugins().items()}
+        return {
+            "position": self._position.state() | {"loop_ends": list(self._loop_ends.items()), "ended": self._ended},
+            "plugins": plugins,
+            "steps": self._steps.count,
+            "epochs": self._steps.epochs,
+            "metric": self._metric,
+        }
+
+    def _stateful_plugins(self) -> dict[str, Any]:
+        plugins = self._session.bus.plugins()
+        return {name: one for name, one in plugins if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")}
+
+    @property
+    def _batches_per_step(self) -> int:
+        return 1 if self._session.options.get("batch") == "global" else self._session.world_size
+
+    # Resume ----------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> str:
+        assert self._folder is not None
+        folder.sweep(self._folder)
+        if isinstance(self._resume, Path):
+            folder.verify(self._resume)
+            return str(self._resume)
+        there = choice.automatic(self._folder)
+        if self._resume == "never" and there:
+            raise UsageError(
+                f"resume='never', but {self._folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
+                "use another folder, remove them, or go on with resume='auto'"
+            )
+        return str(choice.latest(self._folder) or "")
+
+    def _begin_replay(self, found: Path) -> Replay:
+        self._resumed_from, manifest = found, folder.manifest(found)
+        alike = manifest["world_size"] == self._session.world_size
+        self._own = folder.read_file(found, f"rank-{self._session.rank if alike else 0}.pt")
+        if not alike and self._session.is_main:
+            warn(
+                f"{found} was written by {manifest['world_size']} ranks, and there are {self._session.world_size} now: the order of the data "
+                "goes on, the ranks' own random numbers begin anew"
+            )
+        scale = 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
+        self._replay = Replay(self._session, self._position, self._own["position"], self._put_back, alike, scale)
+        self._session.bus.register(self._replay, "checkpoint.replay")
+        return self._replay
+
+    def _put_back(self) -> None:
+        found = self._resumed_from
+        saved = folder.read_file(found, "training.pt")
+        weights = [folder.read_file(found, name) for name in saved["weights"]]
+        contents = self._finder.find()
+        state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
+        state.put_weights(contents, weights)
+        state.put_loose(contents, saved)
+        state.put_training(contents, saved, self._registered)
+        for name, plugin in self._stateful_plugins().items():
+            if name in self._own["plugins"]:
+                plugin.load_state_dict(decode(self._own["plugins"][name]))
+        self._metric = self._own["metric"]
+        self._end_is_saved = self._own["position"]["ended"]
+        self._loop_ends = dict(self._own["position"]["loop_ends"])
+        self._steps.put(self._own["steps"], self._own["epochs"])
+        self._when.saved(self._steps.count, self._steps.epochs)
+        self._position.trains = self._steps.count > 0
+
+
+def _checked(resume: str | os.PathLike[str], parent: Path | None) -> str | Path:
+    if resume in RESUME:
+        return str(resume)
+    if not Path(resume).is_dir():
+        raise UsageError(f"resume={str(resume)!r} is no checkpoint: use 'auto', 'never' or the folder of one")
+    if parent is None:
+        raise UsageError(f"resume={str(resume)!r} without checkpoint=...: name the folder that new checkpoints are written to")
+    return Path(resume).absolute()

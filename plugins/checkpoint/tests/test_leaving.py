@@ -1,0 +1,90 @@
+"""Signals and the clock: saved at the next step boundary, and an exit status that schedulers start a job again for."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchbus import session
+from torchbus.errors import UsageError
+
+from torchbus_checkpoint import folder
+from torchbus_checkpoint.requests import seconds
+
+pytestmark = pytest.mark.timeout(900)
+
+LOOP = """
+import hashlib, os, signal, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+ranks, number, whom = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+with session(strategy="ddp", devices=ranks, launch="fork", checkpoint="checkpoints", every_n_epochs=100) as s:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Dropout(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 2)), batch_size=2, shuffle=True, num_workers=1)
+    for epoch in range(3):
+        for i, (x,) in enumerate(loader):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if number and epoch == 1 and i == 3 and s.rank == whom:
+                os.kill(os.getpid(), number)
+print("end", hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
+"""
+
+
+@pytest.mark.parametrize(("ranks", "number", "whom"), [(1, signal.SIGTERM, 0), (2, signal.SIGUSR1, 0), (2, signal.SIGTERM, 1)])
+def test_a_signal(run: Any, tmp_path: Path, ranks: int, number: int, whom: int) -> None:
+    whole = run(LOOP, ranks, 0, 0, folder=tmp_path / "whole").ok()
+    left = run(LOOP, ranks, int(number), whom, folder=tmp_path / "left")
+    assert left.status == 128 + number, left.stderr
+    assert f"as asked, and leaving with exit status {128 + number}" in left.stderr and "Traceback" not in left.stderr
+    assert len(folder.found(tmp_path / "left" / "checkpoints")) == 1
+    assert run(LOOP, ranks, 0, 0, folder=tmp_path / "left").ok().stdout == whole.stdout
+
+
+def steps(s: Any) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in s.epochs(50):
+        model(torch.ones(1)).backward()
+        optimizer.step()
+
+
+def test_the_clock(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error, session(checkpoint=tmp_path, every_n_steps=100, time_limit=timedelta(microseconds=1)) as s:
+        steps(s)
+    assert error.value.code == 128 + signal.SIGUSR1
+    assert [one.name for one in folder.found(tmp_path)] == ["step-00000000"]  # before the first step already
+
+
+def test_minutes(tmp_path: Path) -> None:
+    with session(checkpoint=tmp_path, every_minutes=1e-9, keep=None) as s:
+        steps(s)
+    assert len(folder.found(tmp_path)) == 50
+
+
+def test_a_second_signal_is_obeyed_at_once(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as error, session(checkpoint=tmp_path):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert error.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("text", "expected"), [("30:00", 1800), ("1:30:00", 5400), ("1-00:00:00", 86400), (timedelta(hours=1), 3600)])
+def test_time_limits(text: Any, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "90", "1:2:3:4", "x", 90])
+def test_bad_time_limits(text: Any) -> None:
+    with pytest.raises(UsageError, match="a timedelta, or a string"):
+        seconds(text)

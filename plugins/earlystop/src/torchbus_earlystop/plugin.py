@@ -1,0 +1,116 @@
+"""The plugin: its options and its verb."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchbus import Session, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+MODES = ("min", "max")
+
+
+class EarlyStop:
+    """Ends the loop when a value given to ``s.log`` has not got better for a while.
+
+    Args:
+        monitor: the name of the value. Its mean over ranks decides, so that all ranks decide alike; all ranks log it.
+        patience: so many values in a row may be no better than the best one before.
+        mode: whether smaller ("min") or larger ("max") is better.
+        min_delta: by how much a value must be better to count as better; NaN never does.
+
+    Then ``s.should_stop`` is True, ``s.epochs`` ends, and the loaders that have fed a backward give no more batches: a loop over
+    ``range`` goes through the rest of its epochs without training. Evaluation goes on to work.
+    """
+
+    owns = ("early stopping",)
+    verbs = ("should_stop",)
+
+    def __init__(self, monitor: str | None = None, *, patience: int = 3, mode: str = "min", min_delta: float = 0.0) -> None:
+        expect("early_stop", monitor, (str, type(None)), "the name of a value given to s.log")
+        expect("patience", patience, int, "a number of values")
+        expect("min_delta", min_delta, (int, float), "a number")
+        if patience < 1:
+            raise UsageError(f"patience={patience}: at least one value must be worse before the loop ends")
+        if not min_delta >= 0:
+            raise UsageError(f"min_delta={min_delta}: it must be 0 or more")
+        if mode not in MODES:
+            raise UsageError(f"early_stop_mode={mode!r} is unknown: use 'min' or 'max'")
+        self._monitor = monitor
+        self._patience = patience
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._min_delta = min_delta
+        self._best = math.inf
+        self._waited = 0
+        self._asked: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._trained: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self.should_stop = False
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+
+    @hookimpl
+    def log_metrics(self, metrics: dict[str, Any]) -> None:
+        if self._monitor in metrics and not self.should_stop:
+            self._judge(float(self._session.reduce(float(metrics[self._monitor]))))
+
+    def _judge(self, value: float) -> None:
+        if self._sign * value < self._best - self._min_delta:
+            self._best, self._waited = self._sign * value, 0
+        else:
+            self._waited += 1
+        self.should_stop = self._waited >= self._patience
+
+    # The end ---------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def batch_wanted(self, loader: DataLoader[Any]) -> None:
+        if torch.is_grad_enabled():
+            self._asked.add(loader)
+
+    @hookimpl
+    def loader_end(self, loader: DataLoader[Any]) -> None:
+        """An evaluation that was over before the backward has not fed it."""
+        self._asked.discard(loader)
+
+    @hookimpl
+    def after_backward(self) -> None:
+        self._trained |= self._asked
+        self._asked.clear()
+
+    @hookimpl
+    def skip_pass(self, loader: DataLoader[Any]) -> bool | None:
+        return True if self.should_stop and loader in self._trained else None
+
+    @hookimpl
+    def end_epochs(self) -> bool | None:
+        return self.should_stop or None
+
+    # State -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"best": self._best, "waited": self._waited, "should_stop": self.should_stop}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best, self._waited, self.should_stop = state["best"], state["waited"], state["should_stop"]
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        if self._monitor is None:
+            return None
+        best = f", best {self._sign * self._best:g}" if math.isfinite(self._best) else ""
+        return {"early stop": [f"when {self._monitor} is no better {self._patience} times in a row{best}"]}
+
+
+def from_options(
+    early_stop: str | None = None, patience: int = 3, early_stop_mode: str = "min", min_delta: float = 0.0
+) -> EarlyStop:
+    """``session(early_stop="val_loss", patience=3)``: ``early_stop`` is the value to monitor."""
+    return EarlyStop(early_stop, patience=patience, mode=early_stop_mode, min_delta=min_delta)

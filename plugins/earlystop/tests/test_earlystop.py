@@ -1,0 +1,115 @@
+"""When a loop ends, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+from torchbus.errors import UsageError
+from torchbus.testing import assert_torch_unchanged, run_script, torch_state
+
+from torchbus_earlystop import EarlyStop
+
+
+def stops_after(values: list[float], **options: Any) -> int | None:
+    """The index of the value after which the loop is to end."""
+    with session("log", EarlyStop("loss", **options)) as s:
+        for index, value in enumerate(values):
+            s.log("loss", value)
+            if s.should_stop:
+                return index
+    return None
+
+
+@pytest.mark.parametrize(("values", "options", "expected"), [
+    ([3, 2, 1, 0], {"patience": 1}, None),
+    ([3, 2, 2, 1], {"patience": 1}, 2),
+    ([3, 2, 2.5, 1.9, 2, 2], {"patience": 2}, 5),
+    ([1, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 4),
+    ([1, 0.99, 0.98], {"patience": 2, "min_delta": 0.1}, 2),
+    ([1, 0.95, 0.91, 0.89, 0.8], {"patience": 3, "min_delta": 0.1}, None),
+    ([1, float("nan"), float("nan")], {"patience": 2}, 2),
+])  # fmt: skip
+def test_when(values: list[float], options: dict[str, Any], expected: int | None) -> None:
+    assert stops_after(values, **options) == expected
+
+
+def train(s: Any, epochs: Any) -> list[int]:
+    """Number of training batches, of validation batches, and of epochs."""
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = TensorDataset(torch.ones(6, 1))
+    train_loader, test_loader = DataLoader(data, batch_size=2), DataLoader(data, batch_size=3)
+    counts = [0, 0, 0]
+    for epoch in epochs:
+        counts[2] += 1
+        for (x,) in train_loader:
+            optimizer.zero_grad()
+            net(x).mean().backward()
+            optimizer.step()
+            counts[0] += 1
+        with torch.no_grad():
+            counts[1] += sum(1 for _ in test_loader)
+        s.log("val_loss", [2.0, 1.0, 1.5, 3.0, 0.0][epoch])
+    return counts
+
+
+def test_a_plain_loop_goes_on_without_training() -> None:
+    before = torch_state()
+    with session("log", early_stop="val_loss", patience=2) as s:
+        assert train(s, range(5)) == [12, 10, 5]
+        assert "when val_loss is no better 2 times" in s.explain()
+    assert_torch_unchanged(before)
+
+
+def test_the_end_is_that_of_all_ranks() -> None:
+    result = run_script("""
+        import json
+        from torchbus import session
+        with session(early_stop="val", patience=2, strategy="ddp", devices=2, launch="fork") as s:
+            ends = []
+            for epoch in range(6):
+                s.log("val", float(epoch if s.rank else -2 * epoch))  # rank 1 alone would stop, rank 0 never
+                ends.append(s.should_stop)
+            for epoch in range(2):
+                s.log("val", 5.0 if s.rank else -9.0)
+                ends.append(s.should_stop)
+            both = s.all_gather_object(ends)
+        print(json.dumps(both))
+    """)
+    assert result.ok()
+    first, second = json.loads(result.stdout)
+    assert first == second == [False] * 7 + [True]
+
+
+def test_its_state() -> None:
+    one = EarlyStop("loss", patience=2)
+    with session("log", one) as s:
+        s.log("loss", 1.0)
+        s.log("loss", 2.0)
+    two = EarlyStop("loss", patience=2)
+    two.load_state_dict(one.state_dict())
+    with session("log", two) as s:
+        s.log("loss", 1.5)
+        assert s.should_stop
+
+
+def test_the_verb_alone() -> None:
+    with session() as s:
+        assert s.should_stop is False
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"early_stop": 3}, "the name of a value"),
+    ({"early_stop": "x", "patience": 0}, "at least one value"),
+    ({"early_stop": "x", "patience": 1.5}, "a number of values"),
+    ({"early_stop": "x", "min_delta": -1}, "0 or more"),
+    ({"early_stop": "x", "early_stop_mode": "best"}, "'min' or 'max'"),
+])  # fmt: skip
+def test_bad_input(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        session(**options)
