@@ -1,0 +1,99 @@
+"""The plugin: its option, and the blocks that it finds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+from torchbus import Session, hookimpl, inventory
+from torchbus.errors import UsageError
+from torchbus.seams.forward import Surround
+
+from torchbus_activation.norms import counted_already
+
+DISCOVERY_BACKWARDS = 3
+
+
+class ActivationCheckpointing:
+    """Blocks compute their forward again in backward, in place of keeping what it computed.
+
+    Args:
+        activation_checkpointing: module classes, or "auto" for blocks that repeat.
+
+    Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
+    """
+
+    def __init__(self, *, activation_checkpointing: str | Collection[type[Module]] = "auto") -> None:
+        self._classes = _checked(activation_checkpointing)
+        self._surround = Surround(_compute_twice)
+        self._blocks: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._session: Session | None = None
+        self._backwards = 0
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._session = session
+        session.on_close.callback(self._surround.close)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None or (self._session is not None and self._session.captures(optimizer)):
+            for model in inventory.models_of(parameters):
+                self._add(model)
+
+    @hookimpl
+    def model_found(self, model: Module) -> None:
+        if self._session is not None and self._session.captures(model):
+            self._add(model)
+
+    @hookimpl
+    def after_backward(self) -> None:
+        """Without a strategy nobody else ends the search for models."""
+        self._backwards += 1
+        if self._backwards == DISCOVERY_BACKWARDS and self._session is not None and self._session.world_size == 1:
+            self._session.end_discovery()
+
+    def _add(self, model: Module) -> None:
+        blocks = inventory.repeated_blocks(model) if self._classes is None else _outermost_of(model, self._classes)
+        for block in blocks:
+            if block not in self._blocks:
+                self._blocks.add(block)
+                self._surround.add(block)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        names = ", ".join(sorted({type(block).__name__ for block in self._blocks})) or "none found yet"
+        return {"activations": [f"{len(self._blocks)} blocks are computed again in backward: {names}"]}
+
+
+def _checked(given: Any) -> tuple[type[Module], ...] | None:
+    if given == "auto":
+        return None
+    classes = tuple(given) if isinstance(given, set | frozenset | list | tuple) else ()
+    if not classes or not all(isinstance(one, type) and issubclass(one, Module) for one in classes):
+        raise UsageError(f"activation_checkpointing={given!r}: use a set of module classes, such as {{Block}}, or 'auto'")
+    return classes
+
+
+def _outermost_of(model: Module, classes: tuple[type[Module], ...]) -> list[Module]:
+    """Modules of these classes that are not inside another one of them: what is computed again once is not computed a third time."""
+    found: list[Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, classes) and id(module) not in inside:
+            found.append(module)
+            inside.update(id(part) for part in module.modules())
+    return found
+
+
+def _compute_twice(block: Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), counted_already(block)), **kwargs)

@@ -1,0 +1,8 @@
+"""torchbus-compress: gradient algorithms that send less than allreduce does."""
+
+from __future__ import annotations
+
+from torchbus_compress.plugin import Compress
+
+__all__ = ["Compress"]
+__version__ = "0.1.0"

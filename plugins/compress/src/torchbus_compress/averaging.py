@@ -1,0 +1,154 @@
+"""Algorithms that average models instead of gradients: each rank steps by its own gradients in between."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchbus_compress.codecs import Bytes, Codec
+
+
+class Averager:
+    """Averages the parameters of one optimizer. ``after_step`` is called after each of its steps, on all ranks."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self._parameters = parameters
+
+    @abstractmethod
+    def after_step(self) -> None:
+        """What is sent after a step."""
+
+    def finish(self) -> None:
+        """Wait for what is on its way."""
+
+    def agree(self) -> None:
+        """All ranks get the mean of all models, in one collective."""
+        self.finish()
+        flat = self.read() / dist.get_world_size()
+        dist.all_reduce(flat)
+        self.write(flat)
+
+    def read(self) -> Tensor:
+        """All parameters in one new vector."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
+
+    @torch.no_grad()
+    def write(self, flat: Tensor) -> None:
+        for parameter, part in zip(self._parameters, flat.split([one.numel() for one in self._parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+
+class LocalSgd(Averager):
+    """The mean of all models after every ``period_steps`` steps, by torch's PeriodicModelAverager; after every one of the first ones.
+
+    Source: Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
+    """
+
+    def __init__(self, parameters: list[Tensor], period_steps: int = 4, warmup_steps: int = 8) -> None:
+        super().__init__(parameters)
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+        self._warmup_steps, self._steps = warmup_steps, 0
+        self._averager: Any = PeriodicModelAverager(period=period_steps, warmup_steps=warmup_steps)  # type: ignore[no-untyped-call]
+
+    def after_step(self) -> None:
+        self._steps += 1
+        if self._steps <= self._warmup_steps:
+            self.agree()
+        self._averager.average_parameters(self._parameters)
+
+
+class Ring(Averager):
+    """Each rank takes the mean of its own model and those of its neighbours in a ring.
+
+    Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017.
+    """
+
+    def after_step(self) -> None:
+        mine = self.read()
+        others = exchange(mine)
+        self.write((mine + sum(others)) / (1 + len(others)))
+
+
+class CodedRing(Averager):
+    """As ``Ring``; what is sent is the change of a model since the last time, in one byte a number. Each rank keeps its
+    neighbours' models.
+
+    Source: Tang et al., Communication Compression for Decentralized Training, NeurIPS 2018 (DCD-PSGD).
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__(parameters)
+        self._codec: Codec = Bytes()
+        self.agree()
+        self._mine = self.read()
+        self._others = [self._mine.clone() for _ in neighbours()]
+
+    def after_step(self) -> None:
+        mean = (self._mine + sum(self._others)) / (1 + len(self._others))
+        change = self._codec.encode((self.read() + mean - 2 * self._mine)[None])
+        for other, theirs in zip(self._others, exchange(change), strict=True):
+            other += self._codec.decode(theirs, other.dtype)[0]
+        self._mine += self._codec.decode(change, self._mine.dtype)[0]
+        self.write(self._mine)
+
+    def agree(self) -> None:
+        super().agree()
+        self._mine = self.read()
+        self._others = [self._mine.clone() for _ in neighbours()]
+
+
+class Behind(Averager):
+    """The mean of all models is made while the next ``period_steps`` steps are computed, and then added as a correction.
+
+    Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022, at fixed steps, so that ranks always meet.
+    """
+
+    def __init__(self, parameters: list[Tensor], period_steps: int = 4) -> None:
+        super().__init__(parameters)
+        self._period_steps, self._steps = period_steps, 0
+        self._pending: tuple[Any, Tensor, Tensor] | None = None
+
+    def after_step(self) -> None:
+        self._steps += 1
+        if self._steps % self._period_steps == 0:
+            self.finish()
+            before = self.read()
+            mean = before / dist.get_world_size()
+            self._pending = dist.all_reduce(mean, async_op=True), before, mean
+
+    def finish(self) -> None:
+        if self._pending is not None:
+            (work, before, mean), self._pending = self._pending, None
+            work.wait()
+            self.write(self.read() + mean - before)
+
+
+def neighbours() -> list[int]:
+    """The ranks before and behind this one in the ring; one of two ranks has one neighbour."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return list(dict.fromkeys([(rank - 1) % ranks, (rank + 1) % ranks]))
+
+
+def exchange(mine: Tensor) -> list[Tensor]:
+    """Send a tensor to each neighbour, and receive theirs."""
+    received = [torch.empty_like(mine) for _ in neighbours()]
+    works = [dist.isend(mine, peer) for peer in neighbours()]
+    works += [dist.irecv(tensor, peer) for tensor, peer in zip(received, neighbours(), strict=True)]
+    for work in works:
+        if work is not None:
+            work.wait()
+    return received
+
+
+AVERAGERS: dict[str, Callable[[list[Tensor]], Averager]] = {
+    "local_sgd": LocalSgd,
+    "decentralized": Ring,
+    "low_precision_decentralized": CodedRing,
+    "async": Behind,
+}

@@ -1,0 +1,26 @@
+"""The mean over ranks of numbers that travel encoded."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchbus_compress.codecs import Codec
+
+
+def mean(flat: Tensor, codec: Codec) -> Tensor:
+    """Each rank sums one part of a vector, in full precision, and sends the result to the others. All ranks call it.
+
+    Sends what an allreduce of as many bytes would. Every rank gets the same numbers.
+    """
+    ranks = dist.get_world_size()
+    length = -(-flat.numel() // ranks)
+    parts = torch.nn.functional.pad(flat, (0, ranks * length - flat.numel())).view(ranks, length)
+    sent = codec.encode(parts)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    own = codec.encode(codec.decode(received, flat.dtype).mean(0, keepdim=True))
+    gathered = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(gathered, own)
+    return codec.decode(torch.cat(gathered), flat.dtype).reshape(-1)[: flat.numel()]

@@ -1,0 +1,173 @@
+"""Every algorithm on two ranks: one model at the end, nearly as good as with allreduce; what ranks tell each other stays exact."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchbus import session
+from torchbus.errors import UsageError
+from torchbus.testing import run_script
+
+from torchbus_compress.codecs import Bfloat16, Bytes
+from torchbus_compress.plugin import ALGORITHMS
+
+HEAD = f"""
+import json, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+ALGORITHMS = {ALGORITHMS}
+found = {{}}
+"""
+TRAIN = HEAD + """
+def run(algorithm):
+    torch.manual_seed(0)
+    x = torch.randn(320, 20)
+    y = (x[:, :3].sum(1) > 0).long()
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
+        model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        mine = slice(s.rank * 160, s.rank * 160 + 160)
+        losses = []
+        for epoch in range(5):
+            for a, b in zip(x[mine].split(16), y[mine].split(16)):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(a), b)
+                plain = s.reduce(loss)
+                loss.backward()
+                losses.append(abs(loss.item() - plain.item()))
+                optimizer.step()
+        weight = model[0].weight
+        text = s.explain() if algorithm in ("bytegrad", "local_sgd") else ""
+    return [float((model(x).argmax(1) == y).float().mean()), max(losses), text], model
+
+for algorithm in ALGORITHMS:
+    found[algorithm], _ = run(algorithm)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    result = run_script(TRAIN, timeout_s=115)
+    assert result.ok()
+    return dict(json.loads(result.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_it_learns_what_allreduce_learns(algorithm, trained):
+    assert trained["allreduce"][0] > 0.95
+    assert abs(trained[algorithm][0] - trained["allreduce"][0]) < 0.02
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_loss_that_ranks_tell_each_other_is_exact(algorithm, trained):
+    assert trained[algorithm][1] < 1e-5
+
+
+def test_explain_names_it(trained):
+    assert "gradients   bytegrad: averaged over ranks" in trained["bytegrad"][2]
+    assert "gradients   local_sgd: models are averaged, not gradients" in trained["local_sgd"][2]
+
+
+ONE_MODEL = HEAD + """
+for algorithm in ALGORITHMS:
+    with session(strategy="ddp", devices=3, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
+        model = nn.Linear(5, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loader = DataLoader(TensorDataset(torch.randn(40, 5)), batch_size=4)
+        for step in range(9):
+            optimizer.zero_grad()
+            model(torch.randn(4, 5) + s.rank).square().mean().backward()
+            optimizer.step()
+        for _ in loader:
+            pass
+        found[algorithm] = [torch.equal(model.weight.detach(), other) for other in s.all_gather(model.weight.detach())]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_after_an_epoch_all_ranks_have_one_model():
+    result = run_script(ONE_MODEL, timeout_s=115)
+    assert result.ok()
+    assert json.loads(result.stdout.splitlines()[-1]) == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
+
+
+DIGITS = HEAD + """
+import sys
+from sklearn.datasets import load_digits
+data = load_digits()
+x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+for algorithm in ALGORITHMS:
+    found[algorithm] = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        order = torch.randperm(len(x))
+        train, test = order[:1500], order[1500:]
+        with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
+            model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for epoch in range(10):
+                for batch in train[torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))].split(64):
+                    mine = batch[s.rank :: 2]
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
+                    optimizer.step()
+        found[algorithm].append(float((model(x[test]).argmax(1) == y[test]).float().mean()))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_accuracy_on_digits_within_two_points_over_three_seeds():
+    result = run_script(DIGITS, timeout_s=1100)
+    assert result.ok()
+    accuracy = {name: sum(values) / 3 for name, values in json.loads(result.stdout.splitlines()[-1]).items()}
+    assert accuracy["allreduce"] > 0.95
+    assert {name: value for name, value in accuracy.items() if value < accuracy["allreduce"] - 0.02} == {}
+
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
+
+
+@given(NUMBERS)
+def test_a_byte_is_off_by_half_a_step_at_most(numbers):
+    rows = torch.tensor([numbers], dtype=torch.float64)
+    sent = Bytes().encode(rows)
+    step = float(rows.max() - rows.min()) / 255
+    assert sent.dtype == torch.uint8 and sent.shape[1] == len(numbers) + 16
+    assert float((Bytes().decode(sent, torch.float64) - rows).abs().max()) <= step * 0.5000001 + 1e-9 * float(rows.abs().max())
+
+
+@given(NUMBERS)
+def test_bfloat16_keeps_two_digits(numbers):
+    rows = torch.tensor([numbers], dtype=torch.float32)
+    sent = Bfloat16().encode(rows)
+    assert sent.shape[1] == 2 * len(numbers)
+    assert torch.allclose(Bfloat16().decode(sent, torch.float32), rows, rtol=2**-8, atol=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("sign", "gradient_algorithm='sign' is unknown: use one of 'allreduce', 'fp16', 'bf16', 'powersgd', 'bytegrad', 'local_sgd',"),
+        ("qadam", "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum"),
+    ],
+)
+def test_wrong_names(algorithm, words):
+    with pytest.raises(UsageError) as error:
+        session(strategy=None, gradient_algorithm=algorithm)
+    assert str(error.value).startswith(words)
+
+
+def test_it_needs_a_reducer():
+    with pytest.raises(UsageError, match="gradient_algorithm='fp16' needs strategy='ddp'"):
+        session(strategy=None, gradient_algorithm="fp16").start()

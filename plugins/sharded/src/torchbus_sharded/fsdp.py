@@ -1,0 +1,96 @@
+"""The strategy ``fsdp``: parameters, gradients and optimizer states divided over ranks, by torch's ``fully_shard``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torchbus import Session, World, hookimpl
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+from torchbus_sharded import wrapping
+from torchbus_sharded.models import ShardedModels
+from torchbus_sharded.sync import ShardedBackward
+
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+
+
+class FSDP:
+    """Each rank keeps its part of every parameter, with gradient and optimizer state; a unit is gathered while it computes.
+
+    Args:
+        auto_wrap_policy: the units: "auto" (repeated blocks), module classes, modules of so many parameters or more, or None (the whole
+            model is one unit).
+        reshard_after_forward: False keeps a unit gathered from forward to backward: more memory, less traffic; None: the outermost alone.
+        mixed_precision: "bf16" or "16": the dtype of gathered parameters and of gradients on their way; None: as they are.
+        cpu_offload: keep the parts in host memory.
+        hybrid: divide over the ranks of a node, replicate over nodes.
+        forward_methods: names of methods other than ``forward`` that use parameters, such as ("loss", "generate").
+        backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
+
+    Source: Zhao et al., PyTorch FSDP, VLDB 2023; torch.distributed.fsdp.fully_shard.
+    """
+
+    owns = ("strategy",)
+    divides_data = True
+    companions = ("sampler", "process_group")
+
+    def __init__(
+        self, *, auto_wrap_policy: wrapping.Policy = "auto", reshard_after_forward: bool | None = None, mixed_precision: str | None = None,
+        cpu_offload: bool = False, hybrid: bool = False, forward_methods: tuple[str, ...] = (), backend: str | None = None,
+    ) -> None:  # fmt: skip
+        wrapping.check(auto_wrap_policy)
+        expect("reshard_after_forward", reshard_after_forward, (bool, type(None)), "True, False or None")
+        for name, value in {"cpu_offload": cpu_offload, "hybrid": hybrid}.items():
+            expect(name, value, bool, "True or False")
+        if mixed_precision not in (None, *DTYPES):
+            raise UsageError(f"mixed_precision={mixed_precision!r} is unknown: use 'bf16', '16' or None")
+        expect("forward_methods", forward_methods, (tuple, list), "names of methods, such as ('loss',)")
+        self.policy = auto_wrap_policy
+        self.reshard_after_forward = reshard_after_forward
+        self.mixed_precision = mixed_precision
+        self.cpu_offload = cpu_offload
+        self.hybrid = hybrid
+        self.forward_methods = tuple(forward_methods)
+        self.backend = backend
+
+    @hookimpl
+    def launch(self, session: Session) -> World:
+        return session.start_ranks()
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        if session.world_size == 1:
+            return
+        if not torch.distributed.is_initialized():
+            raise UsageError("strategy='fsdp' needs a process group, which torchbus-ddp makes: pip install torchbus-ddp")
+        models = ShardedModels(session, self)
+        session.bus.register(models, "fsdp.models")
+        session.bus.register(ShardedBackward(session, models), "fsdp.backward")
+
+    def mesh(self, session: Session) -> DeviceMesh:
+        """One dimension, or nodes x ranks of a node."""
+        if not self.hybrid:
+            return init_device_mesh(session.device.type, (session.world_size,))
+        shape = (session.world.num_nodes, session.world.local_world_size)
+        return init_device_mesh(session.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+    def engine_options(self) -> dict[str, Any]:
+        """What ``fully_shard`` is told."""
+        options: dict[str, Any] = {"reshard_after_forward": self.reshard_after_forward}
+        if self.mixed_precision is not None:
+            dtype = DTYPES[self.mixed_precision]
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        if self.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy()
+        return options
+
+    @hookimpl
+    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+        if session.world_size == 1:
+            return {"strategy": ["fsdp on one rank: nothing to divide"]}
+        when = "after its backward" if self.reshard_after_forward is False else "after its forward and its backward"
+        return {"strategy": [f"fsdp: parameters, gradients and optimizer states are divided over ranks; a unit is gathered, and let go {when}"]}

@@ -1,0 +1,165 @@
+"""Models that are divided in place, and the optimizers that hold them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn import Module
+from torch.optim import LBFGS, Optimizer
+from torchbus import Session, hookimpl, inventory
+from torchbus.errors import Unsupported, UsageError
+
+from torchbus_sharded.swap import named, swap
+from torchbus_sharded.undo import make_whole
+from torchbus_sharded.wrapping import units
+
+if TYPE_CHECKING:
+    from torchbus_sharded.fsdp import FSDP
+
+
+class ShardedModels:
+    """Divides a model when an optimizer gets its parameters, or at its first call."""
+
+    def __init__(self, session: Session, strategy: FSDP) -> None:
+        self._session = session
+        self._strategy = strategy
+        self._mesh = strategy.mesh(session)
+        self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._replaced: dict[int, nn.Parameter] = {}
+        self._old: list[Tensor] = []  # kept without their values, so that no new tensor gets one of their ids
+        self._optimizers: list[weakref.ref[Optimizer]] = []  # in an order that all ranks have in common: states are gathered
+        self._whole: weakref.WeakSet[Module] = weakref.WeakSet()
+        session.on_close.callback(self._forget)
+
+    @hookimpl(tryfirst=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        if isinstance(optimizer, LBFGS):
+            raise UsageError("strategy='fsdp' with LBFGS: its step looks at all parameters together, of which a rank has a part; use 'ddp'")
+        self._know(optimizer)
+        for model in inventory.models_of([parameter for parameter in parameters if not isinstance(parameter, DTensor)]):
+            self._divide(model)
+        swap(optimizer, self._replaced)
+
+    @hookimpl
+    def model_found(self, model: Module, calling: bool) -> None:
+        """It is too late for a model whose forward has begun: it stays whole, and must not be trained."""
+        if not self._session.captures(model) or not any(True for _ in model.parameters()):
+            return
+        if not calling:
+            self._divide(model)
+        elif model not in self._models:
+            self._whole.add(model)
+
+    def refuse_whole(self) -> None:
+        """Raise Unsupported where a backward has reached a model that is not divided: its gradients are this rank's."""
+        for model in self._whole:
+            if any(parameter.grad is not None for parameter in model.parameters()):
+                raise Unsupported(
+                    f"{type(model).__name__} got gradients, but was called before any optimizer had its parameters, so it is not divided: "
+                    "make its optimizer before its first call, or s.adopt(model)"
+                )
+
+    def share_buffers(self) -> None:
+        """Rank 0's, on all ranks, in one broadcast for each dtype. All ranks call it."""
+        buffers = {id(buffer): buffer for model in self._models for buffer in model.buffers() if buffer.numel()}.values()
+        for kind in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
+            same = [buffer for buffer in buffers if (buffer.dtype, buffer.device) == kind]
+            packed = torch.cat([buffer.reshape(-1) for buffer in same])
+            dist.broadcast(packed, 0)
+            for buffer, part in zip(same, packed.split([one.numel() for one in same]), strict=True):
+                buffer.data.copy_(part.view_as(buffer))
+
+    def _divide(self, model: Module) -> None:
+        """Rank 0's values, in parts. All ranks come here alike."""
+        if model in self._models or any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            return
+        if any(tensor.is_meta for tensor in model.parameters()):
+            raise UsageError(f"{type(model).__name__} is on the meta device: give it memory first, model.to_empty(device=...) and its initialisation")
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.data, 0)
+        before = named(model)
+        options = self._strategy.engine_options()
+        parts = units(model, self._strategy.policy)
+        for part in [*parts, model]:
+            fully_shard(part, mesh=self._mesh, **options)  # type: ignore[call-overload]
+        for name in self._strategy.forward_methods:
+            if hasattr(model, name):
+                register_fsdp_forward_method(model, name)
+        after = named(model)
+        self._replaced |= {id(before[name]): after[name] for name in before}
+        self._old += before.values()
+        self._models[model] = len(parts) + 1
+        self._whole.discard(model)
+        stack = self._session.on_close
+        stack.callback(model.register_state_dict_post_hook(_whole).remove)
+        stack.callback(model.register_load_state_dict_pre_hook(_divided).remove)
+        for optimizer in _holding(list(before.values())):
+            if self._session.captures(optimizer):
+                self._know(optimizer)
+        self._swap(self._replaced)
+        for old in before.values():
+            old.data = old.data.new_empty(0)
+
+    @hookimpl(trylast=True)
+    def session_end(self, error: BaseException | None) -> None:
+        """Rank 0 goes on with whole models, and optimizers that hold them."""
+        for model in list(self._models) if error is None else []:
+            whole = make_whole(model, self._strategy.forward_methods)
+            self._swap(whole)
+
+    def _know(self, optimizer: Optimizer) -> None:
+        if all(reference() is not optimizer for reference in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def _swap(self, replaced: dict[int, nn.Parameter]) -> None:
+        for optimizer in [reference() for reference in self._optimizers]:
+            if optimizer is not None:
+                swap(optimizer, replaced)
+
+    def _forget(self) -> None:
+        self._old.clear()
+        self._replaced.clear()
+
+    @hookimpl
+    def describe(self, thing: Any) -> str | None:
+        if not isinstance(thing, Module):
+            return None
+        if thing not in self._models:
+            return "whole on every rank, not synchronised: in no optimizer"
+        return f"divided in {self._models[thing]} units; each rank keeps 1/{self._mesh.size(-1)} of it"
+
+
+def _holding(parameters: list[nn.Parameter]) -> list[Optimizer]:
+    """Optimizers, wherever they are kept, that have some of the parameters; in the order of the parameters."""
+    place = {id(parameter): index for index, parameter in enumerate(parameters)}
+    found = []
+    for optimizer in inventory.alive(Optimizer):
+        held = [place[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in place]
+        if held:
+            found.append((min(held), optimizer))
+    return [optimizer for _, optimizer in sorted(found, key=lambda pair: pair[0])]
+
+
+def _whole(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """``model.state_dict()`` has whole tensors, on all ranks. All of them call it."""
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            state[name] = value.full_tensor()
+
+
+@torch.no_grad()
+def _divided(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """``model.load_state_dict`` takes whole tensors, the same on all ranks."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in list(state.items()):
+        mine = own.get(name.removeprefix(prefix))
+        if isinstance(mine, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
+            state[name] = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)

@@ -1,0 +1,140 @@
+"""The strategy ``ddp_sharded``: ddp, with the optimizer's state divided over the ranks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+from torchbus import Session, hookimpl
+from torchbus.errors import UsageError
+
+from torchbus_sharded.owners import Owners
+
+
+class ShardedOptimizer:
+    """Each rank steps its part of the parameters, whose state it alone keeps, and sends them to the others (ZeRO stage 1).
+
+    Gradients are averaged by the strategy ddp, which it brings along; its options are taken too.
+
+    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020.
+    """
+
+    companions = ("ddp", "sampler")
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        if session.world_size > 1:
+            session.bus.register(Steps(session), "sharded.steps")  # last of all: clipping must see every gradient
+
+    @hookimpl
+    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+        return {"optimizer state": [f"divided over {session.world_size} ranks: each steps its part of the parameters, and sends them to the others"]}
+
+
+class Steps:
+    """Around every optimizer's step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
+        self._whole: list[list[Any]] = []
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        if isinstance(optimizer, LBFGS):
+            raise UsageError("strategy='ddp_sharded' with LBFGS: its step looks at all parameters together; use strategy='ddp'")
+        if optimizer not in self._owners:
+            self._owners[optimizer] = Owners(self._session.world_size)
+            stack = self._session.on_close
+            stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
+            stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_own).remove)
+        owners = self._owners[optimizer]
+        owners.add([parameter.numel() for parameter in _parameters(optimizer)[len(owners.of) :]])
+        self._keep_own(optimizer)
+
+    @hookimpl(trylast=True)
+    def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
+        if closure is None:
+            self.after_closure(optimizer)
+
+    @hookimpl(trylast=True)
+    def after_closure(self, optimizer: Optimizer) -> None:
+        """The step that follows sees this rank's parameters alone."""
+        if optimizer not in self._owners or self._whole:
+            return
+        self._whole = [group["params"] for group in optimizer.param_groups]
+        owner = iter(self._owners[optimizer].of)
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if next(owner) == self._session.rank]
+
+    @hookimpl(tryfirst=True)
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Every rank gets what the others have stepped."""
+        if not self._whole:
+            return
+        for group, parameters in zip(optimizer.param_groups, self._whole, strict=True):
+            group["params"] = parameters
+        self._whole = []
+        self._send(optimizer)
+
+    def _send(self, optimizer: Optimizer) -> None:
+        held = list(zip(_parameters(optimizer), self._owners[optimizer].of, strict=True))
+        for rank in range(self._session.world_size):
+            for kind in dict.fromkeys((p.dtype, p.device) for p, owner in held if owner == rank):
+                _broadcast([p for p, owner in held if owner == rank and (p.dtype, p.device) == kind], rank)
+
+    def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """``optimizer.state_dict()`` is the whole one, on all ranks. All of them call it."""
+        whole: dict[Any, Any] = {}
+        for part in self._session.all_gather_object(_to(state_dict["state"], torch.device("cpu"))):
+            whole |= part
+        return {**state_dict, "state": dict(sorted(whole.items()))}
+
+    def _keep_own(self, optimizer: Optimizer) -> None:
+        """Of what was there before the block, or of what ``load_state_dict`` has read."""
+        for parameter, owner in zip(_parameters(optimizer), self._owners[optimizer].of, strict=True):
+            if owner != self._session.rank:
+                optimizer.state.pop(parameter, None)
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        """Rank 0 goes on with the whole state."""
+        if error is None:
+            for optimizer in list(self._owners):
+                whole = optimizer.state_dict()["state"]
+                for index, parameter in enumerate(_parameters(optimizer)):
+                    if parameter not in optimizer.state and index in whole:
+                        optimizer.state[parameter] = _to(whole[index], parameter.device)
+
+    @hookimpl
+    def describe(self, thing: Any) -> str | None:
+        if not isinstance(thing, Optimizer) or thing not in self._owners:
+            return None
+        own = sum(owner == self._session.rank for owner in self._owners[thing].of)
+        return f"this rank keeps the state of {own} of {len(self._owners[thing].of)} tensors"
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _broadcast(tensors: list[Tensor], source: int) -> None:
+    packed = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    dist.broadcast(packed, source)
+    if dist.get_rank() != source:
+        for tensor, part in zip(tensors, packed.split([one.numel() for one in tensors]), strict=True):
+            tensor.data.copy_(part.view_as(tensor))
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,59 @@
+"""``backward`` under fsdp: torch reduces the gradients; what remains is the weight of this rank's samples, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torchbus import Session, hookimpl
+from torchbus.errors import Unsupported
+from torchbus.seams.backward import BackwardCall
+
+from torchbus_sharded.models import ShardedModels
+
+DISCOVERY_BACKWARDS = 3
+
+
+class ShardedBackward:
+    """Owns ``backward``."""
+
+    def __init__(self, session: Session, models: ShardedModels) -> None:
+        assert session.job is not None
+        self._session = session
+        self._models = models
+        self._job = session.job
+
+    @hookimpl
+    def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
+        if call.create_graph:
+            raise Unsupported("backward(create_graph=True) under strategy='fsdp': gradients are in parts that have no graph; use strategy='ddp'")
+        weight = self._session.share.weight if call.weight is None else call.weight
+        tensors, gradients = call.start(weight)
+        self._job.waiting = ("backward", self._job.backwards + 1)
+        engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
+        loss = call.loss
+        if loss is not None and loss.dim() == 0 and not loss.is_leaf and not loss._is_view() and not call.retain_graph:
+            loss.data.copy_(self._mean(loss, weight))
+        self._models.share_buffers()
+        self._models.refuse_whole()
+        self._job.waiting = None
+        self._job.backwards += 1
+        if not self._session.random.is_split:
+            self._session.random.split(self._session.rank)
+        if self._job.backwards == DISCOVERY_BACKWARDS:
+            self._session.end_discovery()
+
+    def _mean(self, loss: Tensor, weight: float) -> Tensor:
+        """Over the samples of all ranks; a rank without any of its own adds nothing, whatever its loss is."""
+        return self._session.reduce(loss.detach() * weight if weight else torch.zeros_like(loss))
+
+    @hookimpl
+    def mode_changed(self, model: Module, training: bool) -> None:
+        self._session.random.use("own" if training else "evaluation")
+
+    @hookimpl
+    def scheduler_metric(self, metric: Any) -> Any:
+        return self._session.reduce(metric)
