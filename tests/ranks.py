@@ -1,0 +1,33 @@
+"""For tests: a block of code on several ranks, and the facts that rank 0 has found."""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent, indent
+from typing import Any
+
+from torchbus.testing import Result, run_script
+
+HEAD = """
+import json, torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchbus import session
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+found = {}
+"""
+
+
+def run(body: str, options: str = "", before: str = "", ranks: int = 2) -> Result:
+    """Run ``body`` as the block of a session; ``options`` are further arguments, ``before`` stands before the block."""
+    line = f'with session({options + ", " if options else ""}strategy="ddp", devices={ranks}, launch="fork") as s:'
+    parts = [HEAD, dedent(before), line, indent(dedent(body), "    "), "print(json.dumps(found))"]
+    return run_script("\n".join(parts))
+
+
+def facts(body: str, options: str = "", before: str = "", ranks: int = 2) -> dict[str, Any]:
+    """The ``found`` of rank 0, after a run that must succeed."""
+    result = run(body, options, before, ranks)
+    assert result.ok()
+    return dict(json.loads(result.stdout.splitlines()[-1]))

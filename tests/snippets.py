@@ -1,0 +1,136 @@
+"""Run the Python code of pages of documentation, each block as a script of its own::
+
+    python tests/snippets.py docs/semantics.md
+    python tests/snippets.py --update docs/semantics.md    # write down what was printed
+
+Blocks that begin with three backquotes and ``python`` are run, in an empty folder. A block marked ``text`` that follows
+directly is what the script must print, where "..." stands for any part of a line. Blocks marked ``python no-run`` are
+left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import difflib
+import os
+import re
+import sys
+import tempfile
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torchbus  # noqa: F401
+
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```$)?", re.M | re.S)
+
+
+@dataclass
+class Snippet:
+    page: Path
+    line: int
+    code: str
+    expected: str | None
+
+    def run(self) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr of the code as ``__main__`` of a forked process, in an empty folder."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "snippet.py"
+            script.write_text(self.code)
+            with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+                pid = os.fork()
+                if pid == 0:
+                    _become(script, out.fileno(), err.fileno())
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                out.seek(0)
+                err.seek(0)
+                return status, out.read(), err.read()
+
+
+def _become(script: Path, out: int, err: int) -> None:
+    """Turn this process into one that runs the script; does not return."""
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.chdir(script.parent)
+        torch.set_num_threads(1)
+        main = types.ModuleType("__main__")
+        main.__file__ = str(script)
+        sys.modules["__main__"] = main
+        sys.argv = [str(script)]
+        exec(compile(script.read_text(), script, "exec"), main.__dict__)
+        atexit._run_exitfuncs()
+        status = 0
+    except SystemExit as error:
+        status = int(error.code or 0) if isinstance(error.code, int | None) else 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def find(page: Path) -> list[Snippet]:
+    """The blocks of a page that are to be run."""
+    text = page.read_text(encoding="utf-8")
+    return [Snippet(page, text.count("\n", 0, match.start()) + 2, match["code"], match["text"]) for match in BLOCK.finditer(text)]
+
+
+def check(snippet: Snippet) -> str:
+    """Run one block. Returns what is wrong, "" if nothing is."""
+    status, out, err = snippet.run()
+    where = f"{snippet.page}:{snippet.line}"
+    if status:
+        return f"{where}: exit status {status}\n{out}{err}"
+    if snippet.expected is not None and not matches(out, snippet.expected):
+        difference = difflib.unified_diff(snippet.expected.splitlines(), out.splitlines(), "the page says", "it prints", lineterm="")
+        return f"{where}:\n" + "\n".join(difference) + f"\n{err}"
+    return ""
+
+
+def matches(out: str, expected: str) -> bool:
+    return bool(re.fullmatch(".*".join(map(re.escape, expected.split("..."))), out))
+
+
+def update(page: Path) -> None:
+    """Write what the blocks print into the page."""
+
+    def block(match: re.Match[str]) -> str:
+        text = match.group()
+        if match["text"] is None:
+            return text
+        status, out, _ = Snippet(page, 0, match["code"], None).run()
+        return text if status or matches(out, match["text"]) else text[: match.start("text") - match.start()] + out + "```"
+
+    page.write_text(BLOCK.sub(block, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the Python code of pages of documentation.")
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--update", action="store_true", help="write what the code prints into the pages, where they show it")
+    given = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two ranks on any machine
+    for variable in ("COLUMNS", "OMP_NUM_THREADS"):
+        os.environ.pop(variable, None)
+    if given.update:
+        for page in given.pages:
+            update(page)
+    wrong = []
+    for snippet in [snippet for page in given.pages for snippet in find(page)]:
+        started_s = time.monotonic()
+        wrong.append(check(snippet))
+        seconds = time.monotonic() - started_s
+        print(wrong[-1] or f"{snippet.page}:{snippet.line}: ok ({seconds:.1f} s)", flush=True)
+    return int(any(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

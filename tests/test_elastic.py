@@ -1,0 +1,114 @@
+"""Elastic jobs under torchrun: a killed worker, and a killed node, go on from the last checkpoint, at the same global batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run, start, write_script
+
+LOOP = """
+import json, os, signal, sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+folder, victim = sys.argv[1], sys.argv[2]
+torch.set_default_dtype(torch.float64)
+
+class Steps:
+    done = 0  # in this process: a resumed loop gets its own variables back
+
+def train(s=None):
+    Steps.done = 0
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(48, 3), torch.randn(48, 1)), 8, shuffle=True)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for epoch in range(3) if s is None else s.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            Steps.done += 1
+            if s is not None:
+                time.sleep(float(sys.argv[3]))
+                if victim == "worker" and s.rank == 1 and epoch == 1 and Steps.done > 8 and not os.path.exists(folder + "/killed"):
+                    open(folder + "/killed", "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), Steps.done
+
+plain, all_steps = train()
+with session(strategy="ddp", accelerator="cpu", batch="global", checkpoint=folder + "/checkpoints", every_n_steps=2) as s:
+    if s.is_main:
+        open(folder + f"/began-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{s.world_size}-{time.time_ns()}", "w").close()
+    found, steps = train(s)
+if s.is_main:
+    apart = float((found - plain).abs().max() / plain.abs().max())
+    with open(folder + "/result.json", "w") as file:
+        json.dump({"apart": apart, "steps": steps, "all": all_steps, "ranks": s.world_size}, file)
+"""
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(port: int, *words: object) -> list[str]:
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--max-restarts", "3"]
+    return [sys.executable, "-m", "torch.distributed.run", *meeting, *map(str, words)]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def check(folder: Path, ranks: int) -> None:
+    """Part of the steps were made before, and none after that has other numbers than one process's."""
+    result = json.loads((folder / "result.json").read_text())
+    assert result["apart"] < 1e-9 and result["ranks"] == ranks
+    assert 0 < result["steps"] < result["all"]
+
+
+def test_a_killed_worker(tmp_path: Path) -> None:
+    script = write_script(tmp_path, LOOP)
+    result = run(torchrun(free_port(), "--nnodes", 1, "--nproc-per-node", 2, script, tmp_path, "worker", 0), env=ENVIRONMENT, timeout_s=170)
+    assert result.ok()
+    check(tmp_path, 2)
+    assert len(list(tmp_path.glob("began-*"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_node(tmp_path: Path) -> None:
+    """The other node goes on by itself."""
+    script, port = write_script(tmp_path, LOOP), free_port()
+    words = torchrun(port, "--nnodes", "1:2", "--nproc-per-node", 1, "--rdzv-conf", "last_call_timeout=5", script, tmp_path, "node", 0.5)
+    with start(words, env=ENVIRONMENT) as first, start(words, env=ENVIRONMENT) as second:
+        wait_for(tmp_path, "began-*-2-*")
+        wait_for(tmp_path, "checkpoints/*")
+        end_with_children(second.pid, signal.SIGKILL)
+        second.wait(60)
+        result = first.wait(300)
+    assert result.ok()
+    check(tmp_path, 1)
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 120
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"no {pattern} in {os.listdir(folder)}"
+        time.sleep(0.1)
+
+
+def end_with_children(pid: int, number: int) -> None:
+    """torchrun's workers first know nothing of their agent's end."""
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    for one in (pid, *map(int, children)):
+        os.kill(one, number)

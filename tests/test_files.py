@@ -1,0 +1,141 @@
+"""``torch.save`` by all ranks: once, whole, without a collective."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ranks import facts, run
+
+
+def test_a_path_is_written_once_and_whole(tmp_path: Path) -> None:
+    found = facts(f"""
+        path = {str(tmp_path / "model.pt")!r}
+        writes = []
+        import torch.serialization as serialization
+        for epoch in range(3):
+            torch.save({{"epoch": epoch, "rank": s.rank}}, path)
+            read = torch.load(path)
+            found[str(epoch)] = [read["epoch"], read["rank"]]
+        found["reads"] = s.all_gather_object(read["epoch"])
+    """)
+    assert found == {"0": [0, 0], "1": [1, 0], "2": [2, 0], "reads": [2, 2]}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_an_open_file_is_written_once(tmp_path: Path) -> None:
+    found = facts(f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        path = "model.pt"
+        net = nn.Linear(300, 300)
+        good = 0
+        for _ in range(10):
+            net(torch.ones(1, 300)).sum().backward()
+            with open(path, "wb") as file:
+                torch.save(net.state_dict(), file)
+            with open(path, "rb") as file:
+                good += torch.equal(torch.load(file)["weight"], net.weight)
+        found["good"] = s.all_gather_object(good)
+    """)
+    assert found["good"] == [10, 10]
+
+
+def test_a_path_of_each_rank_s_own_is_written_after_a_bounded_wait(tmp_path: Path) -> None:
+    found = facts(
+        f"""
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.save(s.rank, {str(tmp_path)!r} + f"/rank{{s.rank}}.pt")
+        found["said"] = s.all_gather_object([str(warning.message) for warning in caught])
+        """,
+        before="import torchbus.builtin.files as files; files.WAIT_FOR_RANK0_S = 0.3",
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
+    assert found["said"][0] == []
+    assert "if the save depends on the rank, give each rank a path of its own" in found["said"][1][0]
+
+
+def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:
+    """Appended lines are there once, what a rank reads back is what it wrote, and a file that only one rank writes stays."""
+    found = facts(f"""
+        import json, os
+        from pathlib import Path
+        folder = Path({str(tmp_path)!r})
+        os.chdir(folder)
+        net = nn.Linear(2, 1)
+        for epoch in range(3):
+            net(torch.ones(1, 2)).sum().backward()
+            with open(folder / "log.csv", "a") as log:
+                print(epoch, file=log)
+            (folder / "state.json").write_text(json.dumps([epoch, s.rank]))
+            found["read"] = s.all_gather_object(json.loads((folder / "state.json").read_text()))
+            with open(folder / "new.tmp", "w") as file:
+                file.write("whole")
+            os.replace(folder / "new.tmp", folder / "new.txt")
+            with open(folder / f"rank{{s.rank}}.txt", "a") as file:
+                file.write(f"{{epoch}} ")
+        found["explain"] = s.explain()
+    """)
+    assert found["read"] == [[2, 0], [2, 1]]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "log.csv": "0\n1\n2\n",
+        "state.json": "[2, 0]",
+        "new.txt": "whole",
+        "rank0.txt": "0 1 2 ",
+        "rank1.txt": "0 1 2 ",
+    }
+
+
+def test_a_folder_that_another_rank_has_just_made_is_no_error(tmp_path: Path) -> None:
+    result = run(f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        os.mkdir("made")
+        os.makedirs("deep/er", exist_ok=False)
+        try:
+            os.mkdir("made")
+        except FileExistsError as error:
+            found["own"] = "made twice by this rank"
+    """)
+    assert result.ok()
+    assert "made twice" in result.stdout
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:
+    result = run(f"""
+        class Bad:
+            def __reduce__(self):
+                raise ValueError("can't be saved")
+
+        path = {str(tmp_path / "model.pt")!r}
+        torch.save("old", path)
+        try:
+            torch.save([torch.zeros(1000), Bad()], path)
+        except ValueError as error:
+            found["error"] = str(error)
+            found["read"] = torch.load(path)
+        if s.rank == 0:
+            s.world.store.add("save/" + path, 1)  # rank 1 need not wait for the save that failed
+    """)
+    assert result.ok()
+    assert '"read": "old"' in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_folders_named_by_the_clock_cost_no_waiting(tmp_path: Path) -> None:
+    result = run(f"""
+        import os, time, warnings
+        folder = f"{tmp_path}/run-at-{{s.rank}}"
+        os.mkdir(folder)
+        began_s = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.save(s.rank, folder + "/model.pt")
+        found["own"] = s.all_gather_object(torch.load(folder + "/model.pt"))
+        found["warned"] = s.all_gather_object([str(one.message) for one in caught])
+        found["waited"] = max(s.all_gather_object(time.monotonic() - began_s)) > 15
+    """)
+    assert result.ok()
+    assert '"own": [0, 1]' in result.stdout and '"waited": false' in result.stdout
+    assert "did not save" in result.stdout and "all_gather_object(name)" in result.stdout

@@ -1,0 +1,84 @@
+"""Ranks that wait long say where every rank is, and end at once where they would wait for ever."""
+
+from __future__ import annotations
+
+import pytest
+from torchbus.testing import Result, run_script
+
+LOOP = """
+import os, signal, time, torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchbus import session
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(9)
+        return torch.ones(3)
+
+with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", hang_timeout=2.0) as s:
+    net = torch.nn.Linear(3, 1)
+    for step in range(4):
+        if step == 2 and s.rank == WHO:
+            {odd}
+        net(torch.ones(4, 3)).mean().backward()
+    {after}
+print("done")
+"""
+
+
+BACKWARD = "net(torch.ones(4, 3)).mean().backward()"
+
+
+def hang(who: int, odd: str, after: str = "pass") -> Result:
+    return run_script(LOOP.replace("{odd}", odd).replace("{after}", after).replace("WHO", str(who)))
+
+
+def at(text: str) -> str:
+    """The place of a line of the script."""
+    return f"script.py:{next(number for number, line in enumerate(LOOP.splitlines(), 1) if text in line)}"
+
+
+@pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_slow_rank_is_named_with_its_line_and_never_ended(who: int) -> None:
+    result = hang(who, "time.sleep(9)")
+    assert result.ok() and result.stdout == "done\n"
+    assert "torchbus: ranks have waited 2 s for others:" in result.stderr
+    assert f"rank {who} is elsewhere, after 2 backward calls, at {at('{odd}')}: time.sleep(9)" in result.stderr
+    assert f"rank {1 - who} waits in backward 3, at {at(BACKWARD)}: {BACKWARD}" in result.stderr
+    assert f"missing: rank {who}. It may only be slow" in result.stderr
+
+
+@pytest.mark.slow
+def test_one_rank_in_evaluation_is_said() -> None:
+    result = hang(1, "net.eval(); time.sleep(9); net.train()")
+    assert result.ok() and "(in evaluation)" in result.stderr and "missing: rank 1. It evaluates, by itself" in result.stderr
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_deliver_are_said() -> None:
+    result = hang(0, "list(DataLoader(Stuck(), num_workers=1, batch_size=4))")
+    assert "rank 0 is elsewhere" in result.stderr and "waits for the workers of its DataLoader, of which 1 of 1 live" in result.stderr
+
+
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_ranks_that_wait_in_different_places_end(who: int) -> None:
+    result = hang(who, "s.barrier()")
+    assert result.ok(1) and "RanksDiverged: the ranks wait for each other in different places, for good: " in result.stderr
+    assert f"rank {who} waits in s.barrier, at {at('{odd}')}: s.barrier()" in result.stderr
+    assert f"rank {1 - who} waits in backward 3, at {at(BACKWARD)}" in result.stderr
+
+
+@pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_has_ended_is_not_waited_for(who: int) -> None:
+    result = hang(who, "break", "")
+    assert result.ok(1)
+    assert f"rank {who} ended its loop after 2 backward calls, while rank {1 - who} waits in backward 3 at {at(BACKWARD)}" in result.stderr
+
+
+def test_a_reduction_that_one_rank_leaves_out() -> None:
+    result = hang(0, "pass", "if s.rank == 0: s.reduce(1.0)")
+    assert result.ok(1)
+    assert f"rank 1 ended its loop after 4 backward calls, while rank 0 waits in s.reduce at {at('{after}')}" in result.stderr

@@ -1,0 +1,192 @@
+"""What is logged on several ranks is the value over all of them, in one collective, and never a hang."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run as run_command
+from torchbus.testing import run_script
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 800.0
+
+HEAD = """
+import json, os, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import hookimpl, session
+from torchbus.errors import RanksDiverged
+
+class Hears:
+    def __init__(self): self.lines = []
+    @hookimpl
+    def metrics_ready(self, metrics, step): self.lines.append([step, metrics])
+    def of(self, name): return [metrics[name] for step, metrics in self.lines if name in metrics]
+
+def loop(loader, epochs=1):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(epochs):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x[:, None]).mean().backward()
+            optimizer.step()
+            yield x
+
+def tell(s, hears, **more):
+    with open(f"told{s.rank}-{os.getpid()}.json", "w") as file:
+        json.dump({"rank": s.rank, "lines": hears.lines, **more}, file)
+"""
+
+
+def ranks(folder) -> list[dict]:
+    told = [json.loads(path.read_text()) for path in folder.glob("told*.json")]
+    return sorted(told, key=lambda one: one["rank"])
+
+
+def series(told: dict, name: str) -> list[float]:
+    return [metrics[name] for _, metrics in told["lines"] if name in metrics]
+
+
+VALUES = HEAD + """
+from torchmetrics import MeanMetric
+hears, metric, counts = Hears(), MeanMetric(), {}
+
+def counted(function, name):
+    def call(*args, **kwargs):
+        counts[name] = counts.get(name, 0) + 1
+        return function(*args, **kwargs)
+    return call
+
+with session(devices=2, launch="fork", logger=hears, autolog=False) as s:
+    nine = DataLoader(TensorDataset(torch.arange(9.0)), batch_size=2)
+    for x in loop(nine, epochs=2):
+        s.log("nine", x.mean(), on_epoch=True)
+        s.log("most", x.max(), on_epoch=True, reduce="max")
+        s.log("all", x.sum(), on_epoch=True, reduce="sum")
+        s.log("step", x.mean(), sync_dist=True)
+        s.log("own", float(s.rank))
+        metric.update(x)
+        s.log("metric", metric)
+    with torch.no_grad():
+        for (x,) in nine:
+            s.log("evaluated", x.mean(), on_epoch=True)
+        if s.is_main:
+            for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=2):  # rank 0 alone: no log point
+                s.log("alone", x.mean(), on_epoch=True, sync_dist=False)
+    # rank 0 has four samples of mean 5, rank 1 three of mean 6: 38 / 7
+    s.log("unequal", 5.0 + s.rank, on_epoch=True, batch_size=4 - s.rank)
+    s.log_dict({f"m{number}": torch.tensor(float(number + s.rank)) for number in range(50)}, sync_dist=True)
+    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "all_gather_into_tensor"):
+        setattr(dist, name, counted(getattr(dist, name), name))
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2)
+    before = dict(counts)
+    for plugin_name, plugin in s.bus.plugins():
+        if plugin_name == "log.points":
+            plugin.reach_point()
+    counts = {name: count - before.get(name, 0) for name, count in counts.items()}
+    tell(s, hears, counts=counts)
+"""
+
+
+def test_values_over_two_uneven_ranks(tmp_path):
+    assert run_script(VALUES, cwd=tmp_path, timeout_s=PATIENCE_S).ok()
+    told = ranks(tmp_path)
+    assert len(told) == 2
+    for one in told:
+        assert series(one, "nine") == [4.0, 4.0]
+        assert (series(one, "most"), series(one, "all")) == ([8.0, 8.0], [36.0, 36.0])
+        assert series(one, "step") == [1.5, 5.5, 8.0] * 2
+        assert series(one, "own") == [float(one["rank"])] * 6
+        assert series(one, "evaluated") == [4.0]
+        assert series(one, "unequal") == [38 / 7]
+        assert [series(one, f"m{number}") for number in range(50)] == [[number + 0.5] for number in range(50)]
+        assert one["counts"] == {"all_gather": 1}
+    assert series(told[0], "metric") == series(told[1], "metric") and len(series(told[0], "metric")) == 2
+    assert series(told[0], "alone") == [4.0] and series(told[1], "alone") == []
+
+
+ONE_RANK_ONLY = HEAD + """
+hears = Hears()
+with session(devices=2, launch="fork", logger=hears, log_every_n_steps=2) as s:
+    for x in loop(DataLoader(TensorDataset(torch.arange(16.0)), batch_size=2)):
+        if s.rank == 1:
+            s.log("rare", x.mean(), {how})
+"""
+
+
+@pytest.mark.parametrize("how", ["on_epoch=True", "sync_dist=True"])
+def test_a_metric_of_one_rank_alone_is_an_error_that_names_both(tmp_path, how):
+    result = run_script(ONE_RANK_ONLY.replace("{how}", how), cwd=tmp_path, timeout_s=PATIENCE_S)
+    assert result.status == 1 and not result.orphans
+    words = r"RanksDiverged: s.log\('rare'\) is to be reduced over ranks, but the number of its values up to step \d is 0 on rank 0, 1 on rank 1: "
+    assert re.search(words, result.stderr)
+
+
+DIGITS = """
+import os, sys
+sys.path.insert(0, {examples!r})
+import digits
+from torchbus import session
+
+os.environ |= {{"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "SOME_API_KEY": "hush-hush-hush"}}
+
+if __name__ == "__main__":
+    options = digits.parser().parse_args(["--epochs=2", "--batch-size=128"])
+    with session(strategy="ddp", devices=2, logger=["local", "wandb", "neptune"], log_every_n_steps=3) as s:
+        s.log_hyperparams(vars(options) | {{"api_key": "hush-hush-hush"}})
+        digits.main(options)
+        print(s.explain())
+"""
+
+
+def test_the_digits_in_three_loggers(tmp_path):
+    """One run in each, with equal values, and no token anywhere."""
+    result = run_script(DIGITS.format(examples=str(EXAMPLES)), cwd=tmp_path, timeout_s=PATIENCE_S)
+    assert result.ok()
+    local = local_values(tmp_path)
+    assert [step for step, _ in local["loss"]] == [3, 6, 9, 12] and {"lr", "step_time_s", "samples_per_s"} <= set(local)
+    assert wandb_values(tmp_path) == local
+    assert neptune_values(tmp_path) == local
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(b"hush-hush-hush" not in path.read_bytes() for path in files) and len(files) > 8
+    assert "hush-hush-hush" not in result.stdout + result.stderr
+
+
+def local_values(folder) -> dict[str, list[tuple[float, float]]]:
+    (run,) = (folder / "torchbus-logs").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == ["config.json", "metrics-rank0.jsonl", "metrics-rank1.jsonl"]
+    lines = [json.loads(line) for line in (run / "metrics-rank0.jsonl").read_text().splitlines()]
+    return by_name([(line["step"], {key: line[key] for key in line if key not in ("step", "time_s")}) for line in lines])
+
+
+def wandb_values(folder) -> dict[str, list[tuple[float, float]]]:
+    (run,) = (folder / "wandb").glob("offline-run-*")
+    result = run_command([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)], timeout_s=PATIENCE_S)
+    assert result.ok()
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    return by_name([(item["step"], {key: item[key] for key in item if key != "step" and not key.startswith("_")}) for item in items])
+
+
+def neptune_values(folder) -> dict[str, list[tuple[float, float]]]:
+    (run,) = (folder / ".neptune" / "offline").iterdir()
+    operations = [json.loads(line)["obj"] for line in (run / "data-1.log").read_text().splitlines()]
+    told: dict[str, list[tuple[float, float]]] = {}
+    for operation in operations:
+        if operation["type"] == "LogFloats" and operation["path"][0] == "metrics":
+            told.setdefault("/".join(operation["path"][1:]), []).extend((one["step"], one["value"]) for one in operation["values"])
+    return told
+
+
+def by_name(lines) -> dict[str, list[tuple[float, float]]]:
+    told: dict[str, list[tuple[float, float]]] = {}
+    for step, metrics in lines:
+        for name, value in metrics.items():
+            told.setdefault(name, []).append((step, value))
+    return told

@@ -1,0 +1,78 @@
+"""Random numbers: common before the first backward, in the order of data and in evaluation; per rank in training."""
+
+from __future__ import annotations
+
+from ranks import facts
+
+LOOP = """
+        import random
+        import numpy
+        net = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        train = DataLoader(TensorDataset(torch.arange(24.0).reshape(12, 2)), batch_size=3, shuffle=True)
+        test = DataLoader(TensorDataset(torch.arange(8.0).reshape(4, 2)), batch_size=2, shuffle=True)
+        draws = lambda: [torch.rand(1).item(), random.random(), numpy.random.rand()]
+
+        def epoch():
+            net.train()
+            for (x,) in train:
+                optimizer.zero_grad()
+                net(x).mean().backward()
+                optimizer.step()
+"""
+
+
+def test_streams() -> None:
+    found = facts(
+        LOOP
+        + """
+        found["initial"] = s.all_gather_object(draws())
+        epoch()
+        found["training"] = s.all_gather_object(draws())
+        net.eval()
+        with torch.no_grad():
+            for _ in test:
+                pass
+            found["evaluation"] = s.all_gather_object(draws())
+        if s.is_main:
+            draws()  # a sample that rank 0 alone draws does not upset the order of data
+        epoch()
+        net.eval()
+        found["eval mode"] = s.all_gather_object(draws())
+        net.train()
+        found["again"] = s.all_gather_object(draws())
+    """
+    )
+    for alike in ("initial", "evaluation", "eval mode"):
+        assert found[alike][0] == found[alike][1], alike
+    for apart in ("training", "again"):
+        assert all(a != b for a, b in zip(*found[apart], strict=True)), apart
+
+
+def test_ranks_start_from_rank_0s_numbers_even_if_the_script_did_not_seed() -> None:
+    found = facts(
+        """
+        net = nn.Linear(4, 4)
+        found["equal"] = torch.equal(*s.all_gather(net.weight))
+        """,
+        before="import os; torch.seed()",
+    )
+    assert found["equal"]
+
+
+def test_workers_of_two_ranks_draw_different_numbers() -> None:
+    found = facts("""
+        class Noise(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                return torch.rand(1)
+
+        loader = DataLoader(Noise(), batch_size=2, num_workers=2)
+        values = torch.cat([batch.flatten() for batch in loader])
+        nn.Linear(1, 1)(values[:1]).backward()
+        found["values"] = s.all_gather_object(values.tolist())
+    """)
+    first, second = found["values"]
+    assert len(set(first) | set(second)) == len(first) + len(second)
