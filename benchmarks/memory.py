@@ -1,0 +1,62 @@
+"""What each rank keeps: bytes of parameters, gradients and optimizer state, by strategy and number of ranks.
+
+    python benchmarks/memory.py [--ranks 1 2 4] [--width 256]
+
+Counted after a step of Adam, from the tensors themselves (of a divided one, the part that is here); the largest number of any
+rank. "of whole" is the part of what one process keeps, and "1/N" what dividing it evenly would give. CPU ranks, started by fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from models import Transformer
+from rounds import table
+from torch import Tensor
+from torchbus import session
+
+DIVIDED = {"ddp": (), "ddp_sharded": ("optimizer state",), "fsdp": ("parameters", "gradients", "optimizer state")}
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """Of the parts that are here; each storage once."""
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    return sum(tensor.nbytes for tensor in local)
+
+
+def kept(strategy: str, ranks: int, width: int) -> dict[str, int]:
+    """The largest number of bytes on any rank, by what they are for."""
+    with session(strategy=strategy, devices=ranks, accelerator="cpu", launch="fork") as s:
+        torch.manual_seed(0)
+        model = Transformer(4, width, 1000)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.randint(1000, (4, 16))).square().mean().backward()
+        optimizer.step()
+        found = {
+            "parameters": bytes_of(model.parameters()),
+            "gradients": bytes_of(parameter.grad for parameter in model.parameters()),
+            "optimizer state": bytes_of(value for state in optimizer.state.values() for value in state.values()),
+        }
+        return {name: int(s.reduce(float(count), "max")) for name, count in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--width", type=int, default=256, help="of the transformer's layers (default: %(default)s)")
+    options = parser.parse_args()
+    whole = kept("ddp", 1, options.width)
+    lines = []
+    for strategy, divided in DIVIDED.items():
+        for ranks in options.ranks:
+            for name, count in kept(strategy, ranks, options.width).items():
+                theory = 1 / ranks if name in divided else 1.0
+                lines.append([strategy, str(ranks), name, f"{count / 2**20:.2f}", f"{count / whole[name]:.3f}", f"{theory:.3f}"])
+    print(table(f"transformer, width {options.width}", ["strategy", "ranks", "what", "MiB a rank", "of whole", "1/N"], lines))
+
+
+if __name__ == "__main__":
+    main()

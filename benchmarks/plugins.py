@@ -1,0 +1,105 @@
+"""What clipping, accumulation and mixed precision cost as plugins, against the same written by hand, on one thread.
+
+    python benchmarks/plugins.py [--rounds 30] [--steps 100] [--quantile 0.5] [--json FILE]
+
+The loop and its batches in memory are overhead.py's. A step here is a window of 4 batches, divided by 4, so that the
+real step at the end of a window of accumulation counts for its part. The first line of each table is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from models import labels
+from overhead import BATCH, WIDTH, Contender, Source, in_session, make, plain
+from rounds import Batches, Stopwatch, add_options, interleave, summarise, table, write_json
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+WINDOW, WARMUP = 4, 20
+
+
+class Windows(Batches):
+    """Four batches for each tick of the watch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield from [batch] * WINDOW
+
+
+def clip(batches: Source) -> None:
+    model, optimizer = make()
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def accumulate(batches: Source) -> None:
+    model, optimizer = make()
+    for index, (x, y) in enumerate(batches):
+        (cross_entropy(model(x), y) / WINDOW).backward()
+        if (index + 1) % WINDOW == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def mixed(batches: Source, dtype: torch.dtype) -> None:
+    model, optimizer = make()
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+    for x, y in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype) if dtype != torch.float32 else contextlib.nullcontext():
+            output = model(x)
+        scaler.scale(cross_entropy(output.float(), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def session(**options: Any) -> Contender:
+    return functools.partial(in_session, **options)
+
+
+PAIRS: dict[str, tuple[Contender, Contender]] = {
+    "Nothing": (plain, plain),
+    "Clipping": (clip, session(gradient_clip_val=1.0)),
+    "Accumulation over 4": (accumulate, session(accumulate_grad_batches=WINDOW)),
+    "bf16-mixed": (functools.partial(mixed, dtype=torch.bfloat16), session(precision="bf16-mixed")),
+    "16-mixed": (functools.partial(mixed, dtype=torch.float16), session(precision="16-mixed")),
+}
+
+
+def timed(contender: Contender, options: argparse.Namespace) -> float:
+    watch = Stopwatch(WARMUP, options.steps, options.quantile)
+    torch.manual_seed(1)
+    contender(Windows((torch.randn(BATCH, WIDTH), labels(BATCH)), watch))  # type: ignore[arg-type]
+    return watch.seconds_per_step() / WINDOW
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_options(parser, rounds=30)
+    parser.add_argument("--steps", type=int, default=100, help="timed windows of each run (default: %(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    results = {}
+    for title, (by_hand, ours) in PAIRS.items():
+        calls: dict[str, Callable[[], float]] = {
+            "by hand": functools.partial(timed, by_hand, options), "torchbus": functools.partial(timed, ours, options)
+        }  # fmt: skip
+        rows = results[title] = summarise(interleave(calls, options.rounds), "by hand")
+        cells = [[row.contender, f"{row.seconds * 1e6:.1f}", f"{row.added * 1e6:+.1f}", f"{row.ratio:.3f}"] for row in rows]
+        print(table(title, ["contender", "us/batch", "added us", "ratio"], cells), flush=True)
+    write_json(results, options)
+
+
+if __name__ == "__main__":
+    main()

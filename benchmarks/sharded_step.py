@@ -1,0 +1,103 @@
+"""What a step costs under fsdp and ddp_sharded, against the same engines used by hand: two gloo ranks, one job.
+
+    torchrun --nproc-per-node 2 benchmarks/sharded_step.py [--rounds 20] [--steps 30] [--quantile 0.5]
+
+- fsdp by hand: ``fully_shard`` for each layer and for the model, a plain loop, ``all_reduce`` of the loss (which torchbus does, too).
+- ddp_sharded by hand: ``DistributedDataParallel`` and ``ZeroRedundancyOptimizer``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from models import Transformer, labels
+from rounds import Batches, Stopwatch, add_options, interleave, summarise, table, write_json
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torchbus import session
+
+WARMUP = 5
+Loop = Callable[[Batches], None]
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return Transformer(4, 128, 1000)
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, batches: Batches, reduce_loss: bool) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        if reduce_loss:
+            dist.all_reduce(loss.detach())
+        optimizer.step()
+
+
+def fsdp_by_hand(batches: Batches) -> None:
+    model = make_model()
+    for layer in model.encoder.layers:  # type: ignore[union-attr]
+        fully_shard(layer)
+    fully_shard(model)
+    train(model, torch.optim.Adam(model.parameters()), batches, True)
+
+
+def zero_by_hand(batches: Batches) -> None:
+    model = DistributedDataParallel(make_model())
+    train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), batches, True)
+
+
+def by_torchbus(strategy: str, batches: Batches) -> None:
+    with session(strategy=strategy, accelerator="cpu", replace_sampler=False):
+        model = make_model()
+        train(model, torch.optim.Adam(model.parameters()), batches, False)
+
+
+PAIRS: dict[str, dict[str, Loop]] = {
+    "fsdp": {"by hand": fsdp_by_hand, "by hand, again": fsdp_by_hand, "torchbus": functools.partial(by_torchbus, "fsdp")},
+    "ddp_sharded": {"by hand": zero_by_hand, "by hand, again": zero_by_hand, "torchbus": functools.partial(by_torchbus, "ddp_sharded")},
+}
+
+
+def timed(loop: Loop, steps: int, quantile: float) -> float:
+    watch = Stopwatch(WARMUP, steps, quantile)
+    torch.manual_seed(1 + dist.get_rank())
+    batch = torch.randint(1000, (8, 32)), labels(8)
+    dist.barrier()
+    loop(Batches(batch, watch))
+    return watch.seconds_per_step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_options(parser, rounds=20)
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    results = {}
+    for name, loops in PAIRS.items():
+        calls = {who: functools.partial(timed, loop, options.steps, options.quantile) for who, loop in loops.items()}
+        results[name] = summarise(interleave(calls, options.rounds), "by hand")
+        if dist.get_rank() == 0:
+            lines = [[row.contender, f"{row.seconds * 1e3:.2f}", f"{row.ratio:.3f}"] for row in results[name]]
+            print(table(f"{name}: {options.rounds} rounds of {options.steps} steps", ["contender", "ms/step", "ratio"], lines), flush=True)
+    if dist.get_rank() == 0:
+        write_json(results, options)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Write docs/events.md from the files that declare events::
+
+    python docs/generate_events.py            # write it
+    python docs/generate_events.py --check    # exit status 1 if it is not up to date
+
+Read as text, not imported: nothing needs to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "events.md"
+INTRODUCTION = """\
+# Events
+
+<!-- Written by docs/generate_events.py from the files that declare the events. Change those, and run it again. -->
+
+"""
+
+
+def page() -> str:
+    """The whole text."""
+    core = ROOT / "core/src/torchbus/events.py"
+    added = sorted(path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/src/*/events.py"))
+    parts = [INTRODUCTION + _overview(core), *(_event(function, "##") for function in _declared(core))]
+    for path in added:
+        parts.append(f"## Events that {path.parent.name.replace('_', '-')} adds\n\n" + _paragraphs(_docstring(path)))
+        parts += [_event(function, "###") for function in _declared(path)]
+    return "\n".join(parts)
+
+
+def _overview(path: Path) -> str:
+    """The module's docstring: its first words, the loop, and the rest."""
+    before, loop, after = re.split(r"^::\n\n((?:    .*\n|\n)+)", _docstring(path), maxsplit=1, flags=re.M)
+    loop = "\n".join(line[4:] for line in loop.rstrip().splitlines())
+    return f"{_paragraphs(before)}\n```text\n{loop}\n```\n\n{_paragraphs(after)}"
+
+
+def _event(function: ast.FunctionDef, heading: str) -> str:
+    text = ast.get_docstring(function) or ""
+    arguments = [f"{argument.arg}: {ast.unparse(argument.annotation or ast.Constant(None))}" for argument in function.args.args]
+    signature = f"def {function.name}({', '.join(arguments)}) -> {ast.unparse(function.returns or ast.Constant(None))}"
+    note = "\nThe first answer that is not None counts.\n" if _first_result(function) else ""
+    return f"{heading} `{function.name}`\n\n```text\n{signature}\n```\n\n{_paragraphs(text)}{note}"
+
+
+def _declared(path: Path) -> list[ast.FunctionDef]:
+    """The functions marked as events, in the order of the file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef) and any(_marks(one) for one in node.decorator_list)]
+
+
+def _marks(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).split("(")[0].endswith("hookspec")
+
+
+def _first_result(function: ast.FunctionDef) -> bool:
+    return any("firstresult=True" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def _docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def _paragraphs(text: str) -> str:
+    """The docstring's words as Markdown: one line for each paragraph, single backquotes."""
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+    return "\n\n".join(paragraphs).replace("``", "`") + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/events.md from the files that declare events.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is not up to date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        print("docs/events.md is not up to date: run python docs/generate_events.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
