@@ -23,7 +23,9 @@ def logs(write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def test_runs_as_a_table(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("terminal_columns", ["80", "200"])
+def test_runs_as_a_table(logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal_columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", terminal_columns)
     assert main(["runs"]) == 0
     head, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["RUN", "NAME", "RANKS", "STEPS", "TIME", "LOSS", "NOTES"]

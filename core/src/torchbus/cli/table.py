@@ -12,15 +12,16 @@ NARROWEST = 16
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns. The widest columns wrap until all fit the terminal (100 columns where there is none)."""
+    """Rows as aligned columns. The first, by which a row is called, stays whole; of the others the widest wrap until all fit
+    the terminal (100 columns where there is none)."""
     widths = _fitting([max(map(len, column)) for column in zip(*rows, strict=True)])
     return "\n".join(line for row in rows for line in _lines(row, widths))
 
 
 def _fitting(widths: list[int]) -> list[int]:
     room = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
-    while sum(widths) + len(GAP) * (len(widths) - 1) > room and max(widths) > NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+    while sum(widths) + len(GAP) * (len(widths) - 1) > room and max(widths[1:]) > NARROWEST:
+        widths[widths.index(max(widths[1:]), 1)] -= 1
     return widths
 
 

@@ -59,9 +59,12 @@ class Guard:
             with contextlib.suppress(Exception):
                 self._releases.pop()()
 
-    def stop(self) -> None:
+    def stop_looking(self) -> None:
         self._stop.set()
         self._thread.join()
+
+    def stop(self) -> None:
+        self.stop_looking()
         self._undo_signals()
 
     def forget(self) -> None:

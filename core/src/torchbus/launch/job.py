@@ -95,6 +95,7 @@ class Job:
         """Let go of the others: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
         self._end_children()
+        self.guard.stop_looking()  # at the store, which goes once all have said that they left
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
         self.guard.stop()
@@ -168,12 +169,12 @@ class Job:
 
     def _let_all_leave(self, error: BaseException | None) -> None:
         """Rank 0 serves the store: it goes last, so that nobody loses it in the middle of leaving."""
-        self._store.add("left", 1)
+        self._store.set(f"left/{self.world.rank}", "")
         if not self.world.is_main or self.ends_with_block:
             return
-        deadline = time.monotonic() + (2.0 if error is None else 1.0)
-        others = self.world.world_size - len(self._children)
-        while int(self._store.add("left", 0)) < others and time.monotonic() < deadline:
+        deadline = time.monotonic() + (5.0 if error is None else 1.0)
+        others = set(range(self.world.world_size)) - {child.rank for child in self._children}
+        while not self._store.check([f"left/{rank}" for rank in others]) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     # What the guard's thread looks at ---------------------------------------------------------------------------
