@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,20 @@ def _times(tensor: Any, gradient: torch.Tensor | None, factor: float | torch.Ten
         return gradient * factor
     if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1:
         return None  # torch will say what is wrong
-    return torch.full_like(tensor, factor) if isinstance(factor, float) else torch.ones_like(tensor) * factor
+    if not isinstance(factor, float):
+        same = tensor.dim() == 0 and factor.dtype == tensor.dtype and factor.device == tensor.device
+        return factor.clone() if same else torch.ones_like(tensor) * factor
+    if tensor.dim():
+        return torch.full_like(tensor, factor)
+    kept = _scalar(factor, tensor.dtype, tensor.device)
+    return kept if kept._version == 0 else torch.full_like(tensor, factor)  # a hook may have changed it in place
+
+
+@functools.lru_cache(maxsize=16)
+def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same in every step of most loops: making it anew costs 3 us."""
+    with torch.inference_mode(False):
+        return torch.full((), factor, dtype=dtype, device=device)
 
 
 def install(bus: Bus) -> Callable[[], None]:

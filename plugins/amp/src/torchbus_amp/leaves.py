@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +17,15 @@ def reached(call: BackwardCall) -> list[Tensor]:
         return as_list(call.inputs)
     tensors = as_list(call.tensors)
     found = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_leaf]
-    waiting: list[Any] = [*filter(None, (tensor.grad_fn for tensor in tensors if isinstance(tensor, Tensor)))]
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
     seen: set[Any] = {None, *waiting}
-    while waiting:
-        node = waiting.pop()
-        if type(node) is ACCUMULATES:
-            found.append(cast(Any, node).variable)
-            continue
+    for node in waiting:
         for child, _ in node.next_functions:
-            if child not in seen:
-                seen.add(child)
+            if child in seen:
+                continue
+            seen.add(child)
+            if type(child) is ACCUMULATES:
+                found.append(child.variable)
+            else:
                 waiting.append(child)
     return found

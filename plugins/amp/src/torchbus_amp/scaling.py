@@ -18,22 +18,35 @@ from torchbus.seams.skipping import Answer
 
 from torchbus_amp.leaves import reached
 
-Trained = tuple[Optimizer, list[Tensor]]
-
 
 class Scaler(GradScaler):
-    """torch's GradScaler, one for each optimizer, fed with what ``LossScaling`` has found."""
+    """torch's GradScaler for one optimizer, fed with what ``LossScaling`` has found.
 
-    def scale_on(self, device: torch.device) -> Tensor:
-        """The scale, a tensor on this device."""
+    ``found``: 1 if the gradients that wait for a step have an overflow, 0 if not, None if none wait. ``skipped``: the last
+    step was.
+    """
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        super().__init__(device.type)
+        self.optimizer = weakref.ref(optimizer)
+        self.found: Tensor | None = None
+        self.skipped = False
+        self._scale_device = device
+
+    def parameters(self) -> list[Tensor]:
+        """Those of the optimizer's that require gradients."""
+        groups = getattr(self.optimizer(), "param_groups", ())
+        return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
+
+    def scale_tensor(self) -> Tensor:
         if self._scale is None:
-            self._lazy_init_scale_growth_tracker(device)
+            self._lazy_init_scale_growth_tracker(self._scale_device)
         assert self._scale is not None
         return self._scale
 
-    def note(self, optimizer: Optimizer, found: Tensor) -> None:
+    def note(self, found: Tensor) -> None:
         """Grow or shrink after a step that was taken (``found`` is 0) or skipped (1)."""
-        self._per_optimizer_states[id(optimizer)] = {"stage": OptState.STEPPED, "found_inf_per_device": {found.device: found}}
+        self._per_optimizer_states[0] = {"stage": OptState.STEPPED, "found_inf_per_device": {found.device: found}}
         self.update()
 
 
@@ -48,10 +61,8 @@ class LossScaling:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._scalers: weakref.WeakKeyDictionary[Optimizer, Scaler] = weakref.WeakKeyDictionary()
-        self._found: weakref.WeakKeyDictionary[Optimizer, Tensor] = weakref.WeakKeyDictionary()
-        self._skipped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._trained: list[Trained] = []
+        self._scalers: dict[int, Scaler] = {}
+        self._trained: list[tuple[Scaler, list[Tensor]]] = []
         self._others: list[Tensor] = []
         self._scale = torch.ones(())
         self._local = False
@@ -65,13 +76,15 @@ class LossScaling:
             self._refuse_lbfgs(optimizer)
 
     def _add(self, optimizer: Optimizer) -> None:
-        if self._session.captures(optimizer) and optimizer not in self._scalers:
-            self._scalers[optimizer] = scaler = Scaler(self._session.device.type)
-            if self._loaded:
-                scaler.load_state_dict(self._loaded.pop(0))
+        if not self._session.captures(optimizer) or id(optimizer) in self._scalers:
+            return
+        self._scalers[id(optimizer)] = scaler = Scaler(optimizer, self._session.device)
+        weakref.finalize(optimizer, self._scalers.pop, id(optimizer), None)
+        if self._loaded:
+            scaler.load_state_dict(self._loaded.pop(0))
 
     def _refuse_lbfgs(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer, LBFGS) and optimizer in self._scalers:
+        if isinstance(optimizer, LBFGS) and id(optimizer) in self._scalers:
             raise Unsupported("precision='16-mixed' with LBFGS: an overflow inside its step can't be skipped; use precision='bf16-mixed'")
 
     # Backward --------------------------------------------------------------------------------------------------
@@ -83,12 +96,13 @@ class LossScaling:
             self.foreign = scaled_by_loop(call.loss)
             for optimizer in inventory.alive(Optimizer):  # those made before the block, which no variable named
                 self._add(optimizer)
-        self._trained = [] if self.foreign else [one for one in map(trained, list(self._scalers)) if one[1]]
+        every = [(scaler, scaler.parameters()) for scaler in self._scalers.values()]
+        self._trained = [] if self.foreign else [one for one in every if one[1]]
         if not self._trained:
             return
-        scales = [self._scalers[optimizer].scale_on(self._session.device) for optimizer, _ in self._trained]
+        scales = [scaler.scale_tensor() for scaler, _ in self._trained]
         self._scale = scales[0].clone() if len(scales) == 1 else torch.stack(scales).min()
-        call.factor = self._scale * call.factor
+        call.factor = self._scale if call.factor == 1.0 else self._scale * call.factor
         self._local = not call.sync
         held = {id(parameter): parameter for _, parameters in self._trained for parameter in parameters}
         self._others = [leaf for leaf in reached(call) if id(leaf) not in held]
@@ -105,15 +119,16 @@ class LossScaling:
             return
         inverse = self._scale.double().reciprocal().float()
         done: set[int] = set()
-        for optimizer, parameters in self._trained:
+        for scaler, parameters in self._trained:
             found = torch.zeros((), device=inverse.device)
             gradients = {id(parameter): parameter.grad for parameter in parameters if parameter.grad is not None}
+            again = [gradient for key, gradient in gradients.items() if key in done] if done else []
             check_and_scale([gradient for key, gradient in gradients.items() if key not in done], found, inverse)
-            if not done.isdisjoint(gradients):
-                check_and_scale([gradient for key, gradient in gradients.items() if key in done], found, torch.ones_like(inverse))
+            if again:
+                check_and_scale(again, found, torch.ones_like(inverse))
             done.update(gradients)
             if gradients:
-                self._found[optimizer] = found
+                scaler.found = found
         multiply(self._others, inverse)
         self._trained, self._others = [], []
 
@@ -121,7 +136,7 @@ class LossScaling:
 
     @hookimpl(trylast=True)
     def step_called(self, optimizer: Optimizer, closure: Callable[[], Any] | None, run: Callable[..., Any]) -> Answer | None:
-        scaler = self._scalers.get(optimizer)
+        scaler = self._scalers.get(id(optimizer))
         if scaler is None or self.foreign:
             return None
         self._refuse_lbfgs(optimizer)
@@ -129,31 +144,31 @@ class LossScaling:
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        found = self._found.pop(optimizer, None)
-        overflow = found is not None and self._overflowed(optimizer, scaler, found)
-        if overflow:
-            self._skipped.add(optimizer)
+        found, scaler.found = scaler.found, None
+        scaler.skipped = found is not None and self._overflowed(scaler, found)
+        if scaler.skipped:
             return Answer(result)
-        self._skipped.discard(optimizer)
         if closure is None:
             return None
         run()
         return Answer(result)
 
-    def _overflowed(self, optimizer: Optimizer, scaler: Scaler, found: Tensor) -> bool:
+    def _overflowed(self, scaler: Scaler, found: Tensor) -> bool:
         if self._local and self._session.world_size > 1:  # gradients of this rank alone: all must decide alike
             found = self._session.reduce(found, "max")
-        scaler.note(optimizer, found)
+        scaler.note(found)
         return bool(found.item())
 
     @hookimpl
     def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
-        return True if getattr(scheduler, "optimizer", None) in self._skipped else None
+        scaler = self._scalers.get(id(getattr(scheduler, "optimizer", None)))
+        return True if scaler is not None and scaler.skipped else None
 
     @hookimpl
     def loader_end(self) -> None:
         """A scheduler that goes by epochs is not skipped for an overflow in the last batch."""
-        self._skipped.clear()
+        for scaler in self._scalers.values():
+            scaler.skipped = False
 
     # State -----------------------------------------------------------------------------------------------------
 
@@ -170,11 +185,11 @@ class LossScaling:
 
     @hookimpl
     def describe(self, thing: Any) -> str | None:
-        if not isinstance(thing, Optimizer) or thing not in self._scalers:
+        if not isinstance(thing, Optimizer) or id(thing) not in self._scalers:
             return None
         if self.foreign:
             return "no loss scaling: the loop has a GradScaler of its own"
-        return f"loss scale {self._scalers[thing].get_scale():g}"
+        return f"loss scale {self._scalers[id(thing)].get_scale():g}"
 
 
 def scaled_by_loop(loss: Tensor | None) -> bool:
@@ -186,17 +201,13 @@ def scaled_by_loop(loss: Tensor | None) -> bool:
     return any(scale is not None and scale.data_ptr() == factor.data_ptr() for scale in scales)
 
 
-def trained(optimizer: Optimizer) -> Trained:
-    """An optimizer, and those of its parameters that require gradients."""
-    return optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
-
-
-@torch.no_grad()
 def multiply(tensors: Iterable[Tensor], factor: Tensor) -> None:
     """The gradients of these tensors, where they have one, in place."""
-    for tensor in tensors:
-        if tensor.grad is not None:
-            tensor.grad.mul_(factor.to(tensor.grad.device))
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    if gradients:
+        with torch.no_grad():
+            for gradient in gradients:
+                gradient.mul_(factor.to(gradient.device))
 
 
 @torch.no_grad()
@@ -204,11 +215,11 @@ def check_and_scale(gradients: Iterable[Tensor], found: Tensor, factor: Tensor) 
     """Multiply in place, and set ``found`` to 1 if anything is infinite or NaN."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for gradient in gradients:
-        if gradient.dtype == torch.float16:
-            raise Unsupported("precision='16-mixed' with float16 parameters: keep them in float32, or use precision='16-true'")
         values = gradient._values() if gradient.is_sparse else gradient
         kinds.setdefault((values.dtype, values.device), []).append(values)
-    for (_, device), group in kinds.items():
+    for (dtype, device), group in kinds.items():
+        if dtype == torch.float16:
+            raise Unsupported("precision='16-mixed' with float16 parameters: keep them in float32, or use precision='16-true'")
         on_device = found.to(device)
         torch._amp_foreach_non_finite_check_and_unscale_(group, on_device, factor.to(device))
         if on_device is not found:
