@@ -22,13 +22,13 @@ def ends_alike(run: Any, folder: Path, ways: list[list[Any]], num_kills: int) ->
         place, whom = folder / str(number), chance.randrange(2)
         killed = run(LOOP, *args, folder=place, kill_after_s=chance.uniform(0.0, expected.seconds), whom=whom)
         in_time += killed.status != 0
-        end = run(LOOP, *args, folder=place).ok()
+        again = run(LOOP, *args, folder=place).ok()
+        end = again if killed.status else killed  # a run that had ended says nothing again
         alike += end.stdout.splitlines()[-1:] == expected.stdout.splitlines()[-1:]
     return alike, in_time
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(600)
 def test_25_kills(run: Any, tmp_path: Path) -> None:
     alike, in_time = ends_alike(run, tmp_path, WAYS, 25)
     assert alike == 25 and in_time >= 10
