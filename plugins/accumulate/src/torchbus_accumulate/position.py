@@ -23,6 +23,7 @@ class Position:
         self._pass: weakref.ref[LoaderIterator] | None = None
         self._loader: weakref.ref[DataLoader[Any]] | None = None
         self._resumed = False
+        self._was_left = False
         self.epoch = -1
         self.size = schedule.at(windows, 0)
         self.index = 0
@@ -37,6 +38,7 @@ class Position:
 
     def _begin_pass(self, iterator: LoaderIterator) -> None:
         self._pass, self._loader = weakref.ref(iterator), weakref.ref(iterator.loader)
+        self._was_left = False
         if self._resumed:
             self._resumed = False
             return
@@ -46,8 +48,8 @@ class Position:
 
     @property
     def left(self) -> bool:
-        """Whether the loop has dropped the iterator in the middle of its pass."""
-        return self._pass is not None and self._pass() is None
+        """Whether the loop has dropped the iterator in the middle of its pass, also before a checkpoint was written."""
+        return self._was_left if self._pass is None else self._pass() is None
 
     def is_in(self, loader: DataLoader[Any]) -> bool:
         return self._loader is not None and self._loader() is loader
@@ -67,3 +69,4 @@ class Position:
         self.epoch, self.index, self.last = state["epoch"], state["index"], False
         self.size = schedule.at(self._schedule, max(self.epoch, 0))
         self._pass, self._loader, self._resumed = None, None, state["in_pass"]
+        self._was_left = not state["in_pass"]
