@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Module
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged
@@ -33,12 +34,15 @@ def copy_from_rank0(tensors: Sequence[Tensor], what: str) -> None:
 
 def broadcast(tensors: Sequence[Tensor]) -> None:
     """One broadcast for tensors of any dtype on one device. ``.data`` keeps saved graphs valid."""
-    views = [tensor.data.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    packed = torch.cat(views)
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.dtype, []).append(tensor.data)
+    flat = [_flatten_dense_tensors(group).view(torch.uint8) for group in kinds.values()]
+    packed = torch.cat(flat)
     dist.broadcast(packed, src=0)
     if dist.get_rank() != 0:
-        for tensor, part in zip(tensors, packed.split([view.numel() for view in views]), strict=True):
-            tensor.data.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+        for (dtype, group), part in zip(kinds.items(), packed.split([len(one) for one in flat]), strict=True):
+            torch._foreach_copy_(group, list(_unflatten_dense_tensors(part.clone().view(dtype), group)))
 
 
 def _chunks(tensors: list[Tensor]) -> list[list[Tensor]]:
