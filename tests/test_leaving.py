@@ -54,15 +54,20 @@ def status(who: int, how: str) -> int:
     return (int(detail) if detail.isdigit() else 1) if kind == "SystemExit" else STATUS[kind]
 
 
-def check_folder(folder: Path, ranks: int, who: int, how: str) -> None:
-    """``finally`` ran on every rank that could, rank 0 alone went on if anybody, and torch is as it was."""
+def check_finally(folder: Path, ranks: int, who: int, how: str) -> None:
+    """``finally`` ran on every rank that could."""
     killed = {who} if how == "SIGKILL" else set()
     assert {path.name for path in folder.glob("finally*")} == {f"finally{rank}" for rank in {*range(ranks)} - killed}
+
+
+def check_folder(folder: Path, ranks: int, who: int, how: str) -> None:
+    """Rank 0 alone went on after the block if anybody, and torch is as it was."""
+    check_finally(folder, ranks, who, how)
     goes_on = raised(who, how) is None and how != "SIGKILL"
     assert (folder / "after").exists() == goes_on
     if goes_on:
         assert (folder / "after").read_text() == "0\n"
-    if 0 not in killed:
+    if (who, how) != (0, "SIGKILL"):
         assert (folder / "state").read_text() == ""
 
 
@@ -99,7 +104,7 @@ def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
 OFTEN = {
     ("script", 0, "raise"), ("script", 1, "raise others sleep"), ("script", 0, "SIGINT"), ("script", 1, "SIGKILL"), ("fork", 0, "SIGKILL"),
 }  # fmt: skip
-ALL_CASES = [(launch, who, how) for launch in ("script", "fork") for who, how in CASES]
+ALL_CASES = [(launch, who, how) for launch in ("script", "fork", "spawn") for who, how in CASES]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,20 @@ def test_two_ranks(tmp_path, launch, who, how):
 @pytest.mark.parametrize(("who", "how"), [(2, "raise"), pytest.param(2, "SIGKILL", marks=pytest.mark.slow)])
 def test_three_ranks(tmp_path, launch, who, how):
     leave(tmp_path, launch, 3, who, how)
+
+
+IN_A_COMMAND = [(1, "raise others sleep"), (0, "raise"), (1, "exit 3"), (0, "SIGINT"), (1, "SIGTERM"), (1, "SIGKILL"), (0, "SIGKILL")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "how"), IN_A_COMMAND)
+def test_under_torchbus_run(tmp_path, who, how):
+    words = ["-m", "torchbus", "run", "--devices", "2", "--accelerator", "cpu", str(SCRIPT), str(tmp_path), "command", "2", str(who), how]
+    result = run([sys.executable, *words])
+    took_s = time.time() - (tmp_path / "left").stat().st_mtime
+    assert result.ok(status(who, how))
+    assert took_s < WITHIN_S + LOAD_S
+    check_finally(tmp_path, 2, who, how)
 
 
 UNDER_TORCHRUN = {

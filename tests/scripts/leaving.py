@@ -2,7 +2,7 @@
 
 Rank WHO does it, at its fourth step; in some ways all of them do. FOLDER gets a file ``left`` when that happens, ``finally<rank>`` for
 each ``finally`` that ran, ``after`` with a line for each process that goes on after the block, and ``state``, which is empty if torch is
-as it was. Of several ways, each has a folder of its own, 0, 1, ..., with rank 0's exception in ``error``.
+as it was. LAUNCH "command": under ``torchbus run``. Of several ways, each has a folder of its own, 0, 1, ..., with rank 0's exception in ``error``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torchbus import Session, session
+from torchbus.session import current
 from torchbus.testing import assert_torch_unchanged, torch_state
 
 ALL_DO = ("normal", "break", "return", "exit 0")
@@ -61,15 +62,26 @@ def leave(how: str) -> None:
             os.kill(os.getpid(), signal.Signals[name])
 
 
+def block(folder: Path, who: int, how: str) -> None:
+    s = current()
+    assert s is not None
+    try:
+        train(s, who, how, folder)
+    finally:
+        (folder / f"finally{s.rank}").touch()
+
+
 def run(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
     before, rank = torch_state(), None
+    options = {"strategy": "ddp", "devices": ranks, "accelerator": "cpu", "launch": launch}
     try:
-        with session(strategy="ddp", devices=ranks, accelerator="cpu", launch=launch) as s:
-            rank = s.rank
-            try:
-                train(s, who, how, folder)
-            finally:
-                (folder / f"finally{rank}").touch()
+        if launch == "spawn":
+            rank = 0
+            session(**options)(block)(folder, who, how)
+        else:
+            with session(**options) as s:
+                rank = s.rank
+                block(folder, who, how)
         with (folder / "after").open("a") as file:
             print(rank, file=file)
     finally:
@@ -99,7 +111,9 @@ def run_in_a_row(folder: Path, launch: str, ranks: int, ways: list[str]) -> None
 
 if __name__ == "__main__":
     words = (Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-    if len(sys.argv) == 6:
+    if words[1] == "command":
+        block(words[0], int(sys.argv[4]), sys.argv[5])
+    elif len(sys.argv) == 6:
         run(*words, int(sys.argv[4]), sys.argv[5])
     else:
         run_in_a_row(*words, sys.argv[4:])
