@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,21 +91,28 @@ def test_a_killed_node(tmp_path: Path) -> None:
     """The other node goes on by itself."""
     script, port = write_script(tmp_path, LOOP), free_port()
     words = torchrun(port, "--nnodes", "1:2", "--nproc-per-node", 1, "--rdzv-conf", "last_call_timeout=5", script, tmp_path, "node", 0.5)
-    with start(words, env=ENVIRONMENT) as first, start(words, env=ENVIRONMENT) as second:
-        wait_for(tmp_path, "began-*-2-*")
-        wait_for(tmp_path, "checkpoints/*")
-        end_with_children(second.pid, signal.SIGKILL)
-        second.wait(60)
+    with start(words, env=ENVIRONMENT) as first:
+        wait_until(lambda: is_listening(port), "the agent that serves the rendezvous is the one that stays")
+        with start(words, env=ENVIRONMENT) as second:
+            wait_until(lambda: any(tmp_path.glob("began-*-2-*")), "two nodes have begun")
+            wait_until(lambda: any(tmp_path.glob("checkpoints/*")), "a checkpoint is written")
+            end_with_children(second.pid, signal.SIGKILL)
+            second.wait(60)
         result = first.wait(300)
     assert result.ok()
     check(tmp_path, 1)
 
 
-def wait_for(folder: Path, pattern: str) -> None:
+def wait_until(met: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 120
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline, f"no {pattern} in {os.listdir(folder)}"
+    while not met():
+        assert time.monotonic() < deadline, f"not so: {what}"
         time.sleep(0.1)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as found:
+        return found.connect_ex(("127.0.0.1", port)) == 0
 
 
 def end_with_children(pid: int, number: int) -> None:

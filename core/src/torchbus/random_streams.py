@@ -63,11 +63,12 @@ class RandomStreams:
         streams.pop("evaluation", None)
         self._states = streams if len(streams) > 1 else {}
 
-    def load_common(self, state: dict[str, Any], rank: int) -> None:
-        """Go on from a ``state()`` of any rank: the common stream stays what it was, this rank's is derived anew."""
+    def load_common(self, state: dict[str, Any], rank: int, world_size: int) -> None:
+        """Go on from a ``state()`` of any rank: the common stream stays what it was, this rank's is derived anew. A single
+        rank draws everything from the common one."""
         write(state["streams"]["order"])
         self._states, self._current = {}, "order"
-        if len(state["streams"]) > 1:
+        if len(state["streams"]) > 1 and world_size > 1:
             self.split(rank)
 
     @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.timeout(900)
 LOOP = Path(__file__).parent / "loops" / "plain.py"
@@ -104,3 +106,45 @@ def test_workers_that_persist(run: Any, tmp_path: Path) -> None:
     assert run(source, "cut", folder=tmp_path / "cut").status != 0
     resumed = run(source, folder=tmp_path / "cut").ok()
     assert resumed.stdout == whole.stdout and "are started anew" in resumed.stderr
+
+
+WITHOUT_NOISE = """
+import contextlib, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+ranks, stop_after = int(sys.argv[1]), int(sys.argv[2])
+torch.set_default_dtype(torch.float64)
+
+def train():
+    torch.manual_seed(0)
+    num_steps = 0
+    loader = DataLoader(TensorDataset(torch.randn(48, 3), torch.randn(48, 1)), 8, shuffle=True)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            num_steps += 1
+            if num_steps == stop_after:
+                raise KeyError
+    return model.weight.tolist()
+
+kept = session(strategy="ddp", devices=ranks, accelerator="cpu", launch="fork", batch="global", checkpoint="checkpoints", every_n_steps=2)
+with contextlib.suppress(KeyError):
+    with kept if ranks else contextlib.nullcontext():
+        found = train()
+    print(found)
+"""
+
+
+@pytest.mark.parametrize("before_and_after", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
+def test_another_number_of_ranks_has_the_same_numbers(run: Any, tmp_path: Path, before_and_after: tuple[int, int]) -> None:
+    """With the same global batch, and nothing that each rank draws for itself; in this epoch and in those to come."""
+    plain, folder = run(WITHOUT_NOISE, 0, 0, folder=tmp_path / "plain").ok(), tmp_path / "resumed"
+    before, after = before_and_after
+    assert run(WITHOUT_NOISE, before, 9, folder=folder).stdout == ""
+    resumed = run(WITHOUT_NOISE, after, 0, folder=folder).ok()
+    assert torch.allclose(*(torch.tensor(json.loads(one.stdout), dtype=torch.float64) for one in (plain, resumed)), rtol=1e-9, atol=0.0)

@@ -207,7 +207,7 @@ class Position:
         if self.alike:
             self._session.random.load(streams)
         else:
-            self._session.random.load_common(streams, self._session.rank)
+            self._session.random.load_common(streams, self._session.rank, self._session.world_size)
         if loader is not None:
             generators.write(loader, state["generators"])
 
