@@ -26,7 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,71 +99,72 @@ def lightning_log(value: Any, steps: int, times: list[float]) -> Iterator[Call]:
 
 
 @contextmanager
-def wandb_run() -> Iterator[Any]:
+def raw_wandb(numbers: Mapping[str, Any]) -> Iterator[Call]:
     import wandb
 
     with wandb.init(mode="offline", project="benchmark", settings=wandb.Settings(silent=True, console="off")) as run:
-        yield run
+        yield lambda step: run.log({**on_host(numbers), "step": step})
 
 
 @contextmanager
-def neptune_run() -> Iterator[Any]:
+def raw_neptune(numbers: Mapping[str, Any]) -> Iterator[Call]:
     import neptune
 
     run = neptune.init_run(mode="offline", capture_stdout=False, capture_stderr=False, capture_hardware_metrics=False, source_files=[])
-    yield run
+    yield lambda step: [run[name].append(value) for name, value in on_host(numbers).items()]
     run.stop()
 
 
 @contextmanager
-def tensorboard_writer() -> Iterator[Any]:
+def raw_tensorboard(numbers: Mapping[str, Any]) -> Iterator[Call]:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter("runs") as writer:
-        yield writer
+        yield lambda step: [writer.add_scalar(name, value, step) for name, value in on_host(numbers).items()]
 
 
 @contextmanager
-def accelerate_log() -> Iterator[Any]:
+def accelerate_log(numbers: Mapping[str, Any]) -> Iterator[Call]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir="accelerate")
     accelerator.init_trackers("benchmark")
-    yield accelerator
+    yield lambda step: accelerator.log(on_host(numbers), step=step)
     accelerator.end_training()
 
 
-def raw_calls(stack: ExitStack, numbers: Mapping[str, Any]) -> dict[str, Call]:
-    """One record by each client itself, in one call where it has one."""
-    calls: dict[str, Call] = {}
+def on_host(numbers: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
 
-    def items() -> dict[str, float]:
-        return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
 
-    if installed("wandb"):
-        wandb = stack.enter_context(wandb_run())
-        calls["raw wandb"] = lambda step: wandb.log({**items(), "step": step})
-    if installed("neptune"):
-        neptune = stack.enter_context(neptune_run())
-        calls["raw neptune"] = lambda step: [neptune[name].append(value) for name, value in items().items()]
-    if installed("tensorboard"):
-        writer = stack.enter_context(tensorboard_writer())
-        calls["raw TensorBoard"] = lambda step: [writer.add_scalar(name, value, step) for name, value in items().items()]
-    if installed("accelerate", "tensorboard"):
-        accelerator = stack.enter_context(accelerate_log())
-        calls["Accelerate"] = lambda step: accelerator.log(items(), step=step)
-    return calls
+RAW = {
+    "raw wandb": (raw_wandb, ["wandb"]),
+    "raw neptune": (raw_neptune, ["neptune"]),
+    "raw TensorBoard": (raw_tensorboard, ["tensorboard"]),
+    "Accelerate": (accelerate_log, ["accelerate", "tensorboard"]),
+}
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
+def in_context(context: Callable[..., Any], given: Any, options: argparse.Namespace) -> Callable[[], float]:
+    """Each round opens the context anew: a client's runs must not meet each other."""
+
+    def run() -> float:
+        with context(given) as call:
+            return timed(call, options.steps, options.quantile)
+
+    return run
+
+
+def raw(numbers: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Callable[[], float]]:
+    """One record by each client itself, in one call where it has one."""
+    return {name: in_context(context, numbers, options) for name, (context, needs) in RAW.items() if installed(*needs)}
+
+
 def one_call(value: Any, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of logging one value, by contender and round."""
-
-    def ours() -> float:
-        with torchbus_log(value) as call:
-            return timed(call, options.steps, options.quantile)
 
     def lightnings() -> float:
         times: list[float] = []
@@ -171,29 +172,18 @@ def one_call(value: Any, options: argparse.Namespace) -> dict[str, list[float]]:
             call(0)
         return sorted(times)[int(options.quantile * (len(times) - 1))]
 
-    with ExitStack() as stack:
-        calls = raw_calls(stack, {"loss": value})
-        contenders: dict[str, Callable[[], float]] = {"torchbus s.log": ours}
-        if installed("lightning"):
-            contenders["Lightning self.log"] = lightnings
-        contenders |= {name: lambda call=call: timed(call, options.steps, options.quantile) for name, call in calls.items()}  # type: ignore[misc]
-        return interleave(contenders, options.rounds)
+    contenders = {"torchbus s.log": in_context(torchbus_log, value, options)}
+    if installed("lightning"):
+        contenders["Lightning self.log"] = lightnings
+    return interleave(contenders | raw({"loss": value}, options), options.rounds)
 
 
 def one_point(options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds for a record of several numbers, by contender and round."""
     loggers = [("torchbus local", "local"), ("torchbus wandb", "wandb"), ("torchbus neptune", "neptune"), ("torchbus TensorBoard", "tensorboard")]
-
-    def ours(logger: str) -> float:
-        with torchbus_point(logger) as call:
-            return timed(call, options.steps, options.quantile)
-
     present = [(name, logger) for name, logger in loggers if logger == "local" or installed(f"torchbus_{logger}", logger)]
-    contenders = {name: lambda logger=logger: ours(logger) for name, logger in present}
-    with ExitStack() as stack:
-        calls = raw_calls(stack, NUMBERS)
-        contenders |= {name: lambda call=call: timed(call, options.steps, options.quantile) for name, call in calls.items()}  # type: ignore[misc]
-        return interleave(contenders, options.rounds)  # type: ignore[arg-type]
+    ours = {name: in_context(torchbus_point, logger, options) for name, logger in present}
+    return interleave(ours | raw(NUMBERS, options), options.rounds)
 
 
 def main() -> None:
