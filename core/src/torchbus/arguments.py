@@ -8,7 +8,9 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from torchbus import discovery
+from torchbus.bus import Bus
 from torchbus.errors import PluginConflict, PluginError, UsageError
+from torchbus.launch.request import FORMS
 
 CORE_OPTIONS = (
     "strategy", "devices", "accelerator", "num_nodes", "launch", "logger", "capture", "verbose", "print_all_ranks",
@@ -22,6 +24,30 @@ def expect(name: str, value: Any, types: type | tuple[type, ...], words: str) ->
     wanted = types if isinstance(types, tuple) else (types,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise UsageError(f"{name}={value!r} is a {type(value).__name__}: it must be {words}")
+
+
+def check(given: dict[str, Any]) -> None:
+    """Raise UsageError for a wrong type or value among the session's own options."""
+    for name in ("capture", "verbose", "print_all_ranks"):
+        expect(name, given[name], bool, "True or False")
+    expect("num_nodes", given["num_nodes"], int, "a number of machines")
+    for name in ("timeout_s", "hang_timeout"):
+        expect(name, given[name], (int, float), "a number of seconds")
+        if not given[name] > 0:
+            raise UsageError(f"{name}={given[name]}: it must be positive")
+    expect("accelerator", given["accelerator"], str, "'auto', 'cpu' or 'gpu'")
+    if given["num_nodes"] < 1:
+        raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")
+    if given["launch"] not in FORMS:
+        raise UsageError(f"launch={given['launch']!r} is unknown: use {' or '.join(map(repr, FORMS))}")
+
+
+def refuse_deaf(bus: Bus, **given: object) -> None:
+    """A strategy or logger that is an object must listen to some event."""
+    for name, value in given.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(one, str | bool | None) and not bus.events_of(one) and not hasattr(one, "companions"):
+                raise UsageError(f"{name}={one!r} is no {name}: pass a name, or an object that listens to events")
 
 
 def resolve(plugins: tuple[object, ...], strategy: object, logger: object, options: dict[str, Any]) -> Named:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,17 +15,16 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
-from torchbus import arguments, collectives, discovery, inventory
-from torchbus.arguments import expect
+from torchbus import active, arguments, collectives, discovery, inventory
+from torchbus.active import current
 from torchbus.builtin import standard_plugins
 from torchbus.bus import Bus
 from torchbus.devices import DevicePlan, Devices, plan_devices
 from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.explain import explain
 from torchbus.launch import Call, Job, Request, inherited, joining, start
-from torchbus.launch.request import FORMS
 from torchbus.random_streams import RandomStreams
 from torchbus.seams import Seams
 from torchbus.share import Share
@@ -35,7 +32,6 @@ from torchbus.world import World
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_active: Session | None = None
 
 
 class Session:
@@ -84,7 +80,7 @@ class Session:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "plugins", "options", "__class__")}
         self._arguments |= options
         self._plugins = plugins
-        _check_types(self._arguments)
+        arguments.check(self._arguments)
         self._devices = inherited.device_plan() or plan_devices(devices, accelerator)
         self._request = Request(
             self._devices, num_nodes, launch, devices != "auto", print_all_ranks, timedelta(seconds=timeout_s), hang_timeout
@@ -109,7 +105,7 @@ class Session:
         for name, plugin in self._named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
-        _refuse_deaf(self.bus, strategy=strategy, logger=logger)
+        arguments.refuse_deaf(self.bus, strategy=strategy, logger=logger)
 
     # Ways in and out -------------------------------------------------------------------------------------------
 
@@ -326,14 +322,14 @@ class Session:
             raise UsageError(f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors")
 
     def _enter(self, frame: FrameType) -> None:
-        _refuse_nesting()
+        active.refuse_nesting()
         if self._used:
             raise UsageError("this session was used already: make a new one, session(...), for each block")
         self._used = True
         self.frame = frame
         with ExitStack() as stack:
             stack.callback(self._forget)
-            _set_active(self)
+            active.set_current(self)
             self.bus.hook.launch(session=self)
             stack.push(self._part_from_ranks)
             stack.push(self.on_close)
@@ -358,7 +354,7 @@ class Session:
     def _forget(self) -> None:
         """A closed session holds on to nothing of the caller's."""
         self._running = False
-        _set_active(None)
+        active.set_current(None)
         self.world = dataclasses.replace(self.world, store=None)
         self.frame = self._call = None
         self._adopted.clear()
@@ -374,11 +370,11 @@ class Session:
         if self.job is not None:
             self.job.part(error)
             if self.job.ends_with_block:
-                _set_active(None)
+                active.set_current(None)
                 self.job.end_process(error)
 
-    def _let_go_in_fork(self) -> None:
-        """A process that the loop forks (a loader's worker, a pool's) is no rank: there, torch is as it was.
+    def let_go_in_fork(self) -> None:
+        """In a process that the loop forks (a loader's worker, a pool's), which is no rank: there, torch is as it was.
 
         The ranks that ``launch="fork"`` makes come earlier, while the session is being entered.
         """
@@ -387,75 +383,12 @@ class Session:
             self.random.forget()
             if self.job is not None:
                 self.job.guard.forget()
-            _set_active(None)
+            active.set_current(None)
 
     def _close_at_exit(self) -> None:
         self._leave(getattr(sys, "last_value", None))
 
 
 session = Session
-
-
-def _after_fork() -> None:
-    if _active is not None:
-        _active._let_go_in_fork()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
-
-
-def _hold_signals() -> None:
-    """A signal that meets a process just forked, which has not let go yet, would be taken for one to this rank."""
-    if _active is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
-
-
-def _let_signals_in() -> None:
-    if _active is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
-
-
-HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_after_fork)
-
-
-def _set_active(active: Session | None) -> None:
-    global _active
-    _active = active
-
-
-def _refuse_nesting() -> None:
-    if get_worker_info() is not None:
-        raise UsageError("a session in a DataLoader worker: put it (and the loop) under `if __name__ == '__main__':`")
-    if _active is not None:
-        raise UsageError("a session inside a session: one is active already; end it first, or pass both sets of plugins to one")
-
-
-def _check_types(given: dict[str, Any]) -> None:
-    for name in ("capture", "verbose", "print_all_ranks"):
-        expect(name, given[name], bool, "True or False")
-    expect("num_nodes", given["num_nodes"], int, "a number of machines")
-    for name in ("timeout_s", "hang_timeout"):
-        expect(name, given[name], (int, float), "a number of seconds")
-        if not given[name] > 0:
-            raise UsageError(f"{name}={given[name]}: it must be positive")
-    expect("accelerator", given["accelerator"], str, "'auto', 'cpu' or 'gpu'")
-    if given["num_nodes"] < 1:
-        raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")
-    if given["launch"] not in FORMS:
-        raise UsageError(f"launch={given['launch']!r} is unknown: use {' or '.join(map(repr, FORMS))}")
-
-
-def _refuse_deaf(bus: Bus, **given: object) -> None:
-    """A strategy or logger that is an object must listen to some event."""
-    for name, value in given.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if not isinstance(one, str | bool | None) and not bus.events_of(one) and not hasattr(one, "companions"):
-                raise UsageError(f"{name}={one!r} is no {name}: pass a name, or an object that listens to events")
-
-
-def current() -> Session | None:
-    """The session that is active in this process, if any."""
-    return _active
-
 
 __all__ = ["DevicePlan", "Session", "current", "session"]
