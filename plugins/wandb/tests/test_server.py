@@ -21,6 +21,8 @@ SERVER = Path(__file__).with_name("recording_server.py")
 KEY = "0123456789abcdef" * 2 + "fedcba98"
 REFUSING = 9  # the port of "discard", where nobody listens
 
+SHARED_MODE = 67  # its number in what wandb tells of itself
+
 SCRIPT = """
 import json, os, sys, time
 import torch, wandb
@@ -89,12 +91,12 @@ def labels(folder) -> set[str]:
     return set(re.findall(r"/l:(\w+)", (folder / "server" / "requests.jsonl").read_text()))
 
 
-def kept(run) -> list[dict]:
-    """The lines of history in the folder of a run."""
+def kept(run, kind: str = "history") -> list[dict]:
+    """The records of one kind in the folder of a run."""
     result = run_command([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)], timeout_s=PATIENCE_S)
     assert result.ok()
     told = [json.loads(line) for line in result.stdout.splitlines()]
-    return [record["history"]["item"] for record in told if record["type"] == "history"]
+    return [record[kind].get("item", record[kind]) for record in told if record["type"] == kind]
 
 
 def series(history: list[dict], name: str = "rank0") -> list[tuple[int, float]]:
@@ -115,6 +117,7 @@ def test_everything_arrives_and_the_key_stays_secret(tmp_path, server, key):
 
 
 def test_three_ranks_have_one_run(tmp_path, server):
+    pytest.importorskip("torchbus_ddp")
     run(tmp_path, server[1], {"strategy": "ddp", "devices": 3, "launch": "fork"})
     assert len({one["name"] for one in upserts(tmp_path)}) == 1
     assert json.loads(upserts(tmp_path)[-1]["config"])["torchbus"]["value"]["world_size"] == 3
@@ -124,17 +127,23 @@ def test_three_ranks_have_one_run(tmp_path, server):
 
 @pytest.mark.parametrize("mode", [None, pytest.param("online", marks=pytest.mark.slow)])
 def test_all_ranks_write_into_one_run(tmp_path, server, mode):
+    pytest.importorskip("torchbus_ddp")
     run(tmp_path, server[1], {"strategy": "ddp", "devices": 2, "launch": "fork"}, {"ranks": "all", "mode": mode})
     assert len({one["name"] for one in upserts(tmp_path)}) == 1
     assert [series(arrived(tmp_path), f"rank{rank}") for rank in range(2)] == [VALUES, VALUES]
     assert labels(tmp_path) == {"rank_0", "rank_1"}
+    assert all(SHARED_MODE in json.loads(one["config"])["_wandb"]["value"]["t"]["3"] for one in upserts(tmp_path))
 
 
 @pytest.mark.slow
 def test_all_ranks_offline_have_runs_in_one_group(tmp_path):
+    pytest.importorskip("torchbus_ddp")
     run(tmp_path, REFUSING, {"strategy": "ddp", "devices": 2, "launch": "fork"}, {"ranks": "all", "mode": "offline"})
     runs = sorted((tmp_path / "wandb").glob("offline-run-*"), key=lambda run: run.name[-1])
     assert [series(kept(run), f"rank{rank}") for rank, run in enumerate(runs)] == [VALUES, VALUES]
+    told = [kept(run, "run")[0] for run in runs]
+    assert [one["run_id"] for one in told] == [f"{told[0]['run_group']}-rank{rank}" for rank in range(2)]
+    assert told[0]["run_group"] == told[1]["run_group"]
 
 
 @pytest.mark.slow
@@ -157,4 +166,5 @@ def test_a_server_that_dies_holds_nothing_up(tmp_path, server, number):
     (folder,) = (tmp_path / "wandb").glob("run-*")
     told = f"wandb did not finish: TimeoutError: not all was sent within 3 s. 100 calls are kept: wandb sync {folder}"
     assert told in result.stderr and result.stderr.count("UserWarning") == 1
+    assert float(result.stdout.rsplit("ended after ", 1)[1].split()[0]) < 60.0  # of a client that would try for days
     assert series(arrived(tmp_path)) != VALUES and series(kept(folder)) == VALUES
