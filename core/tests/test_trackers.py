@@ -119,6 +119,21 @@ def test_a_start_that_hangs_goes_on_offline_and_a_late_one_is_ended(heard):
     assert warned(heard) == ["client did not start, it goes on offline: no answer within 0.2 s"]
 
 
+def test_a_late_start_that_hands_out_the_current_run_does_not_end_it():
+    class Single(Client):
+        def open_run(self, session, config, offline):
+            super().open_run(session, config, offline)
+            return "the run"
+
+    client = Single(plan={"online": "hang"}, start_timeout_s=0.2)
+    with pytest.warns(UserWarning, match="goes on offline"), session(client, strategy=None) as s:
+        client.let_go.set()
+        while len([thread for thread in threading.enumerate() if thread.name == "torchbus-client"]) > 1:
+            pass
+        send(s)
+    assert [call[0] for call in client.calls] == ["offline", "online", "metrics", "close"]
+
+
 def test_a_start_without_a_network_is_tried_once(heard):
     client = Client(plan={"local": "", "online": "fail"})
     with session(client, strategy=None) as s:
@@ -154,7 +169,7 @@ def test_a_call_that_hangs_holds_nothing_up(heard):
     with session(client, strategy=None) as s:
         send(s, 100)
     client.let_go.set()
-    assert warned(heard) == ["client did not finish: it had not finished after 0.3 s, and was left behind"]
+    assert warned(heard) == ["client did not finish: it had not finished after 0.3 s, and was left behind (0 of 100 calls done)"]
 
 
 def test_a_forked_child_reports_nothing():
@@ -178,6 +193,13 @@ def test_on_error_raise():
             for _ in range(1000):
                 send(s)
                 time.sleep(0.01)
+
+
+@pytest.mark.parametrize("plan", [{"close": "fail"}, {"metrics": "fail"}])
+def test_on_error_raise_at_the_end(plan):
+    """What the last calls do comes to light when the session ends."""
+    with pytest.raises(PluginError, match=r"ConnectionError: refused \(hidden\)"), session(Client(plan=plan, on_error="raise"), strategy=None) as s:
+        send(s)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,19 @@ with session(logger, strategy=None) as s:
 print("ended")
 """
 
+RANKS = """
+import sys
+from torchbus import session
+from torchbus_neptune import NeptuneLogger
+
+logger = NeptuneLogger(project="team/digits", api_token=sys.argv[1], ranks=sys.argv[4], finish_timeout_s=float(sys.argv[3]))
+with session(strategy="ddp", devices=3, launch="fork", logger=logger, autolog=False) as s:
+    for step in range(20):
+        s.log(f"rank{s.rank}", step / 2, step=step)
+    print("looped")
+print("ended")
+"""
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -47,9 +61,9 @@ def token(port: object) -> str:
     return base64.b64encode(json.dumps({"api_address": address, "api_url": address, "api_key": "hush"}).encode()).decode()
 
 
-def run(folder, port, *words, start_timeout_s=500, finish_timeout_s=500):
+def run(folder, port, *words, script=SCRIPT, start_timeout_s=500, finish_timeout_s=500, timeout_s=PATIENCE_S):
     environment = {"OAUTHLIB_INSECURE_TRANSPORT": "1", "NEPTUNE_API_TOKEN": None, "NEPTUNE_MODE": None}
-    result = run_script(SCRIPT, token(port), start_timeout_s, finish_timeout_s, *words, env=environment, cwd=folder, timeout_s=PATIENCE_S)
+    result = run_script(script, token(port), start_timeout_s, finish_timeout_s, *words, env=environment, cwd=folder, timeout_s=timeout_s)
     assert result.ok() and result.stdout.count("looped") == 1 and "ended" in result.stdout
     assert token(port) not in result.stdout + result.stderr
     return result
@@ -59,22 +73,47 @@ def requests(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "server" / "requests.jsonl").read_text().splitlines()]
 
 
+def operations(folder) -> list[dict]:
+    return [each for one in requests(folder) if one["path"].endswith("/operations") for each in one["body"]]
+
+
+def points(folder, name: str) -> list[tuple[float, float]]:
+    series = [each["logFloats"]["entries"] for each in operations(folder) if each["path"] == f"metrics/{name}"]
+    return [(entry["step"], entry["value"]) for entries in series for entry in entries]
+
+
+def created(folder) -> list[str | None]:
+    """The names given to the runs that were made."""
+    return [one["body"].get("customId") for one in requests(folder) if one["path"].endswith("/experiments")]
+
+
 def test_everything_arrives_in_one_run(tmp_path, server):
     run(tmp_path, server[1])
-    told = requests(tmp_path)
-    assert sum(one["path"].endswith("/experiments") for one in told) == 1
-    operations = [each for one in told if one["path"].endswith("/operations") for each in one["body"]]
-    points = [(entry["step"], entry["value"]) for each in operations if each["path"] == "metrics/loss" for entry in each["logFloats"]["entries"]]
-    assert points == [(float(step), 1 / (step + 1)) for step in range(100)]
-    assert any(each["path"].startswith("monitoring/rank0/") for each in operations)
+    assert len(created(tmp_path)) == 1
+    assert points(tmp_path, "loss") == [(float(step), 1 / (step + 1)) for step in range(100)]
+    assert any(each["path"].startswith("monitoring/rank0/") for each in operations(tmp_path))
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "server" not in path.parts]  # what it received
     assert [path.name for path in files if token(server[1]).encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("ranks", ["main", pytest.param("all", marks=pytest.mark.slow)])
+def test_three_ranks_have_one_run(tmp_path, server, ranks):
+    """Rank 0's, or one that all of them write into, for it has one name."""
+    pytest.importorskip("torchbus_ddp")
+    run(tmp_path, server[1], ranks, script=RANKS)
+    reporting = range(3 if ranks == "all" else 1)
+    assert len(created(tmp_path)) == len(reporting) and len(set(created(tmp_path))) == 1
+    assert (created(tmp_path)[0] is None) == (ranks == "main")
+    values = [(float(step), step / 2) for step in range(20)]
+    assert [points(tmp_path, f"rank{rank}") for rank in range(3)] == [values if rank in reporting else [] for rank in range(3)]
+    monitored = {each["path"].split("/")[1] for each in operations(tmp_path) if each["path"].startswith("monitoring/")}
+    assert monitored == {f"rank{rank}" for rank in reporting}
 
 
 @pytest.mark.slow
 def test_no_server_at_the_start(tmp_path):
     """Values go into the client's offline files."""
-    result = run(tmp_path, 9, start_timeout_s=3)
+    result = run(tmp_path, 9, start_timeout_s=3, timeout_s=120.0)
     assert "neptune did not start, it goes on offline" in result.stderr and "offline, its start failed" in result.stdout
     (queue,) = (tmp_path / ".neptune" / "offline").glob("*/data-1.log")
     operations = [json.loads(line)["obj"] for line in queue.read_text().splitlines()]
@@ -85,6 +124,7 @@ def test_no_server_at_the_start(tmp_path):
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
     """The loop runs to its end, the finish is bounded, and the client keeps what it could not send."""
     process, port = server
-    run(tmp_path, port, process.pid, finish_timeout_s=8)
-    (queue,) = (tmp_path / ".neptune" / "async").glob("*/*/data-*.log") or (tmp_path / ".neptune" / "async").glob("*/data-*.log")
-    assert queue.read_text().count('["metrics", "loss"]') == 100
+    result = run(tmp_path, port, process.pid, finish_timeout_s=8, timeout_s=120.0)
+    assert re.search(r"Failed to sync all operations in .* You have [1-9]\d* operations saved on disk", result.stdout + result.stderr)
+    (queue,) = (tmp_path / ".neptune" / "async").glob("*/data-*.log")
+    assert queue.read_text().count('["metrics", "loss"]') == 100 > len(points(tmp_path, "loss"))

@@ -60,7 +60,7 @@ class Tracker:
         self._finish_timeout_s = finish_timeout_s
         self._worker: Worker | None = None
         self._pid = 0
-        self._calls = self._failures = self._failures_in_a_row = self._dropped = 0
+        self._calls = self._done = self._failures = self._failures_in_a_row = self._dropped = 0
         self._first_error: BaseException | None = None
         self._attempt: object = None
         self.offline = False
@@ -160,11 +160,12 @@ class Tracker:
         warn(f"{self.name} did not start, {instead}: {told}")
 
     def _open(self, session: Session, config: dict[str, Any], offline: bool, attempt: object) -> None:
-        """On the tracker's thread. A start that succeeds after it was given up is ended again."""
+        """On the tracker's thread. A start that succeeds after it was given up is ended again, unless the client handed out the
+        run that has been started since."""
         run = self.open_run(session, config, offline)
         if self._attempt is attempt:
             self.experiment = run
-        else:
+        elif run is not self.experiment:
             self.close_run(run, True)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -184,6 +185,7 @@ class Tracker:
             future.add_done_callback(self._count)
 
     def _count(self, future: Future[Any]) -> None:
+        self._done += 1
         error = future.exception()
         if error is None:
             self._failures_in_a_row = 0
@@ -204,11 +206,19 @@ class Tracker:
                 future.result(self._finish_timeout_s)
             worker.stop(max(deadline_s - time.monotonic(), 0.1))
         except Exception as problem:
-            told = self._words(problem) or f"it had not finished after {self._finish_timeout_s:g} s, and was left behind"
-            warn(f"{self.name} did not finish: {told}")
+            worker.stop(0.0)
+            left = f"it had not finished after {self._finish_timeout_s:g} s, and was left behind ({self._done} of {self._calls} calls done)"
+            told = self._words(problem) or left
+            self._complain(f"{self.name} did not finish: {told}", error)
         if self._failures or self._dropped:
             first = f" (the first: {self._words(self._first_error)})" if self._first_error else ""
-            warn(f"{self.name}: {self._failures} of {self._calls} calls failed{first}, {self._dropped} were not made")
+            self._complain(f"{self.name}: {self._failures} of {self._calls} calls failed{first}, {self._dropped} were not made", error)
+
+    def _complain(self, told: str, error: BaseException | None) -> None:
+        """At the end: an error for those who want one, unless the block has already ended by one."""
+        if self._raises and error is None:
+            raise PluginError(told)
+        warn(told)
 
     def _words(self, error: BaseException | None) -> str:
         """An error in a line, less secrets; nothing for one that says nothing (a timeout)."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MODES = ("online", "offline", "disabled", "shared")
 MARGIN_S = 5.0
+LOGIN_S = 10.0
+"""How long wandb, which asks twice whose the key is, waits for a server that does not answer before ``init_timeout`` begins."""
 
 
 class WandbLogger(Tracker):
@@ -71,6 +73,10 @@ class WandbLogger(Tracker):
         self._settings = settings
         self._checkpoints = Checkpoints() if log_checkpoints else None
         self._id: str | None = None
+
+    @property
+    def on_all_ranks(self) -> bool:
+        return self._ranks == "all"
 
     @hookimpl
     def session_start(self, session: Session) -> None:
@@ -122,7 +128,12 @@ class WandbLogger(Tracker):
     def close_run(self, run: wandb.Run, failed: bool) -> None:
         if self._checkpoints is not None:
             self._checkpoints.upload(run)
-        run.finish(exit_code=int(failed))
+        try:
+            run.finish(exit_code=int(failed))
+        except TimeoutError as error:
+            done, settings = self._calls - self._failures, run.settings
+            told = f"not all was sent within {settings.finish_timeout:g} s. {done} calls are kept: wandb sync {settings.sync_dir}"
+            raise TimeoutError(told) from error
 
     def secrets(self) -> list[str | None]:
         settings = self._settings
@@ -134,7 +145,7 @@ class WandbLogger(Tracker):
             return {}
         if mode == "offline":
             return {"id": f"{self._id}-rank{session.rank}", "group": self._given.get("group", self._id)}
-        return {"id": self._id, "mode": mode or "shared"}
+        return {"id": self._id, "mode": "disabled" if mode == "disabled" else "shared"}
 
     def _all_settings(self, session: Session) -> wandb.Settings:
         """wandb's own limits on time a little below ours, so that it ends by itself. The settings of the caller win."""
@@ -142,9 +153,10 @@ class WandbLogger(Tracker):
 
         gpu = physical_gpu(session.device)
         own: dict[str, Any] = {
-            "init_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),
+            "init_timeout": max(self._start_timeout_s - LOGIN_S - MARGIN_S, 1.0),
             "login_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),
             "finish_timeout": max(self._finish_timeout_s - MARGIN_S, 1.0),
+            "finish_timeout_raises": True,
         }
         if gpu is not None:
             own["x_stats_gpu_device_ids"] = [gpu]

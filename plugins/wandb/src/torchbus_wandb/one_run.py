@@ -10,6 +10,8 @@ from typing import Any
 from torchbus import Session, hookimpl
 from torchbus.seams._patch import replace
 
+from torchbus_wandb.logger import WandbLogger
+
 
 class OneRun:
     """On the other ranks wandb is disabled as by ``WANDB_MODE=disabled``, until the session ends: also where the script passes
@@ -20,7 +22,7 @@ class OneRun:
 
     @hookimpl
     def session_start(self, session: Session) -> None:
-        if session.is_main:
+        if session.is_main or _reported_by_all(session):
             return
         session.on_close.callback(_restore, os.environ.get("WANDB_MODE"))
         os.environ["WANDB_MODE"] = "disabled"
@@ -30,9 +32,14 @@ class OneRun:
 
     @hookimpl
     def explain_lines(self, session: Session) -> dict[str, list[str]] | None:
-        if session.world_size == 1:
+        if session.world_size == 1 or _reported_by_all(session):
             return None
         return {"loggers": ["wandb: where the script calls it itself, rank 0's calls count"]}
+
+
+def _reported_by_all(session: Session) -> bool:
+    """Whether a logger lets every rank write into the run."""
+    return any(isinstance(plugin, WandbLogger) and plugin.on_all_ranks for _, plugin in session.bus.plugins())
 
 
 def _disabled(original: Callable[..., Any]) -> Callable[..., Any]:
