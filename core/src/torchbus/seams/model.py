@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch._guards import detect_fake_mode
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -19,7 +20,7 @@ def install(bus: Bus) -> Callable[[], None]:
     known: dict[int, Module] = {}
 
     def first_call(module: Module, inputs: Any) -> None:
-        if id(module) in known:
+        if id(module) in known or detect_fake_mode() is not None:  # torch.compile of an older torch calls its copies
             return
         known.update((id(part), part) for part in module.modules())
         bus.hook.model_found(model=module, calling=True)
