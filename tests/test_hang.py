@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from torchbus.testing import Result, run_script
 
@@ -82,3 +84,35 @@ def test_a_reduction_that_one_rank_leaves_out() -> None:
     result = hang(0, "pass", "if s.rank == 0: s.reduce(1.0)")
     assert result.ok(1)
     assert f"rank 1 ended its loop after 4 backward calls, while rank 0 waits in s.reduce at {at('{after}')}" in result.stderr
+
+
+SEEDED = """
+import time, torch
+from torchbus import session
+
+with session(strategy="ddp", devices={ranks}, accelerator="cpu", launch="fork", hang_timeout=2.0) as s:
+    net = torch.nn.Linear(3, 1)
+    for step in range(8):
+        if step == {step} and s.rank == {who}:
+            {odd}
+        net(torch.ones(4, 3)).mean().backward()
+"""
+ODD = {  # what one rank does, and how it is named; 7 s are hang_timeout + 5 s
+    "time.sleep(7)": "is elsewhere, after {step} backward calls",
+    "net.eval(); time.sleep(7); net.train()": "is elsewhere, after {step} backward calls",
+    "s.barrier()": "waits in s.barrier",
+    "break": "ended its loop after {step} backward calls",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_seeded_hangs(seed: int) -> None:
+    chance = random.Random(seed)
+    ranks = chance.choice([2, 3])
+    drawn = {"ranks": ranks, "who": chance.randrange(ranks), "step": chance.randrange(8), "odd": list(ODD)[seed % len(ODD)]}
+    told = run_script(SEEDED.format(**drawn)).stderr
+    assert f"rank {drawn['who']} {ODD[drawn['odd']]}".format(**drawn) in told, (drawn, told)
+    others = f"backward {drawn['step'] + 1}" if drawn["step"] else "the first call of Linear"
+    assert f"waits in {others}" in told, (drawn, told)
+    assert drawn["odd"] == "break" or f"script.py:9: {drawn['odd']}" in told, (drawn, told)

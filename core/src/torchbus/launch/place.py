@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torch.nn import Module
+
 from torchbus.notices import INSIDE
 
 END = "the end of the session"
@@ -75,7 +77,12 @@ def _synchronisation(chain: list[FrameType]) -> str:
     if len(chain) < 2 or not _name(chain[0]).startswith("torch.distributed"):
         return ""
     called = chain[-2]
-    return ("s." if _name(called) == "torchbus.session" else "") + called.f_code.co_name
+    name, owner = called.f_code.co_name, type(called.f_locals.get("self"))
+    if name == "__init__":
+        return f"{owner.__name__}(...)"
+    if issubclass(owner, Module):
+        return f"the first call of {owner.__name__}"
+    return f"s.{name}" if _name(called) == "torchbus.session" else name
 
 
 def _note(inner: list[FrameType]) -> str:
