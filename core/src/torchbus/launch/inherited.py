@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchbus.devices import DevicePlan
+from torchbus.launch import orphan
 
 VARIABLE = "TORCHBUS_LAUNCH"
 START_DIRECTORY = os.getcwd()
@@ -27,6 +28,7 @@ def read() -> None:
     text = os.environ.pop(VARIABLE, None)
     if text is not None:
         _given = json.loads(text)
+        orphan.leave_with(parent_pid())
         torch.manual_seed(_given["seed"])  # type: ignore[index]
 
 

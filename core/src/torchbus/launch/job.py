@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from torchbus.errors import RankFailed, RanksDiverged
-from torchbus.launch import failure
+from torchbus.launch import failure, orphan
 from torchbus.launch.children import Child, end
 from torchbus.launch.failure import Failure
 from torchbus.launch.guard import Guard
@@ -54,6 +54,7 @@ class Job:
         self._guards_store = dist.PrefixStore("job", _second_connection(world, request))
         self._hang = HangWatch(self._guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place)
         self.guard.start()
+        orphan.guarded()
         if ends_with_block and not forked:
             self._store_joined()
 
