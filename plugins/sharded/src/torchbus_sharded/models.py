@@ -13,10 +13,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl, inventory
-from torchbus.errors import Unsupported, UsageError
+from torchbus.errors import UsageError
 
+from torchbus_sharded.agreement import Agreement
+from torchbus_sharded.engine import original_class, reduce_late
+from torchbus_sharded.numbers import read_whole
+from torchbus_sharded.passes import Passes
+from torchbus_sharded.reached import Reached
+from torchbus_sharded.refusals import refuse_copies, translate
 from torchbus_sharded.swap import named, swap
 from torchbus_sharded.undo import make_whole
+from torchbus_sharded.whole import WholeModels
 from torchbus_sharded.wrapping import units
 
 if TYPE_CHECKING:
@@ -30,12 +37,15 @@ class ShardedModels:
         self._session = session
         self._strategy = strategy
         self._mesh = strategy.mesh(session)
+        self.agreement = Agreement(session)
+        self._passes = Passes(session, self.agreement)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
         self._old: list[Tensor] = []  # kept without their values, so that no new tensor gets one of their ids
         self._optimizers: list[weakref.ref[Optimizer]] = []  # in an order that all ranks have in common: states are gathered
-        self._whole: weakref.WeakSet[Module] = weakref.WeakSet()
+        self.whole = WholeModels(session)
         session.on_close.callback(self._forget)
+        session.on_close.callback(read_whole())
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
@@ -56,16 +66,18 @@ class ShardedModels:
         if not calling:
             self._divide(model)
         elif model not in self._models:
-            self._whole.add(model)
+            self.whole.add(model)
 
-    def refuse_whole(self) -> None:
-        """Raise Unsupported where a backward has reached a model that is not divided: its gradients are this rank's."""
-        for model in self._whole:
-            if any(parameter.grad is not None for parameter in model.parameters()):
-                raise Unsupported(
-                    f"{type(model).__name__} got gradients, but was called before any optimizer had its parameters, so it is not divided: "
-                    "make its optimizer before its first call, or s.adopt(model)"
-                )
+    def begin_backward(self) -> Reached:
+        """All ranks call it alike, as the next one."""
+        return Reached(self._models)
+
+    def end_backward(self, reached: Reached, counts: bool) -> None:
+        """The engine has run."""
+        for model in self._models:
+            reduce_late(model)
+        self._passes.end()
+        reached.settle(self.agreement, counts)
 
     def share_buffers(self) -> None:
         """Rank 0's, on all ranks, in one broadcast for each dtype. All ranks call it."""
@@ -79,8 +91,14 @@ class ShardedModels:
 
     def _divide(self, model: Module) -> None:
         """Rank 0's values, in parts. All ranks come here alike."""
-        if model in self._models or any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        divided = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+        if model in self._models or len(divided) == len(list(model.parameters())):
             return
+        if divided:
+            raise UsageError(
+                f"{type(model).__name__} shares {divided[0]} with another model, which is divided already: under strategy='fsdp' a parameter "
+                "belongs to one model; use strategy='ddp' or 'ddp_sharded'"
+            )
         if any(tensor.is_meta for tensor in model.parameters()):
             raise UsageError(f"{type(model).__name__} is on the meta device: give it memory first, model.to_empty(device=...) and its initialisation")
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -90,6 +108,8 @@ class ShardedModels:
         parts = units(model, self._strategy.policy)
         for part in [*parts, model]:
             fully_shard(part, mesh=self._mesh, **options)  # type: ignore[call-overload]
+        if hasattr(model, "set_reduce_scatter_unused_params"):  # newer releases of torch
+            model.set_reduce_scatter_unused_params(True)
         for name in self._strategy.forward_methods:
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
@@ -97,8 +117,11 @@ class ShardedModels:
         self._replaced |= {id(before[name]): after[name] for name in before}
         self._old += before.values()
         self._models[model] = len(parts) + 1
-        self._whole.discard(model)
+        self.whole.discard(model)
         stack = self._session.on_close
+        self._passes.add(model, len(self._models))
+        stack.callback(refuse_copies(model))
+        stack.callback(model.register_state_dict_pre_hook(self._meet_to_gather).remove)
         stack.callback(model.register_state_dict_post_hook(_whole).remove)
         stack.callback(model.register_load_state_dict_pre_hook(_divided).remove)
         for optimizer in _holding(list(before.values())):
@@ -111,9 +134,18 @@ class ShardedModels:
     @hookimpl(trylast=True)
     def session_end(self, error: BaseException | None) -> None:
         """Rank 0 goes on with whole models, and optimizers that hold them."""
+        refusal = translate(error, self._models)
+        if refusal is not None:
+            raise refusal from error
+        if error is None:
+            self.whole.refuse_trained()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._strategy.forward_methods)
             self._swap(whole)
+
+    def _meet_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
+        if not prefix:
+            self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
 
     def _know(self, optimizer: Optimizer) -> None:
         if all(reference() is not optimizer for reference in self._optimizers):

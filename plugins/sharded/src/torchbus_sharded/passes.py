@@ -1,0 +1,67 @@
+"""Around each forward of a divided model: are all ranks here, and will torch's engine get its gradients right?"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import Module
+from torchbus import Session
+
+from torchbus_sharded.agreement import Agreement
+from torchbus_sharded.engine import original_class, pairs_in, units_in
+
+CLOSELY = 3
+"""For so many backwards each unit is looked at before it gathers; later ones when the ranks meet next."""
+
+
+class Passes:
+    """Hooks on the model and its units, in front of torch's own."""
+
+    def __init__(self, session: Session, agreement: Agreement) -> None:
+        assert session.job is not None
+        self._job = session.job
+        self._session = session
+        self._agreement = agreement
+        self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+
+    def add(self, model: Module, number: int) -> None:
+        name = f"{original_class(model).__name__}, model {number}"
+        stack = self._session.on_close
+        for path, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                before = functools.partial(self._before, name, path)
+                stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
+        stack.callback(model.register_forward_hook(self._after).remove)
+
+    def _before(self, name: str, path: str, module: Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if path and self._job.backwards >= CLOSELY:
+            return self._agreement.passing(path)
+        kind = "training" if torch.is_grad_enabled() else "without gradients"
+        self._agreement.meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
+
+    def _after(self, model: Module, args: Any, outputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self._forwards[model] = self._forwards.get(model, 0) + 1
+        if self._forwards[model] == 2:
+            # One backward through both: the first one to be done would let the parameters go under the other.
+            units_in(model)[0].set_reshard_after_backward(False)
+        if any(pair.sharded_param.grad is not None for pair in pairs_in(model)):
+            # `model.zero_grad()` between forward and backward has to meet the tensors whose gradients these are.
+            for unit in units_in(model):
+                unit.reshard()
+
+    def end(self) -> None:
+        """After a backward."""
+        for model, forwards in self._forwards.items():
+            if forwards > 1:
+                for unit in units_in(model):
+                    unit.reshard()
+                units_in(model)[0].set_reshard_after_backward(True)
+        self._forwards.clear()
