@@ -41,7 +41,8 @@ class Passes:
         if torch.compiler.is_compiling():
             return
         if path and self._job.backwards >= CLOSELY:
-            return self._agreement.passing(path)
+            self._agreement.passing(path)
+            return
         kind = "training" if torch.is_grad_enabled() else "without gradients"
         self._agreement.meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
 

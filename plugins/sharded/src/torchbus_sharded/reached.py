@@ -26,7 +26,10 @@ class Reached:
             pair.torchbus_reached = False
 
     def settle(self, agreement: Agreement, counts: bool) -> None:
-        """A gradient is None where no rank has made one that ``counts``: not one of samples that it had before. Raises RanksDiverged, on all ranks, where some have reached a model and some not."""
+        """A gradient is None where no rank has made one that ``counts``: not one of samples that it had before.
+
+        Raises RanksDiverged, on all ranks, where some have reached a model and some not.
+        """
         mine = [any(pair.torchbus_reached for pair in pairs) for _, pairs in self._models]
         made = [counts and pair.torchbus_reached for pair in self._pairs]
         told = agreement.total(torch.tensor([*mine, *made], dtype=torch.int32)).tolist()
