@@ -7,7 +7,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus import Session
+from torchbus import Session, hookimpl
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 
@@ -25,8 +25,14 @@ class Agreement:
         own = sockets_opened() - before
         assert session.job is not None
         session.job.guard.on_release(lambda: shut(own))
+        session.bus.register(self, "fsdp.agreement")
         self._passed = 0
+        self._steps = 0
         self._numbers = torch.zeros(2, dtype=torch.int64)
+
+    @hookimpl
+    def after_optimizer_step(self) -> None:
+        self._steps += 1
 
     def passing(self, what: str) -> None:
         """To be compared when the ranks meet next."""
@@ -34,8 +40,10 @@ class Agreement:
 
     def meet(self, what: str) -> None:
         """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
+        what = f"{what}, after {self._steps} optimizer steps"
         mine = crc32(what.encode(), self._passed)
         self._passed = 0
+        self._steps = 0
         self._numbers[0], self._numbers[1] = mine, -mine
         dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group)
         if self._numbers.tolist() != [mine, -mine]:
@@ -51,5 +59,5 @@ class Agreement:
         dist.all_gather_object(told, what, group=self._group)
         if len(set(told)) == 1:
             raise RanksDiverged(f"at {what} the ranks had computed different parts of the model before. {REMEDY}")
-        places = ", ".join(f"rank {rank} at {place}" for rank, place in enumerate(told))
+        places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(told))
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
+from torchbus.errors import Unsupported
 
 
 def units_in(model: Module) -> list[FSDPModule]:
@@ -26,6 +28,11 @@ def pairs_in(model: Module) -> list[Any]:
     return [pair for group in groups_in(model) for pair in group.fsdp_params]
 
 
+def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
+    """Whole tensors that were made, and the parts that are kept."""
+    return [(pair._unsharded_param, pair.sharded_param) for pair in pairs_in(model) if hasattr(pair, "_unsharded_param")]
+
+
 def reduce_late(model: Module) -> None:
     """Gradients that came when their unit had reduced its gradients already would be lost without a word. All ranks call it alike."""
     for group in groups_in(model):
@@ -39,6 +46,19 @@ def _unreduced(group: Any) -> Iterator[Any]:
         whole = getattr(pair, "_unsharded_param", None)
         if whole is not None and whole.grad is not None:
             yield pair
+
+
+def reset(model: Module) -> None:
+    """After a forward or a backward that was left by an exception; gradients on their way are lost. Nothing is sent."""
+    unit: Any = model
+    if not hasattr(unit, "reset_iter_state"):
+        raise Unsupported(
+            f"an exception left a forward or backward of {original_class(model).__name__} under strategy='fsdp', and this torch can't go on "
+            "after that: let it end the run, install torch 2.13 or later, or use strategy='ddp'"
+        )
+    unit.reset_iter_state()
+    for whole, _ in gathered_in(model):
+        whole.grad = None
 
 
 def original_class(module: Module) -> type[Module]:

@@ -74,9 +74,12 @@ class FSDP:
             return
         if not torch.distributed.is_initialized():
             raise UsageError("strategy='fsdp' needs a process group, which torchbus-ddp makes: pip install torchbus-ddp")
+        if self.cpu_offload and session.device.type == "cpu":
+            raise UsageError("cpu_offload=True needs GPUs: on CPU the parts are in host memory as it is. Leave it out")
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")
         session.bus.register(ShardedBackward(session, models, self.loss_reduction), "fsdp.backward")
+        models.divide_made_before()
 
     def mesh(self, session: Session) -> DeviceMesh:
         """One dimension, or nodes x ranks of a node."""

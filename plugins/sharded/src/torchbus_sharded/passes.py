@@ -12,7 +12,8 @@ from torch.nn import Module
 from torchbus import Session
 
 from torchbus_sharded.agreement import Agreement
-from torchbus_sharded.engine import original_class, pairs_in, units_in
+from torchbus_sharded.engine import original_class, pairs_in, reset, units_in
+from torchbus_sharded.refusals import refuse_borrowed
 
 CLOSELY = 3
 """For so many backwards each unit is looked at before it gathers; later ones when the ranks meet next."""
@@ -26,13 +27,16 @@ class Passes:
         self._job = session.job
         self._session = session
         self._agreement = agreement
+        self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     def add(self, model: Module, number: int) -> None:
         name = f"{original_class(model).__name__}, model {number}"
+        self._roots.add(model)
         stack = self._session.on_close
         for path, module in model.named_modules():
-            if isinstance(module, FSDPModule):
+            if issubclass(type(module), FSDPModule):
                 before = functools.partial(self._before, name, path)
                 stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
         stack.callback(model.register_forward_hook(self._after).remove)
@@ -43,26 +47,42 @@ class Passes:
         if path and self._job.backwards >= CLOSELY:
             self._agreement.passing(path)
             return
+        if not path:
+            refuse_borrowed(module)
+            if module in self._begun:
+                reset(module)  # an exception that the loop has caught left the last one
+            self._begun.add(module)
         kind = "training" if torch.is_grad_enabled() else "without gradients"
         self._agreement.meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
 
     def _after(self, model: Module, args: Any, outputs: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
+        self._begun.discard(model)
+        if torch.is_grad_enabled():
+            self._count(model)
+        if not torch.is_grad_enabled() or any(pair.sharded_param.grad is not None for pair in pairs_in(model)):
+            # What the loop does to parameters between forwards, such as `model.zero_grad()`, has to meet the parts that are kept.
+            _reshard(model)
+
+    def _count(self, model: Module) -> None:
         self._forwards[model] = self._forwards.get(model, 0) + 1
         if self._forwards[model] == 2:
             # One backward through both: the first one to be done would let the parameters go under the other.
             units_in(model)[0].set_reshard_after_backward(False)
-        if any(pair.sharded_param.grad is not None for pair in pairs_in(model)):
-            # `model.zero_grad()` between forward and backward has to meet the tensors whose gradients these are.
-            for unit in units_in(model):
-                unit.reshard()
+
+    def reset_all(self) -> None:
+        """A backward has failed, and the loop may catch it."""
+        for model in self._roots:
+            reset(model)
 
     def end(self) -> None:
         """After a backward."""
         for model, forwards in self._forwards.items():
             if forwards > 1:
-                for unit in units_in(model):
-                    unit.reshard()
+                _reshard(model)
                 units_in(model)[0].set_reshard_after_backward(True)
         self._forwards.clear()
+
+
+def _reshard(model: Module) -> None:
+    for unit in units_in(model):
+        unit.reshard()

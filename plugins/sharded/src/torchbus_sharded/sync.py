@@ -31,6 +31,8 @@ class ShardedBackward:
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
         if call.create_graph:
             raise Unsupported("backward(create_graph=True) under strategy='fsdp': gradients are in parts that have no graph; use strategy='ddp'")
+        if call.inputs:
+            raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
         weight = self._weight(call)
         tensors, gradients = call.start(weight)
         self._job.waiting = ("backward", self._job.backwards + 1)
@@ -49,6 +51,10 @@ class ShardedBackward:
             self._session.random.split(self._session.rank)
         if self._job.backwards == DISCOVERY_BACKWARDS:
             self._session.end_discovery()
+
+    @hookimpl
+    def backward_failed(self) -> None:
+        self._models.passes.reset_all()
 
     def _weight(self, call: BackwardCall) -> float:
         weight = self._session.share.weight if call.weight is None else call.weight

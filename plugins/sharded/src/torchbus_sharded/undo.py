@@ -56,4 +56,4 @@ def _forget_engine(module: Module) -> None:
         vars(module).pop(key, None)
     _module_state_mapping.pop(module, None)
     if isinstance(module, FSDPModule):
-        module.__class__ = original_class(module)
+        module.__class__ = original_class(module)  # type: ignore[assignment]
