@@ -15,6 +15,7 @@ STRATEGIES = ("dp", "fsdp", "ddp_sharded")
 ELSEWHERE = "gradients that are made by torch.autograd.grad and applied by hand are not averaged"
 PLACES = "the ranks are at different places of the loop"
 LBFGS = "with LBFGS: its step looks at all parameters together"
+DERIVATIVES = "torch.autograd.grad for parameters under strategy='fsdp'"
 NO_OPTIMIZER = "got gradients, but was called before any optimizer had its parameters"
 
 REFUSED: dict[str, dict[str, str]] = {
@@ -28,8 +29,18 @@ REFUSED: dict[str, dict[str, str]] = {
         "no_optimizer": NO_OPTIMIZER,
         "rnn_carried_hidden": NO_OPTIMIZER,
         "updated_by_hand": ELSEWHERE,
+        "assigned_grads": DERIVATIVES,
+        "meta_learning": DERIVATIVES,
+        "create_graph": "backward(create_graph=True) under strategy='fsdp'",
+        "backward_inputs": "backward(inputs=) under strategy='fsdp'",
+        "optimizer_in_backward": "a dict has no entry for a parameter of a model that strategy='fsdp' has divided",
+        "sparse_embedding": "SkipGram.u_embeddings has sparse gradients",
+        "layerwise": "Layer.train_layer uses parameters outside forward",
+        "save_open_file": NO_OPTIMIZER,
         "cyclegan": "shares 0.weight with another model",
         "batch_branch": PLACES,
+        "backward_per_class": PLACES,
+        "skip_bad_batch": PLACES,
         "save_whole_model": "pickling Model under strategy='fsdp'",
         "deepcopy_model": "copy.deepcopy of Sequential under strategy='fsdp'",
     },
@@ -57,7 +68,8 @@ def under(strategy: str, loop: Loop) -> Loop:
     """The row of a loop for a strategy."""
     row = under_dp(loop) if strategy == "dp" else loop
     if strategy == "fsdp":
-        row = replace(row, said="")  # that all ranks compute the same is said by ddp alone
+        # That all ranks compute the same is said by ddp alone.
+        row = replace(row, said="")
     words = REFUSED[strategy].get(loop.name)
     options = {**row.options, "strategy": strategy, **OPTIONS[strategy].get(loop.name, {})}
     return replace(row, options=options, refused=re.escape(words) if words else row.refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -21,11 +22,12 @@ class Agreement:
     def __init__(self, session: Session) -> None:
         self._session = session
         before = sockets_opened()
-        self._group = dist.new_group(backend="gloo", timeout=session.timeout)
+        self._group: Any = dist.new_group(backend="gloo", timeout=session.timeout)
         own = sockets_opened() - before
         assert session.job is not None
         session.job.guard.on_release(lambda: shut(own))
         session.bus.register(self, "fsdp.agreement")
+        session.on_close.callback(self._forget)
         self._passed = 0
         self._steps = 0
         self._numbers = torch.zeros(2, dtype=torch.int64)
@@ -53,6 +55,10 @@ class Agreement:
         """The sum over ranks of a tensor on the CPU, in place."""
         dist.all_reduce(numbers, group=self._group)
         return numbers
+
+    def _forget(self) -> None:
+        """A process that is forked later and collects this garbage would wait for the group's threads, which it does not have."""
+        self._group = None
 
     def _raise(self, what: str) -> None:
         told: list[str] = [""] * self._session.world_size

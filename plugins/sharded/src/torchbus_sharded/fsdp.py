@@ -88,12 +88,12 @@ class FSDP:
         shape = (session.world.num_nodes, session.world.local_world_size)
         return init_device_mesh(session.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
-    def engine_options(self) -> dict[str, Any]:
-        """What ``fully_shard`` is told."""
+    def engine_options(self, outputs: torch.dtype | None) -> dict[str, Any]:
+        """What ``fully_shard`` is told. ``outputs``: what a model returns under mixed precision; its inner units pass on what they compute."""
         options: dict[str, Any] = {"reshard_after_forward": self.reshard_after_forward}
         if self.mixed_precision is not None:
             dtype = DTYPES[self.mixed_precision]
-            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=outputs)
         if self.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy()
         return options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,6 @@ class ShardedModels:
 
     def divide_made_before(self) -> None:
         """Models that were made with their optimizers before the block, wherever they are kept: their first call would be too late."""
-        gc.collect()  # what one rank has let go and another one has not
         for optimizer in inventory.alive(Optimizer):
             self.parameters_added(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
 
@@ -121,8 +119,10 @@ class ShardedModels:
     def _shard(self, model: Module) -> int:
         """Returns the number of units."""
         parts = units(model, self._strategy.policy)
+        dtype = next(model.parameters()).dtype
         for part in [*parts, model]:
-            fully_shard(part, mesh=self._mesh, **self._strategy.engine_options())  # type: ignore[call-overload]
+            options = self._strategy.engine_options(dtype if part is model else None)
+            fully_shard(part, mesh=self._mesh, **options)  # type: ignore[call-overload]
         if hasattr(model, "set_reduce_scatter_unused_params"):  # newer releases of torch
             model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         for name in self._strategy.forward_methods:
