@@ -37,6 +37,8 @@ REFUSED: dict[str, dict[str, str]] = {
         "sparse_embedding": "SkipGram.u_embeddings has sparse gradients",
         "layerwise": "Layer.train_layer uses parameters outside forward",
         "save_open_file": NO_OPTIMIZER,
+        "stop_before_backward": NO_OPTIMIZER,
+        "rl_solved": PLACES,
         "cyclegan": "shares 0.weight with another model",
         "batch_branch": PLACES,
         "backward_per_class": PLACES,
@@ -44,7 +46,11 @@ REFUSED: dict[str, dict[str, str]] = {
         "save_whole_model": "pickling Model under strategy='fsdp'",
         "deepcopy_model": "copy.deepcopy of Sequential under strategy='fsdp'",
     },
-    "ddp_sharded": {"lbfgs_closure": LBFGS, "lbfgs_full_batch": LBFGS},
+    "ddp_sharded": {
+        "lbfgs_closure": LBFGS,
+        "lbfgs_full_batch": LBFGS,
+        "backward_per_class": "the ranks wait for each other in different places",
+    },
 }
 """Loop, and words of the message. Those that ddp refuses are refused by ddp_sharded too, in its words."""
 
