@@ -145,6 +145,7 @@ class ShardedModels:
         if refusal is not None:
             raise refusal from error
         if error is None:
+            self.agreement.meet("the end of the block")
             self.whole.refuse_trained()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._strategy.forward_methods)
