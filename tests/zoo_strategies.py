@@ -54,7 +54,11 @@ REFUSED: dict[str, dict[str, str]] = {
 }
 """Loop, and words of the message. Those that ddp refuses are refused by ddp_sharded too, in its words."""
 
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {"dp": {}, "fsdp": {"forward_unused": {"forward_methods": ["loss"]}}, "ddp_sharded": {}}
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "dp": {},
+    "fsdp": {"forward_unused": {"forward_methods": ["loss"]}, "vae": {"forward_methods": ["decode"]}},
+    "ddp_sharded": {},
+}
 """What a loop can't do without."""
 
 NOT_EXACT_UNDER_DP = {

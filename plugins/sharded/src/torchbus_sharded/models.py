@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
@@ -68,7 +68,7 @@ class ShardedModels:
             return
         if not calling:
             self._divide(model)
-        elif model not in self._models:
+        elif all(model is not part for divided in self._models for part in divided.modules()):
             self.whole.add(model)
 
     def begin_backward(self) -> Reached:
@@ -127,7 +127,7 @@ class ShardedModels:
             model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         for name in self._strategy.forward_methods:
             if hasattr(model, name):
-                register_fsdp_forward_method(model, name)
+                self.passes.surround(model, name, len(self._models) + 1)
         return len(parts) + 1
 
     def _hook(self, model: Module) -> None:

@@ -30,5 +30,6 @@ class Moved(nn.Parameter):
 
 def empty(old: nn.Parameter) -> None:
     """Let the values go."""
-    old.data = old.data.new_empty(0)
-    old.__class__ = Moved
+    if not isinstance(old, Moved):  # a shared parameter has two names
+        old.data = old.data.new_empty(0)
+        old.__class__ = Moved

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
 from torchbus import Session
 
@@ -40,6 +40,23 @@ class Passes:
                 before = functools.partial(self._before, name, path)
                 stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
         stack.callback(model.register_forward_hook(self._after).remove)
+
+    def surround(self, model: Module, method: str, number: int) -> None:
+        """Another method than forward, which gathers the parameters as forward does, unless it is called in there."""
+        register_fsdp_forward_method(model, method)
+        gathering, original = vars(model)[method], getattr(type(model), method).__get__(model)
+        name = f"{original_class(model).__name__}.{method}, model {number}"
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if model in self._begun:
+                return original(*args, **kwargs)
+            self._before(name, "", model, args)
+            outputs = gathering(*args, **kwargs)
+            self._after(model, args, outputs)
+            return outputs
+
+        vars(model)[method] = call
 
     def _before(self, name: str, path: str, module: Module, args: Any) -> None:
         if torch.compiler.is_compiling():
