@@ -14,6 +14,7 @@ from zoo import Loop
 STRATEGIES = ("dp", "fsdp", "ddp_sharded")
 ELSEWHERE = "gradients that are made by torch.autograd.grad and applied by hand are not averaged"
 PLACES = "the ranks are at different places of the loop"
+IN_GRADIENTS = "the ranks wait for each other in different places"
 LBFGS = "with LBFGS: its step looks at all parameters together"
 DERIVATIVES = "torch.autograd.grad for parameters under strategy='fsdp'"
 NO_OPTIMIZER = "got gradients, but was called before any optimizer had its parameters"
@@ -41,7 +42,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "rl_solved": PLACES,
         "cyclegan": "shares 0.weight with another model",
         "batch_branch": PLACES,
-        "backward_per_class": PLACES,
+        "backward_per_class": IN_GRADIENTS,
         "skip_bad_batch": PLACES,
         "save_whole_model": "pickling Model under strategy='fsdp'",
         "deepcopy_model": "copy.deepcopy of Sequential under strategy='fsdp'",
@@ -49,7 +50,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "ddp_sharded": {
         "lbfgs_closure": LBFGS,
         "lbfgs_full_batch": LBFGS,
-        "backward_per_class": "the ranks wait for each other in different places",
+        "backward_per_class": IN_GRADIENTS,
     },
 }
 """Loop, and words of the message. Those that ddp refuses are refused by ddp_sharded too, in its words."""
