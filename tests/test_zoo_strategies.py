@@ -15,9 +15,9 @@ from zoo_strategies import NOT_EXACT_UNDER_DP, OPTIONS, REFUSED, STRATEGIES, und
 
 LIMITS = Path(__file__).parents[1] / "docs" / "limits.md"
 QUICK = {
-    "dp": ("contrastive", "gan", "get_batch", "loader_subclass"),
-    "fsdp": ("gan", "encoder_decoder", "expert_routing", "batch_branch"),
-    "ddp_sharded": ("gan", "grad_clipping", "tied_weights", "lbfgs_closure"),
+    "dp": ("contrastive", "get_batch", "loader_subclass"),
+    "fsdp": ("encoder_decoder", "expert_routing", "batch_branch"),
+    "ddp_sharded": ("gan", "lbfgs_closure"),
 }
 
 
