@@ -46,6 +46,34 @@ def test_equals_the_loop_written_by_hand(expected: dict[str, Any], ranks: int) -
         assert [count > 0 for count in toggled] == [True, False, True], "toggle(..., sync_grad=False) communicates nothing"
 
 
+DP = """
+import json, precision, torch
+from torchbus import session
+found = {}
+seen = []
+forward = torch.nn.Linear.forward
+torch.nn.Linear.forward = lambda self, x: (seen.append(len(x)), forward(self, x))[1]
+for bits in ("16", "bf16"):
+    with session(strategy="dp", devices=2, accelerator="cpu", launch="fork", precision=f"{bits}-mixed"):
+        found[bits] = precision.unchanged(2 * precision.BATCH, torch.float32)
+print(json.dumps([found, sorted(set(seen))]))
+"""
+
+
+@pytest.mark.parametrize("bits", ["16", "bf16"])
+def test_dp_that_had_no_16_bits(expected: dict[str, Any], dp: list[Any], bits: str) -> None:
+    found, rows = dp
+    assert rows == [2, 3, 6], "half of six samples, half of the last four; the first call is whole"
+    assert apart(found[bits], expected["2"][bits]) < tolerance(bits, 2)
+
+
+@pytest.fixture(scope="module")
+def dp() -> list[Any]:
+    result = run_script(DP, env=ENVIRONMENT, timeout_s=110)
+    assert result.ok()
+    return list(json.loads(result.stdout.splitlines()[-1]))
+
+
 def apart(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True)) / max(map(abs, other))
 

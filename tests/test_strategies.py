@@ -1,50 +1,10 @@
-"""The loops of the zoo under dp and fsdp, against one process: dp with the very same batch, fsdp with the batches of all ranks."""
+"""dp, ddp_sharded and fsdp on two GPUs, against one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from harness import judge, run_plain, run_session
 from torchbus.testing import run_script, write_script
-from zoo import ZOO, Loop
-
-NOT_EXACT_UNDER_DP = {
-    "vae": "noise inside forward is drawn by each rank for its rows",
-    "dropout": "noise inside forward is drawn by each rank for its rows",
-    "batch_norm": "batch statistics of a rank's rows",
-    "gan_noise": "batch statistics of a rank's rows",
-    "vq_codebook": "the codebook follows the statistics of a rank's rows",
-    "unseeded": "one process draws another order",
-    "siamese": "the partner of each sample is drawn with `random`",
-    "reinforce": "an environment that is not seeded alike",
-}
-IN_CI = ("contrastive", "gan", "get_batch")
-
-
-def under_dp(loop: Loop) -> Loop:
-    """Nothing is divided, so that everything is as in one process at its own batch size; nothing is refused for ranks that differ."""
-    options = {name: value for name, value in loop.options.items() if name != "loss_reduction"}
-    exact = loop.name not in NOT_EXACT_UNDER_DP
-    return replace(
-        loop, options={**options, "strategy": "dp"}, divided=False, exact=exact, same_output=True, refused="", said="", distinct=(),
-        values=loop.values if exact else (),
-    )  # fmt: skip
-
-
-CASES = [pytest.param(loop, id=loop.name, marks=[] if loop.name in IN_CI else [pytest.mark.slow]) for loop in ZOO]
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", CASES)
-def test_under_dp(loop, tmp_path):
-    loop = under_dp(loop)
-    reference = run_plain(loop, tmp_path / "plain")
-    problems = judge(loop, run_session(loop, tmp_path / "session", 2, launch="fork"), reference, 2)
-    assert not problems, "\n".join(problems[:12])
-
 
 ON_GPUS = """
 import sys, torch

@@ -100,41 +100,6 @@ def test_after_an_epoch_all_ranks_have_one_model():
     assert json.loads(result.stdout.splitlines()[-1]) == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
 
 
-DIGITS = HEAD + """
-import sys
-from sklearn.datasets import load_digits
-data = load_digits()
-x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
-for algorithm in ALGORITHMS:
-    found[algorithm] = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        order = torch.randperm(len(x))
-        train, test = order[:1500], order[1500:]
-        with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
-            model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            for epoch in range(10):
-                for batch in train[torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))].split(64):
-                    mine = batch[s.rank :: 2]
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
-                    optimizer.step()
-        found[algorithm].append(float((model(x[test]).argmax(1) == y[test]).float().mean()))
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_accuracy_on_digits_within_two_points_over_three_seeds():
-    result = run_script(DIGITS, timeout_s=1100)
-    assert result.ok()
-    accuracy = {name: sum(values) / 3 for name, values in json.loads(result.stdout.splitlines()[-1]).items()}
-    assert accuracy["allreduce"] > 0.95
-    assert {name: value for name, value in accuracy.items() if value < accuracy["allreduce"] - 0.02} == {}
-
-
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
 

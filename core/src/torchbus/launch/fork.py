@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -30,6 +31,8 @@ def start(request: Request) -> Job:
     store = nodes.open_store(request)
     children: list[Child] = []
     parent_pid = os.getpid()
+    # A process group of an earlier session that is garbage by now waits for its threads when it is collected: here it has them.
+    gc.collect()
     for local_rank in range(1, nodes.local_world_size):
         errors = error_file()
         pid = os.fork()

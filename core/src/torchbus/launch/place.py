@@ -17,6 +17,7 @@ from torchbus.notices import INSIDE
 
 END = "the end of the session"
 LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+OPERATORS = ("torch._ops", "torch._library")  # the collectives of divided tensors end there
 DATA = "torch.utils.data.dataloader"
 
 
@@ -74,7 +75,8 @@ def _synchronisation(chain: list[FrameType]) -> str:
     """What the loop has called, if that has ended up in a collective or at the end of the session."""
     if any(frame.f_code.co_name == "_wait_for_all_ends" for frame in chain[:3]):
         return END
-    if len(chain) < 2 or not _name(chain[0]).startswith("torch.distributed"):
+    inner = next((frame for frame in chain if not _name(frame).startswith(OPERATORS)), None)
+    if len(chain) < 2 or inner is None or not _name(inner).startswith("torch.distributed"):
         return ""
     called = chain[-2]
     name, owner = called.f_code.co_name, type(called.f_locals.get("self"))

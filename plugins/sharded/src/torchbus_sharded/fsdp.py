@@ -17,6 +17,8 @@ from torchbus_sharded.sync import ShardedBackward
 
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 
+LOSS_REDUCTIONS = ("mean", "sum")
+
 
 class FSDP:
     """Each rank keeps its part of every parameter, with gradient and optimizer state; a unit is gathered while it computes.
@@ -29,6 +31,7 @@ class FSDP:
         cpu_offload: keep the parts in host memory.
         hybrid: divide over the ranks of a node, replicate over nodes.
         forward_methods: names of methods other than ``forward`` that use parameters, such as ("loss", "generate").
+        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
         backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
 
     Source: Zhao et al., PyTorch FSDP, VLDB 2023; torch.distributed.fsdp.fully_shard.
@@ -40,7 +43,8 @@ class FSDP:
 
     def __init__(
         self, *, auto_wrap_policy: wrapping.Policy = "auto", reshard_after_forward: bool | None = None, mixed_precision: str | None = None,
-        cpu_offload: bool = False, hybrid: bool = False, forward_methods: tuple[str, ...] = (), backend: str | None = None,
+        cpu_offload: bool = False, hybrid: bool = False, forward_methods: tuple[str, ...] = (), loss_reduction: str = "mean",
+        backend: str | None = None,
     ) -> None:  # fmt: skip
         wrapping.check(auto_wrap_policy)
         expect("reshard_after_forward", reshard_after_forward, (bool, type(None)), "True, False or None")
@@ -48,6 +52,8 @@ class FSDP:
             expect(name, value, bool, "True or False")
         if mixed_precision not in (None, *DTYPES):
             raise UsageError(f"mixed_precision={mixed_precision!r} is unknown: use 'bf16', '16' or None")
+        if loss_reduction not in LOSS_REDUCTIONS:
+            raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum'")
         expect("forward_methods", forward_methods, (tuple, list), "names of methods, such as ('loss',)")
         self.policy = auto_wrap_policy
         self.reshard_after_forward = reshard_after_forward
@@ -55,6 +61,7 @@ class FSDP:
         self.cpu_offload = cpu_offload
         self.hybrid = hybrid
         self.forward_methods = tuple(forward_methods)
+        self.loss_reduction = loss_reduction
         self.backend = backend
 
     @hookimpl
@@ -67,9 +74,12 @@ class FSDP:
             return
         if not torch.distributed.is_initialized():
             raise UsageError("strategy='fsdp' needs a process group, which torchbus-ddp makes: pip install torchbus-ddp")
+        if self.cpu_offload and session.device.type == "cpu":
+            raise UsageError("cpu_offload=True needs GPUs: on CPU the parts are in host memory as it is. Leave it out")
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")
-        session.bus.register(ShardedBackward(session, models), "fsdp.backward")
+        session.bus.register(ShardedBackward(session, models, self.loss_reduction), "fsdp.backward")
+        models.divide_made_before()
 
     def mesh(self, session: Session) -> DeviceMesh:
         """One dimension, or nodes x ranks of a node."""
@@ -78,12 +88,12 @@ class FSDP:
         shape = (session.world.num_nodes, session.world.local_world_size)
         return init_device_mesh(session.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
-    def engine_options(self) -> dict[str, Any]:
-        """What ``fully_shard`` is told."""
+    def engine_options(self, outputs: torch.dtype | None) -> dict[str, Any]:
+        """What ``fully_shard`` is told. ``outputs``: what a model returns under mixed precision; its inner units pass on what they compute."""
         options: dict[str, Any] = {"reshard_after_forward": self.reshard_after_forward}
         if self.mixed_precision is not None:
             dtype = DTYPES[self.mixed_precision]
-            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=outputs)
         if self.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy()
         return options

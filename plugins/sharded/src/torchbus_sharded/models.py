@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl, inventory
-from torchbus.errors import Unsupported, UsageError
+from torchbus.errors import UsageError
 
+from torchbus_sharded.agreement import Agreement
+from torchbus_sharded.engine import gathered_in, original_class, reduce_late
+from torchbus_sharded.moved import empty
+from torchbus_sharded.numbers import read_whole
+from torchbus_sharded.optimizers import Optimizers
+from torchbus_sharded.passes import Passes
+from torchbus_sharded.reached import Reached
+from torchbus_sharded.refusals import refuse_copies, refuse_derivatives, translate
 from torchbus_sharded.swap import named, swap
 from torchbus_sharded.undo import make_whole
+from torchbus_sharded.whole import WholeModels
 from torchbus_sharded.wrapping import units
 
 if TYPE_CHECKING:
@@ -30,12 +39,16 @@ class ShardedModels:
         self._session = session
         self._strategy = strategy
         self._mesh = strategy.mesh(session)
+        self.agreement = Agreement(session)
+        self.passes = Passes(session, self.agreement)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
         self._old: list[Tensor] = []  # kept without their values, so that no new tensor gets one of their ids
-        self._optimizers: list[weakref.ref[Optimizer]] = []  # in an order that all ranks have in common: states are gathered
-        self._whole: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._optimizers = Optimizers(session, self.agreement)
+        self.whole = WholeModels(session)
         session.on_close.callback(self._forget)
+        session.on_close.callback(read_whole())
+        session.on_close.callback(refuse_derivatives(self._models))
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
@@ -43,10 +56,10 @@ class ShardedModels:
             return
         if isinstance(optimizer, LBFGS):
             raise UsageError("strategy='fsdp' with LBFGS: its step looks at all parameters together, of which a rank has a part; use 'ddp'")
-        self._know(optimizer)
+        self._optimizers.add(optimizer)
         for model in inventory.models_of([parameter for parameter in parameters if not isinstance(parameter, DTensor)]):
             self._divide(model)
-        swap(optimizer, self._replaced)
+        swap(optimizer, self._replaced | {id(whole): part for model in self._models for whole, part in gathered_in(model)})
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
@@ -55,17 +68,19 @@ class ShardedModels:
             return
         if not calling:
             self._divide(model)
-        elif model not in self._models:
-            self._whole.add(model)
+        elif all(model is not part for divided in self._models for part in divided.modules()):
+            self.whole.add(model)
 
-    def refuse_whole(self) -> None:
-        """Raise Unsupported where a backward has reached a model that is not divided: its gradients are this rank's."""
-        for model in self._whole:
-            if any(parameter.grad is not None for parameter in model.parameters()):
-                raise Unsupported(
-                    f"{type(model).__name__} got gradients, but was called before any optimizer had its parameters, so it is not divided: "
-                    "make its optimizer before its first call, or s.adopt(model)"
-                )
+    def begin_backward(self) -> Reached:
+        """All ranks call it alike, as the next one."""
+        return Reached(self._models)
+
+    def end_backward(self, reached: Reached, counts: bool) -> None:
+        """The engine has run."""
+        for model in self._models:
+            reduce_late(model)
+        self.passes.end()
+        reached.settle(self.agreement, counts)
 
     def share_buffers(self) -> None:
         """Rank 0's, on all ranks, in one broadcast for each dtype. All ranks call it."""
@@ -77,52 +92,68 @@ class ShardedModels:
             for buffer, part in zip(same, packed.split([one.numel() for one in same]), strict=True):
                 buffer.data.copy_(part.view_as(buffer))
 
+    def divide_made_before(self) -> None:
+        """Models that were made with their optimizers before the block, wherever they are kept: their first call would be too late."""
+        for optimizer in inventory.alive(Optimizer):
+            self.parameters_added(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
+
     def _divide(self, model: Module) -> None:
         """Rank 0's values, in parts. All ranks come here alike."""
-        if model in self._models or any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        if model in self._models or not _can_be_divided(model):
             return
-        if any(tensor.is_meta for tensor in model.parameters()):
-            raise UsageError(f"{type(model).__name__} is on the meta device: give it memory first, model.to_empty(device=...) and its initialisation")
+        self.agreement.meet(f"dividing {type(model).__name__}, model {len(self._models) + 1}: {sum(p.numel() for p in model.parameters())} numbers")
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.data, 0)
         before = named(model)
-        options = self._strategy.engine_options()
-        parts = units(model, self._strategy.policy)
-        for part in [*parts, model]:
-            fully_shard(part, mesh=self._mesh, **options)  # type: ignore[call-overload]
-        for name in self._strategy.forward_methods:
-            if hasattr(model, name):
-                register_fsdp_forward_method(model, name)
+        self._models[model] = self._shard(model)
+        self._hook(model)
         after = named(model)
         self._replaced |= {id(before[name]): after[name] for name in before}
         self._old += before.values()
-        self._models[model] = len(parts) + 1
-        self._whole.discard(model)
+        self.whole.discard(model)
+        self._optimizers.add_holding(list(before.values()))
+        self._optimizers.swap(self._replaced)
+        for old in before.values():
+            empty(old)
+
+    def _shard(self, model: Module) -> int:
+        """Returns the number of units."""
+        parts = units(model, self._strategy.policy)
+        dtype = next(model.parameters()).dtype
+        for part in [*parts, model]:
+            options = self._strategy.engine_options(dtype if part is model else None)
+            fully_shard(part, mesh=self._mesh, **options)  # type: ignore[call-overload]
+        if hasattr(model, "set_reduce_scatter_unused_params"):  # newer releases of torch
+            model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+        for name in self._strategy.forward_methods:
+            if hasattr(model, name):
+                self.passes.surround(model, name, len(self._models) + 1)
+        return len(parts) + 1
+
+    def _hook(self, model: Module) -> None:
         stack = self._session.on_close
+        self.passes.add(model, len(self._models))
+        stack.callback(refuse_copies(model))
+        stack.callback(model.register_state_dict_pre_hook(self._meet_to_gather).remove)
         stack.callback(model.register_state_dict_post_hook(_whole).remove)
         stack.callback(model.register_load_state_dict_pre_hook(_divided).remove)
-        for optimizer in _holding(list(before.values())):
-            if self._session.captures(optimizer):
-                self._know(optimizer)
-        self._swap(self._replaced)
-        for old in before.values():
-            old.data = old.data.new_empty(0)
 
     @hookimpl(trylast=True)
     def session_end(self, error: BaseException | None) -> None:
         """Rank 0 goes on with whole models, and optimizers that hold them."""
+        refusal = translate(error, self._models)
+        if refusal is not None:
+            raise refusal from error
+        if error is None:
+            self.agreement.meet("the end of the block")
+            self.whole.refuse_trained()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._strategy.forward_methods)
-            self._swap(whole)
+            self._optimizers.swap(whole)
 
-    def _know(self, optimizer: Optimizer) -> None:
-        if all(reference() is not optimizer for reference in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
-
-    def _swap(self, replaced: dict[int, nn.Parameter]) -> None:
-        for optimizer in [reference() for reference in self._optimizers]:
-            if optimizer is not None:
-                swap(optimizer, replaced)
+    def _meet_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
+        if not prefix:
+            self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
 
     def _forget(self) -> None:
         self._old.clear()
@@ -137,15 +168,22 @@ class ShardedModels:
         return f"divided in {self._models[thing]} units; each rank keeps 1/{self._mesh.size(-1)} of it"
 
 
-def _holding(parameters: list[nn.Parameter]) -> list[Optimizer]:
-    """Optimizers, wherever they are kept, that have some of the parameters; in the order of the parameters."""
-    place = {id(parameter): index for index, parameter in enumerate(parameters)}
-    found = []
-    for optimizer in inventory.alive(Optimizer):
-        held = [place[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in place]
-        if held:
-            found.append((min(held), optimizer))
-    return [optimizer for _, optimizer in sorted(found, key=lambda pair: pair[0])]
+def _can_be_divided(model: Module) -> bool:
+    """Whether there is something to divide. Raises UsageError for what can't be."""
+    divided = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+    if len(divided) == len(list(model.parameters())):
+        return False
+    if divided:
+        raise UsageError(
+            f"{type(model).__name__} shares {divided[0]} with another model, which is divided already: under strategy='fsdp' a parameter "
+            "belongs to one model; use strategy='ddp' or 'ddp_sharded'"
+        )
+    sparse = next((path for path, part in model.named_modules() if getattr(part, "sparse", False)), None)
+    if sparse is not None:
+        raise UsageError(f"{type(model).__name__}.{sparse} has sparse gradients, which strategy='fsdp' can't divide: use sparse=False, or 'ddp'")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise UsageError(f"{type(model).__name__} is on the meta device: give it memory first, model.to_empty(device=...) and its initialisation")
+    return True
 
 
 def _whole(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

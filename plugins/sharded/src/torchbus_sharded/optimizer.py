@@ -42,6 +42,7 @@ class Steps:
         self._session = session
         self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
         self._whole: list[list[Any]] = []
+        session.on_close.push(self._give_whole)
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
@@ -102,15 +103,15 @@ class Steps:
             if owner != self._session.rank:
                 optimizer.state.pop(parameter, None)
 
-    @hookimpl
-    def session_end(self, error: BaseException | None) -> None:
-        """Rank 0 goes on with the whole state."""
-        if error is None:
-            for optimizer in list(self._owners):
-                whole = optimizer.state_dict()["state"]
-                for index, parameter in enumerate(_parameters(optimizer)):
-                    if parameter not in optimizer.state and index in whole:
-                        optimizer.state[parameter] = _to(whole[index], parameter.device)
+    def _give_whole(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Rank 0 goes on with the whole state, once all ranks have come to the end."""
+        if error is not None:
+            return
+        for optimizer in list(self._owners):
+            whole = self._gather(optimizer, optimizer.state_dict())["state"]
+            for index, parameter in enumerate(_parameters(optimizer)):
+                if parameter not in optimizer.state and index in whole:
+                    optimizer.state[parameter] = _to(whole[index], parameter.device)
 
     @hookimpl
     def describe(self, thing: Any) -> str | None:

@@ -22,10 +22,10 @@ def swap(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> None:
         group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
     for old in [parameter for parameter in optimizer.state if id(parameter) in replaced]:
         new = replaced[id(old)]
-        optimizer.state[new] = {key: _like(value, new) for key, value in optimizer.state.pop(old).items()}
+        optimizer.state[new] = {key: like(value, new) for key, value in optimizer.state.pop(old).items()}
 
 
-def _like(value: Any, new: Tensor) -> Any:
+def like(value: Any, new: Tensor) -> Any:
     """A state tensor of the parameter's shape is divided, or whole, as the parameter is. Dividing takes each rank's own values."""
     if isinstance(value, DTensor) and not isinstance(new, DTensor):
         return value.full_tensor()

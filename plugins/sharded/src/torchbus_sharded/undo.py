@@ -12,6 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
+from torchbus_sharded.engine import original_class
+
 ENGINE = ("torch.distributed.fsdp", "torch.distributed._composable")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_state_dict_hooks")
 LEFT_BY_ENGINE = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -54,4 +56,4 @@ def _forget_engine(module: Module) -> None:
         vars(module).pop(key, None)
     _module_state_mapping.pop(module, None)
     if isinstance(module, FSDPModule):
-        module.__class__ = type(module).__mro__[2]
+        module.__class__ = original_class(module)  # type: ignore[assignment]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torchbus.seams.forward import Surround
 from torchbus_ddp.dp.exchange import part
 from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves
 from torchbus_ddp.dp.outputs import Layout
+from torchbus_ddp.dp.refusals import failing, refuse_time_first
 from torchbus_ddp.dp.rows import count_samples, count_sharers, has_rows, share_rows
 from torchbus_ddp.dp.stream import OwnStream
 from torchbus_ddp.dp.team import Team
@@ -28,10 +30,11 @@ class DividedForward:
     outputs depend on the batch. ``reduction``: what numbers that a forward returns are, "mean" or "sum" over samples; None: not known.
     """
 
-    def __init__(self, session: Session, team: Team, dim: int, reduction: str | None) -> None:
+    def __init__(self, session: Session, team: Team, dim: int | None, reduction: str | None) -> None:
         self._session = session
         self._team = team
-        self._dim = dim
+        self._dim = dim or 0
+        self._dim_is_said = dim is not None
         self._reduction = reduction
         self._stream = OwnStream(session.rank)
         self._surround = Surround(self._around)
@@ -70,6 +73,8 @@ class DividedForward:
         known, form = self._layouts[model], _form(model, args, kwargs)
         layout = known.get(form)
         if layout is None:
+            if not self._dim_is_said:
+                refuse_time_first(model)
             outputs = forward(*args, **kwargs)
             known[form] = Layout(type(model).__name__, outputs, total, self._dim)
             self._say(model, known[form])
@@ -84,7 +89,7 @@ class DividedForward:
             return leaf
 
         own_args, own_kwargs = map_leaves((tuple(args), kwargs), take)
-        with self._stream.drawn_from():
+        with self._stream.drawn_from(), failing(model, rows, self._dim) if layout.is_new else nullcontext():
             outputs = forward(*own_args, **own_kwargs)
         return layout.join(outputs, rows, self._team, self._reduction)
 

@@ -25,7 +25,10 @@ class Kind(Enum):
 
 
 class Layout:
-    """Learnt from a call that computed the whole batch of ``total`` samples, and got ``outputs``."""
+    """Learnt from a call that computed the whole batch of ``total`` samples, and got ``outputs``.
+
+    ``is_new``: no call was divided yet.
+    """
 
     def __init__(self, name: str, outputs: Any, total: int, dim: int) -> None:
         self._name = name
@@ -34,6 +37,7 @@ class Layout:
         self._whole = [lengths_of(leaf) for leaf in leaves_in(outputs)]
         self._kinds = [_kind(leaf, total, dim) for leaf in leaves_in(outputs)]
         self._sure = False
+        self.is_new = True
 
     @property
     def has_numbers(self) -> bool:
@@ -52,7 +56,9 @@ class Layout:
                 "together what has the same structure in every call. Compute in the loop what depends on the batch"
             )
         shapes = [_split(numbers, leaves) for numbers in team.tell([size for leaf in leaves for size in lengths_of(leaf)])]
+        self._refuse_other_sizes(rows, shapes)
         self._settle(rows, shapes)
+        self.is_new = False
         rest = iter(enumerate(zip(self._kinds, zip(*shapes, strict=True), strict=True)))
 
         def put_together(leaf: Leaf) -> Any:
@@ -62,6 +68,13 @@ class Layout:
             return self._averaged(leaf, index, sizes, rows, team, reduction if kind is Kind.NUMBER else "mean")
 
         return map_leaves(outputs, put_together)
+
+    def _refuse_other_sizes(self, rows: Rows, shapes: Sequence[Sequence[Sequence[int]]]) -> None:
+        """What seemed to be of the same size for any batch, but is not for half of it, has the samples in another dimension."""
+        for index, kind in enumerate(self._kinds if self.is_new and rows.total == self._total else []):
+            sizes = [shape[index] for shape in shapes]
+            if kind is not Kind.ROWS and any(list(size) != list(self._whole[index]) for size in sizes):
+                self._refuse(index, sizes, rows)
 
     def _settle(self, rows: Rows, shapes: Sequence[Sequence[Sequence[int]]]) -> None:
         """As long as it was for the first batch, although there are more or fewer samples: it does not depend on their number."""

@@ -25,7 +25,8 @@ class DP(DDP):
     itself are divided too.
 
     Args:
-        batch_dim: the dimension of inputs and outputs in which samples are counted.
+        batch_dim: the dimension of inputs and outputs in which samples are counted; None: 0, and models that may have time there are
+            refused.
         loss_reduction: what a number that forward returns is, a "mean" or "sum" over samples; None: not known, and such a forward
             is computed whole by every rank.
         backend, bucket_cap_mb, sync_batchnorm: as for ddp.
@@ -38,11 +39,11 @@ class DP(DDP):
     companions: tuple[str, ...] = ()
 
     def __init__(
-        self, *, batch_dim: int = 0, loss_reduction: str | None = None, backend: str | None = None, bucket_cap_mb: float = 25.0,
+        self, *, batch_dim: int | None = None, loss_reduction: str | None = None, backend: str | None = None, bucket_cap_mb: float = 25.0,
         sync_batchnorm: bool = False,
     ) -> None:  # fmt: skip
-        expect("batch_dim", batch_dim, int, "the number of a dimension, from 0")
-        if batch_dim < 0:
+        expect("batch_dim", batch_dim, (int, type(None)), "the number of a dimension, from 0")
+        if batch_dim is not None and batch_dim < 0:
             raise UsageError(f"batch_dim={batch_dim}: count dimensions from 0, since outputs may have fewer than inputs")
         if loss_reduction not in (*LOSS_REDUCTIONS, None):
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum', or None where forward returns no loss")

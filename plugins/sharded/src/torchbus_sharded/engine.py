@@ -1,0 +1,67 @@
+"""What torch's ``fully_shard`` keeps to itself, and has to be looked at. Each parameter has two tensors: the part that this rank
+keeps, and the whole one, which is there while its unit computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import Module
+from torchbus.errors import Unsupported
+
+
+def units_in(model: Module) -> list[FSDPModule]:
+    """The model's units, itself first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def groups_in(model: Module) -> list[Any]:
+    """The units' groups of parameters: one for each, in newer releases of torch several."""
+    states = [unit._get_fsdp_state() for unit in units_in(model)]
+    return [group for state in states for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group] if group is not None]
+
+
+def pairs_in(model: Module) -> list[Any]:
+    """The parameters: ``sharded_param``, and once they were gathered ``_unsharded_param``."""
+    return [pair for group in groups_in(model) for pair in group.fsdp_params]
+
+
+def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
+    """Whole tensors that were made, and the parts that are kept."""
+    return [(pair._unsharded_param, pair.sharded_param) for pair in pairs_in(model) if hasattr(pair, "_unsharded_param")]
+
+
+def reduce_late(model: Module) -> None:
+    """Gradients that came when their unit had reduced its gradients already would be lost without a word. All ranks call it alike."""
+    for group in groups_in(model):
+        if any(True for _ in _unreduced(group)):
+            group.post_backward()
+            group.finalize_backward()
+
+
+def _unreduced(group: Any) -> Iterator[Any]:
+    for pair in group.fsdp_params:
+        whole = getattr(pair, "_unsharded_param", None)
+        if whole is not None and whole.grad is not None:
+            yield pair
+
+
+def reset(model: Module) -> None:
+    """After a forward or a backward that was left by an exception; gradients on their way are lost. Nothing is sent."""
+    unit: Any = model
+    if not hasattr(unit, "reset_iter_state"):
+        raise Unsupported(
+            f"an exception left a forward or backward of {original_class(model).__name__} under strategy='fsdp', and this torch can't go on "
+            "after that: let it end the run, install torch 2.13 or later, or use strategy='ddp'"
+        )
+    unit.reset_iter_state()
+    for whole, _ in gathered_in(model):
+        whole.grad = None
+
+
+def original_class(module: Module) -> type[Module]:
+    """The script's own class of a divided module."""
+    found: type[Module] = type(module).__mro__[2] if isinstance(module, FSDPModule) else type(module)
+    return found

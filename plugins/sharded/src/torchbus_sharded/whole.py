@@ -1,0 +1,51 @@
+"""Models that are not divided, since no optimizer had their parameters when they were called first."""
+
+from __future__ import annotations
+
+import math
+import weakref
+
+from torch.nn import Module
+from torchbus import Session
+from torchbus.errors import RanksDiverged, Unsupported
+
+
+class WholeModels:
+    """They may compute, and must not be trained."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._sums: list[float] = []
+
+    def add(self, model: Module) -> None:
+        if model not in self._models:
+            self._models[model] = len(self._sums)
+            self._sums.append(_sum(model))
+
+    def discard(self, model: Module) -> None:
+        self._models.pop(model, None)
+
+    def refuse_gradients(self) -> None:
+        """Raises Unsupported where a backward has reached one: its gradients are this rank's."""
+        for model in self._models:
+            if any(parameter.grad is not None for parameter in model.parameters()):
+                raise Unsupported(
+                    f"{type(model).__name__} got gradients, but was called before any optimizer had its parameters, so it is not divided: "
+                    "make its optimizer before its first call, or s.adopt(model)"
+                )
+
+    def refuse_trained(self) -> None:
+        """All ranks call it, at the end. Raises RanksDiverged, on all of them, where one was trained by other means."""
+        mine = {number: (type(model).__name__, self._sums[number], _sum(model)) for model, number in self._models.items()}
+        for told in self._session.all_gather_object(mine):
+            for number, (name, before, after) in told.items():
+                if number in mine and before != after and not math.isclose(mine[number][2], after, rel_tol=1e-6, abs_tol=1e-12):
+                    raise RanksDiverged(
+                        f"{name}, which no optimizer has, is not the same on all ranks any more: gradients that are made by torch.autograd.grad "
+                        "and applied by hand are not averaged. Use an optimizer, or apply s.reduce(gradient)"
+                    )
+
+
+def _sum(model: Module) -> float:
+    return float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
