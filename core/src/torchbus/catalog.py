@@ -79,6 +79,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "mode": "torchbus-checkpoint",
         "resume": "torchbus-checkpoint",
         "async_save": "torchbus-checkpoint",
+        "safetensors": "torchbus-checkpoint",
         "time_limit": "torchbus-checkpoint",
         "early_stop": "torchbus-earlystop",
         "early_stop_mode": "torchbus-earlystop",

@@ -20,7 +20,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_checkpoint import CheckpointError, best, folder, latest
+from torchbus_checkpoint import Checkpoint, CheckpointError, best, folder, latest
 from torchbus_checkpoint.plain import decode, encode
 
 
@@ -55,6 +55,40 @@ def test_what_is_in_one(written: Path) -> None:
     assert type(weights) is dict and list(weights) == ["weight", "bias"]
     for name in ("training.pt", "rank-0.pt"):
         torch.load(last / name, weights_only=True)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.b = self.a
+
+    def get_extra_state(self) -> Any:
+        return {"note": "not a tensor"}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["note"] == "not a tensor"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_safetensors_beside_the_plain_file(tmp_path: Path, in_background: bool) -> None:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    with session("log", checkpoint=tmp_path, safetensors=True, async_save=in_background) as s:
+        model = train(s, Tied())
+    last = latest(tmp_path)
+    assert last is not None and {"model.pt", "model.safetensors"} <= set(folder.verify(last)["files"])
+    found = load_file(last / "model.safetensors")
+    assert set(found) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    assert all(torch.equal(found[key], value) for key, value in model.state_dict().items() if isinstance(value, torch.Tensor))
+
+
+def test_safetensors_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install safetensors"):
+        Checkpoint(safetensors=True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -224,6 +258,7 @@ class _Odd:
     ({"time_limit": 3}, "a timedelta, or a string"),
     ({"time_limit": "0:00"}, "more than nothing"),
     ({"async_save": "yes"}, "True or False"),
+    ({"safetensors": 1}, "True or False"),
     ({"checkpoint": 3}, "a folder"),
 ])  # fmt: skip
 def test_bad_input(options: dict[str, Any], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class Checkpoint:
         resume: "auto" goes on from the last checkpoint in the folder that is whole; "never" begins anew, and refuses a
             folder that has some; a path names one.
         async_save: write in a thread; the step pays for a copy in main memory.
+        safetensors: write the weights of each model in this format as well. Needs the package of that name.
         time_limit: so long after its start the session saves and leaves as if it had got SIGUSR1: a timedelta, or "11:50:00".
 
     With a folder, SIGTERM and SIGUSR1 save at the next step boundary, and leave with exit status 128 + the signal's number.
@@ -65,6 +67,7 @@ class Checkpoint:
         mode: str = "min",
         resume: str | os.PathLike[str] = "auto",
         async_save: bool = False,
+        safetensors: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
         expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
@@ -72,6 +75,9 @@ class Checkpoint:
         expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
         expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
         expect("async_save", async_save, bool, "True or False")
+        expect("safetensors", safetensors, bool, "True or False")
+        if safetensors and importlib.util.find_spec("safetensors") is None:
+            raise UsageError("safetensors=True needs a package that is not installed: pip install safetensors")
         if keep is not None and keep < 1:
             raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
         if mode not in MODES:
@@ -83,6 +89,7 @@ class Checkpoint:
         self._mode = mode
         self._resume = _checked(resume, self._folder)
         self._async = async_save
+        self._safetensors = safetensors
         self._time_limit_s = None if time_limit is None else seconds(time_limit)
         self._requests: Requests | None = None
         self._metric: float | None = None
@@ -254,6 +261,8 @@ class Checkpoint:
             weights = state.weights(contents)
             training = state.training(contents, self._steps.has_gradients, self._registered)
             shared = {**weights, "training.pt": training | {"weights": list(weights)}}
+            if self._safetensors:
+                shared |= state.as_safetensors(weights)
         facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self._metric,
                  "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
         automatic = final.parent == self._folder

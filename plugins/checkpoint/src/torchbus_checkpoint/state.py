@@ -32,6 +32,17 @@ def _file_name(name: str) -> str:
     return f"model-{re.sub(r'[^0-9A-Za-z_.#-]+', '_', name).strip('_')}.pt"
 
 
+def as_safetensors(weights: dict[str, State]) -> dict[str, bytes]:
+    """The same in the format of safetensors, tied weights twice; what is no tensor is in the other files alone."""
+    from safetensors.torch import save
+
+    tensors = {
+        name: {key: value.detach().to("cpu", copy=True).contiguous() for key, value in plain.items() if isinstance(value, Tensor)}
+        for name, plain in weights.items()
+    }
+    return {f"{name.removesuffix('.pt')}.safetensors": save(found) for name, found in tensors.items()}
+
+
 def training(contents: Contents, has_gradients: Callable[[Optimizer], bool], registered: dict[str, Any]) -> State:
     """Everything else. ``has_gradients`` says of which optimizers the gradients are still needed."""
     return {
