@@ -94,6 +94,7 @@ def check_words(result: Result, who: int, how: str) -> None:
 def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
     result = run([sys.executable, str(SCRIPT), str(folder), launch, str(ranks), str(who), how])
     took_s = time.time() - (folder / "left").stat().st_mtime
+    print(f"{launch}, {ranks} ranks, rank {who}: {how}: {took_s:.1f} s, exit status {result.status}")  # pytest -s shows the matrix
     assert result.ok(status(who, how))
     assert took_s < WITHIN_S + LOAD_S
     check_folder(folder, ranks, who, how)

@@ -14,6 +14,9 @@ from harness import Run, judge, run_command, run_plain, run_session
 from zoo import LOOPS, ZOO, Loop
 
 
+QUICK_FORMS = ("script", "fork")  # each loop in one of them
+
+
 @dataclass(frozen=True)
 class Case:
     loop: Loop
@@ -32,11 +35,10 @@ class Case:
 def make_cases() -> Iterator[object]:
     for form in ("script", "fork", "command"):
         for ranks in (2, 3):
-            for loop in ZOO:
+            for number, loop in enumerate(ZOO):
                 case = Case(loop.under_command() if form == "command" else loop, form, ranks)
-                yield pytest.param(
-                    case, id=str(case), marks=[] if (form, ranks) == ("script", 2) else [pytest.mark.slow]
-                )
+                quick = (form, ranks) == (QUICK_FORMS[number % 2], 2)
+                yield pytest.param(case, id=str(case), marks=[] if quick else [pytest.mark.slow])
 
 
 @pytest.fixture(scope="session")
