@@ -13,7 +13,6 @@ import pytest
 from harness import Run, judge, run_command, run_plain, run_session
 from zoo import LOOPS, ZOO, Loop
 
-
 QUICK_FORMS = ("script", "fork")  # each loop in one of them
 
 
