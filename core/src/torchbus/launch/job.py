@@ -131,6 +131,8 @@ class Job:
     def _settle(self, error: BaseException) -> BaseException:
         """Find out which failure came first, make it known, end the collectives, and show it where it is to be shown."""
         signal_seen = self.guard.seen_signal
+        if signal_seen is None and isinstance(error, KeyboardInterrupt):
+            signal_seen = signal.SIGINT  # Python's handler may be faster than the guard
         if signal_seen and error.__context__ is not None and failure.is_consequence(error.__context__):
             error.__suppress_context__ = True  # the guard ended the collective, so that the signal was heard
         if failure.is_consequence(error) and self.guard.reason is not None:
