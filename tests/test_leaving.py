@@ -104,6 +104,7 @@ def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
 
 OFTEN = {
     ("script", 0, "raise"), ("script", 1, "raise others sleep"), ("script", 0, "SIGINT"), ("script", 1, "SIGKILL"), ("fork", 0, "SIGKILL"),
+    ("fork", 1, "raise others compute"), ("fork", 0, "SIGTERM in backward others sleep"), ("fork", 0, "uneven"), ("fork", 1, "break"),
 }  # fmt: skip
 ALL_CASES = [(launch, who, how) for launch in ("script", "fork", "spawn") for who, how in CASES]
 
@@ -165,6 +166,7 @@ def row(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("who", "how"), ROW)
 def test_in_a_row(row, who, how):
