@@ -214,3 +214,31 @@ def test_ctrl_c_at_the_terminal(tmp_path, launch):
     assert {path.name for path in tmp_path.glob("finally*")} == {"finally0", "finally1"}
     assert (tmp_path / "state").read_text() == ""
     assert result.stderr.count("Traceback") == 1 and result.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+STUCK = """
+    import torch
+    from torchbus import session
+
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
+        torch.nn.Linear(1, 1)(torch.ones(1, 1)).mean().backward()
+        if s.rank == 1:
+            NATIVE
+        raise ValueError("boom")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("native", "told"),
+    [
+        ("a = torch.ones(9000, 9000, dtype=torch.float64); a @ a", "rank 1 does not leave native code and is ended by force"),
+        ("sum(range(10**12))", "rank 1 did not end by itself and was killed"),
+    ],
+)
+def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, told):
+    """With Python's lock released, and held."""
+    result = run_script(STUCK.replace("NATIVE", native))
+    assert result.ok(1) and "ValueError: boom" in result.stderr
+    assert result.seconds < 40
+    assert f"torchbus: {told}" in result.stderr

@@ -21,6 +21,7 @@ from typing import Any
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
+FORCED = "does not leave native code and is ended by force"
 
 
 class Guard:
@@ -102,7 +103,7 @@ class Guard:
     def _kill_myself(self) -> None:
         frame = sys._current_frames().get(self._main.ident or 0)
         where = "".join(traceback.format_stack(frame, limit=3)) if frame else ""
-        text = f"torchbus: rank {self._rank} does not leave native code and is ended by force; it is at\n{where}"
+        text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
         with contextlib.suppress(Exception):
             print(text, file=sys.__stderr__, flush=True)
         os._exit(1)

@@ -16,7 +16,7 @@ from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.launch import failure, orphan
 from torchbus.launch.children import Child, end
 from torchbus.launch.failure import Failure
-from torchbus.launch.guard import Guard
+from torchbus.launch.guard import FORCED, Guard
 from torchbus.launch.hang import HangWatch
 from torchbus.launch.place import Place, find
 from torchbus.launch.request import Request
@@ -170,6 +170,10 @@ class Job:
         for child in end(self._children, CHILD_GRACE_S):
             print(f"torchbus: rank {child.rank} did not end by itself and was killed", file=sys.__stderr__)
         for child in self._children:
+            told = child.last_errors()
+            start = told.find(f"torchbus: rank {child.rank} {FORCED}")
+            if start >= 0:
+                print(told[start:].rstrip(), file=sys.__stderr__)
             child.close()
 
     def _let_all_leave(self, error: BaseException | None) -> None:
