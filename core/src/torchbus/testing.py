@@ -59,7 +59,6 @@ ROUTINES = (
     property, staticmethod, classmethod,
 )  # fmt: skip
 REPLACED_BY_TORCH = {"manual_seed"}  # when torch.compile's machinery is loaded
-TORCH_2_4_SAYS = "Deallocating Tensor that still has live PyObject references"  # now and then, on stderr: docs/limits.md
 STREAMS = ("stdin", "stdout", "stderr", "excepthook")
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OMP_NUM_THREADS", "PYTHONPATH",
@@ -172,7 +171,7 @@ class Script:
         for output in self._outputs:
             output.seek(0)
         stdout, stderr = (output.read() for output in self._outputs)
-        return stdout, "".join(line for line in stderr.splitlines(keepends=True) if TORCH_2_4_SAYS not in line)
+        return stdout, stderr
 
 
 def start(command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: str | Path = ".", stdin: str | None = None) -> Script:
