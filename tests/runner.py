@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -148,8 +147,8 @@ def values(namespace: dict[str, Any]) -> Facts:
 def array(value: Tensor | float | None) -> np.ndarray | None:
     if value is None:
         return None
-    if isinstance(value, DTensor):
-        value = value.full_tensor()  # all ranks come here alike
+    if hasattr(value, "full_tensor"):  # of fsdp; all ranks come here alike
+        value = value.full_tensor()
     if isinstance(value, Tensor):
         return value.detach().to_dense().to("cpu", torch.float64, copy=True).numpy()
     return np.asarray(value, dtype=np.float64)
