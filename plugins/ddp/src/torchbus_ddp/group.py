@@ -75,9 +75,13 @@ def _release(own_sockets: set[int]) -> None:
 
 
 def _close() -> None:
+    """torch 2.4 frees a group with the GIL, and waits for its threads, of which one may want the GIL to free a tensor. So the engines
+    go last, by themselves: that is without the GIL."""
     with contextlib.suppress(RuntimeError):
         if dist.is_initialized():
+            engines = [group._get_backend(torch.device(kind)) for group in dist.distributed_c10d._world.pg_map for kind in group._device_types]
             dist.destroy_process_group()
+            engines.clear()
 
 
 def share_random_state(session: Session) -> None:
