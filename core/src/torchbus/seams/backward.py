@@ -44,12 +44,13 @@ class BackwardCall:
 
     def start(self, weight: float = 1.0) -> tuple[list[Any], list[Any]]:
         """The tensors to start from, and their gradients times ``weight`` and the call's factor."""
+        factor = self.factor if weight == 1.0 else self.factor * weight
+        same = isinstance(factor, float) and factor == 1.0
+        if self.grad_tensors is None and isinstance(self.tensors, torch.Tensor):
+            return [self.tensors], [None if same else _times(self.tensors, None, factor)]
         tensors = as_list(self.tensors)
         given = as_list(self.grad_tensors) or [None] * len(tensors)
-        factor = self.factor if weight == 1.0 else self.factor * weight
-        if isinstance(factor, float) and factor == 1.0:
-            return tensors, given
-        return tensors, [_times(tensor, gradient, factor) for tensor, gradient in zip(tensors, given, strict=True)]
+        return tensors, given if same else [_times(tensor, gradient, factor) for tensor, gradient in zip(tensors, given, strict=True)]
 
 
 def as_list(given: Any) -> list[Any]:

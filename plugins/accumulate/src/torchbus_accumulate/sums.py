@@ -95,7 +95,8 @@ class WindowSum:
             total = self.weight + weight
             if not counted and abs(total - 1.0) > 1e-9:
                 scale_all([parameter.grad for parameter in self.parameters() if parameter.grad is not None], 1.0 / total)
-        self.drop()
+            self.drop()
+        self._state, self._touched = COMMITTED, False
 
     def drop(self) -> None:
         """Nothing is committed any more."""
