@@ -101,7 +101,7 @@ class LossScaling:
         if not self._trained:
             return
         scales = [scaler.scale_tensor() for scaler, _ in self._trained]
-        self._scale = scales[0].clone() if len(scales) == 1 else torch.stack(scales).min()
+        self._scale = scales[0] if len(scales) == 1 else torch.stack(scales).min()  # they change in steps only
         call.factor = self._scale if call.factor == 1.0 else self._scale * call.factor
         self._local = not call.sync
         held = {id(parameter): parameter for _, parameters in self._trained for parameter in parameters}
@@ -117,7 +117,7 @@ class LossScaling:
     def after_backward(self) -> None:
         if not self._trained:
             return
-        inverse = self._scale.double().reciprocal().float()
+        inverse = self._scale.reciprocal()  # exact: scales are powers of two
         done: set[int] = set()
         for scaler, parameters in self._trained:
             found = torch.zeros((), device=inverse.device)
