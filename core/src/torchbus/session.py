@@ -190,8 +190,9 @@ class Session:
     def log_dict(self, metrics: dict[str, Any], **options: Any) -> None:
         """Log several values. Needs torchbus-log."""
         listeners = self._log_listeners or self._find_log_listeners()
-        if any(skip() for skip in self._log_skips):
-            return
+        for skip in self._log_skips:
+            if skip():
+                return
         for listener in listeners:
             listener(metrics, options)
 

@@ -16,7 +16,7 @@ from torchbus_log.autolog import Autolog
 from torchbus_log.gatherer import Gatherer
 from torchbus_log.passes import Passes
 from torchbus_log.records import Record
-from torchbus_log.values import Metric, check_name, kept
+from torchbus_log.values import Metric, Value, check_name, kept
 
 OPTIONS = frozenset(("on_step", "on_epoch", "sync_dist", "reduce", "batch_size", "prog_bar", "step"))
 REDUCTIONS = ("mean", "sum", "max", "min")
@@ -63,7 +63,7 @@ class Log:
 
     @hookimpl
     def log_metrics(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
-        if not options.keys() <= OPTIONS:
+        if options and not options.keys() <= OPTIONS:
             unknown = sorted(options.keys() - OPTIONS)
             raise UsageError(f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}")
         self._log(metrics, **options)
@@ -85,10 +85,13 @@ class Log:
         for name, value in metrics.items():
             if not name or not isinstance(name, str):
                 check_name(name)
-            if type(value) is not float and not isinstance(value, Tensor) and isinstance(value, Metric):
+            if type(value) is float:
+                number: Value = value
+            elif not isinstance(value, Tensor) and isinstance(value, Metric):
                 self._log_metric(name, value, on_step)
                 continue
-            number = value if type(value) is float else kept(name, value)
+            else:
+                number = kept(name, value)
             if gatherer is None:
                 continue
             if on_epoch:
