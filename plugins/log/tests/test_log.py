@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -155,6 +156,26 @@ def test_metric_objects_are_computed_at_the_end_of_the_pass():
         metric.update(5.0)
         s.log("outside", metric)
     assert hears.of("mean") == [(0, 4.0), (0, 4.0)] and hears.of("outside") == [(0, 5.0)]
+
+
+def test_steps_last_as_long_as_their_pass():
+    """From its first batch on; what comes between two passes is part of no step."""
+    hears = Hears()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    took = []
+    with session(strategy=None, logger=hears, log_every_n_steps=1):
+        for _ in range(2):
+            began = time.perf_counter()
+            for (x,) in DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2):
+                time.sleep(0.02)
+                model(x).mean().backward()
+                optimizer.step()
+            took.append(time.perf_counter() - began)
+            time.sleep(0.2)
+    steps, seconds = zip(*hears.of("step_time_s"), strict=True)
+    assert steps == (1, 2, 3, 4) and min(seconds) >= 0.02
+    assert sum(seconds[:2]) <= took[0] and sum(seconds[2:]) <= took[1]
 
 
 def test_the_session_logs_what_it_hears():

@@ -31,13 +31,14 @@ class Autolog:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._steps = 0
         self._since: tuple[float, int, float] | None = None
+        self._paused = 0.0
 
     @hookimpl
     def after_backward(self, call: BackwardCall) -> None:
         loss = call.loss
         self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
-        if self._since is None:
-            self._since = (time.perf_counter(), self._steps, self._passes.samples_trained_on)
+        if self._since is None and self._passes.current is not self._passes.outside:
+            self._since = (max(self._passes.current.began, self._paused), self._steps, self._passes.samples_trained_on)
 
     @hookimpl
     def gradient_norm(self, norm: Tensor) -> None:
@@ -47,6 +48,8 @@ class Autolog:
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
         """An optimizer has made a step; ``steps`` is the number so far."""
         self._steps = steps
+        if self._since is None:  # a loop without a loader: only its end tells when a step is
+            self._since = (time.perf_counter(), steps, self._passes.samples_trained_on)
         place = next((place for place, known in enumerate(self._optimizers) if known() is optimizer), None)
         if place is None:
             place = len(self._optimizers)
@@ -56,8 +59,8 @@ class Autolog:
             self._loss = None
 
     def pause(self) -> None:
-        """A pass over the training data has ended: what follows until the next backward counts for no step."""
-        self._since = None
+        """A pass over the training data has ended: what follows until the next batch counts for no step."""
+        self._since, self._paused = None, time.perf_counter()
 
     def records(self, but: Collection[str]) -> list[Record]:
         """What is known at a log point, less names that the loop uses itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +17,12 @@ from torchbus_log.values import Metric
 
 
 class LoaderPass:
-    """One pass over a loader, and what was logged in it ``on_epoch``. ``trains``: it has fed a backward."""
+    """One pass over a loader, and what was logged in it ``on_epoch``. ``trains``: it has fed a backward. ``began``: in seconds, when its
+    first batch came."""
 
     def __init__(self, iterator: LoaderIterator | None) -> None:
         self.iterator = None if iterator is None else weakref.ref(iterator)
+        self.began = time.perf_counter()
         self.trains = False
         self.samples = 1.0
         self.everywhere = 1.0

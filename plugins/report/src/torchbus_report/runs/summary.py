@@ -77,7 +77,8 @@ def clock(seconds: float) -> str:
 
 
 def short(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    """Four digits; large numbers whole."""
+    return "" if value is None else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _count(run: Run) -> int:
