@@ -190,3 +190,17 @@ def by_name(lines) -> dict[str, list[tuple[float, float]]]:
         for name, value in metrics.items():
             told.setdefault(name, []).append((step, value))
     return told
+
+
+def test_a_bar_alone_shows_what_is_logged_for_it():
+    """No logger is named: nothing is written, and rank 0's bar has the mean over ranks."""
+    source = HEAD + """
+with session(strategy="ddp", devices=2, progress=True) as s:
+    for x in loop(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2)):
+        s.log("value", x.mean(), on_epoch=True, sync_dist=True, prog_bar=True)
+        s.log("hidden", x.mean())
+print(os.listdir())
+"""
+    result = run_script(source)
+    assert result.ok() and "value 3.500" in result.stderr.splitlines()[-1] and "hidden" not in result.stderr
+    assert "logs" not in result.stdout

@@ -97,7 +97,7 @@ class Listener:
     def metrics_ready(self, metrics: dict[str, float], prog_bar: frozenset[str]) -> None:
         self._named |= {name: value for name, value in metrics.items() if name in prog_bar}
 
-    @hookimpl
+    @hookimpl(trylast=True)  # with the metrics of the log point there
     @guarded
     def loader_end(self, loader: DataLoader[Any]) -> None:
         ended = self._passes.ended(loader)

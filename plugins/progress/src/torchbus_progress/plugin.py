@@ -29,6 +29,7 @@ class Progress:
         expect("every_s", every_s, (int, float), "a number of seconds")
         if not every_s > 0:
             raise UsageError(f"every_s={every_s}: it must be positive")
+        self.companions = ("log",) if progress else ()  # which tells it what `s.log(..., prog_bar=True)` names
         self._active = progress
         self._every_s = float(every_s)
         self._place = ""
