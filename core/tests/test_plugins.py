@@ -57,6 +57,19 @@ def test_by_option(install):
         assert steps_counted(s) == 3
 
 
+def test_a_name_and_its_option_are_one_plugin(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"}, option={"by": "Counter"})
+    with session("counter", strategy=None, by=3) as s:
+        assert steps_counted(s) == 3
+        assert [name for name, _ in s.bus.plugins()] == ["counter"]
+
+
+def test_a_name_that_is_given_twice_is_refused(install):
+    install("steps-counter", COUNTER, plugin={"counter": "Counter"})
+    with pytest.raises(PluginConflict, match="^plugin counter is active twice; pass it once$"), session("counter", "counter"):
+        pass
+
+
 def test_by_strategy_and_logger(install):
     install("steps-counter", COUNTER, plugin={"counter": "Counter"}, strategy={"counted": "Counter"})
     with session(strategy="counted") as s:

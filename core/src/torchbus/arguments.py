@@ -52,8 +52,12 @@ def refuse_deaf(bus: Bus, **given: object) -> None:
 
 def resolve(plugins: tuple[object, ...], strategy: object, logger: object, options: dict[str, Any]) -> Named:
     """Plugin objects with their names: those given, the strategy, loggers, and the owners of options."""
-    named: Named = [_given(plugin) for plugin in plugins]
+    named: Named = [_given(plugin) for plugin in plugins if not isinstance(plugin, str)]
     wanted: dict[str, tuple[EntryPoint, dict[str, Any]]] = {}
+    for name in [plugin for plugin in plugins if isinstance(plugin, str)]:
+        if name in wanted:
+            raise PluginConflict(f"plugin {name} is active twice; pass it once")
+        _want(wanted, discovery.find("plugin", name))
     chosen = discovery.find("strategy", strategy, ("auto",)) if isinstance(strategy, str) else None
     if chosen is not None:
         _want(wanted, chosen)
@@ -100,8 +104,6 @@ def _want(wanted: dict[str, tuple[EntryPoint, dict[str, Any]]], entry: EntryPoin
 
 
 def _given(plugin: object) -> tuple[str, object]:
-    if isinstance(plugin, str):
-        return plugin, make(discovery.find("plugin", plugin))
     return type(plugin).__name__, plugin
 
 
