@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from textwrap import dedent, indent
 from typing import Any
 
@@ -28,6 +27,4 @@ def run(body: str, options: str = "", before: str = "", ranks: int = 2) -> Resul
 
 def facts(body: str, options: str = "", before: str = "", ranks: int = 2) -> dict[str, Any]:
     """The ``found`` of rank 0, after a run that must succeed."""
-    result = run(body, options, before, ranks)
-    assert result.ok()
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return dict(run(body, options, before, ranks).json())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -75,7 +74,7 @@ def run_nodes(nodes: list[int], folder: Path, address: str = "127.0.0.1", prefix
             running.append(stack.enter_context(start(command, env=env)))
         results = [script.wait(110) for script in running]
     assert all(result.ok() for result in results)
-    return list(json.loads(results[0].stdout.splitlines()[-1]))
+    return list(results[0].json())
 
 
 def free_port() -> int:

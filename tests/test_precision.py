@@ -69,9 +69,7 @@ def test_dp_that_had_no_16_bits(expected: dict[str, Any], dp: list[Any], bits: s
 
 @pytest.fixture(scope="module")
 def dp() -> list[Any]:
-    result = run_script(DP, env=ENVIRONMENT, timeout_s=110)
-    assert result.ok()
-    return list(json.loads(result.stdout.splitlines()[-1]))
+    return list(run_script(DP, env=ENVIRONMENT, timeout_s=110).json())
 
 
 def apart(one: list[float], other: list[float]) -> float:

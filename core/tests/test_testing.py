@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 import torch
 from torchbus import session, testing
 from torchbus.testing import Recorder, assert_torch_unchanged, run_script, torch_state
+from torchbus.testing.processes import until_gone
 
 
 def test_result_of_a_script():
@@ -30,6 +34,13 @@ def test_result_of_a_script():
     assert result.stderr == "bad\n"
     with pytest.raises(AssertionError, match=r"exit status 3 \(expected 0\)(.|\n)*bad"):
         result.ok()
+
+
+def test_what_a_script_found():
+    source = "import sys; print('begun'); print('[1, 2]'); sys.exit(len(sys.argv) - 1)"
+    assert run_script(source).json() == [1, 2]
+    with pytest.raises(AssertionError, match="exit status 1"):
+        run_script(source, "fail").json()
 
 
 def test_a_script_that_hangs_is_killed_with_its_children():
@@ -54,7 +65,7 @@ def test_orphans_are_found_and_killed(tmp_path):
         result = script.wait(orphans_s=0.5)
         assert result.status == 0
         assert len(result.orphans) == 1 and "time.sleep(60)" in result.orphans[0]
-        assert testing._until_gone(script.marker, 5) == []
+        assert until_gone(script.marker, 5) == []
 
 
 def test_a_signal_reaches_the_script(tmp_path):
@@ -100,6 +111,20 @@ def test_hooks_signals_threads_variables_and_an_active_session_are_named(monkeyp
     for name in ("module forward hooks", "SIGTERM", "signal wakeup descriptor", "MASTER_PORT", "threads of torch", "active session"):
         assert f"\n{name}: " in str(error.value)
     assert_torch_unchanged(before)
+
+
+def test_a_recording_server(tmp_path):
+    answers = testing.write_script(tmp_path, "def answer(path, body, address):\n    return {'at': address, **body} if path == '/known' else None")
+    with testing.recording_server(answers, tmp_path / "server") as server:
+        address = f"http://127.0.0.1:{server.port}"
+        request = urllib.request.Request(f"{address}/known?a=1&a=2", b'{"b": 3}', {"Authorization": "me"}, method="PUT")
+        with urllib.request.urlopen(request) as response:
+            assert json.loads(response.read()) == {"at": address, "b": 3}
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+            urllib.request.urlopen(f"{address}/other")
+        refused.value.close()
+        known = {"path": "/known", "query": {"a": ["1", "2"]}, "authorization": "me", "body": {"b": 3}}
+        assert server.requests() == [known, {"path": "/other", "query": {}, "authorization": None, "body": ""}]
 
 
 def test_listening_ports():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -54,9 +53,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Any]:
-    result = run_script(TRAIN, timeout_s=115)
-    assert result.ok()
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return dict(run_script(TRAIN, timeout_s=115).json())
 
 
 @pytest.mark.slow
@@ -95,9 +92,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_after_an_epoch_all_ranks_have_one_model():
-    result = run_script(ONE_MODEL, timeout_s=115)
-    assert result.ok()
-    assert json.loads(result.stdout.splitlines()[-1]) == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
+    assert run_script(ONE_MODEL, timeout_s=115).json() == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
 
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)

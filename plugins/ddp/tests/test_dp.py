@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ def dp(**options):
 """
 
 NUMBERS = HEAD + """
+from torchbus.testing.models import ConvNet, Transformer
 seen_rows = []
 
 class Mlp(nn.Sequential):
@@ -37,25 +37,6 @@ class Mlp(nn.Sequential):
     def forward(self, x):
         seen_rows.append(len(x))
         return super().forward(x)
-
-class ConvNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.out = nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Linear(8, 4)
-        self.norm.running_mean.fill_(0.1)
-        self.norm.eval()
-
-    def forward(self, x):
-        return self.out(F.relu(self.norm(self.conv(x.view(-1, 1, 2, 3)))).flatten(1))
-
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, 4)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, x):
-        return self.out(self.layer(self.embed(x[:, :, None]))).mean(1)
 
 class Lstm(nn.Module):
     def __init__(self):
@@ -144,7 +125,7 @@ def train(make, loss_of):
     return torch.cat([torch.tensor([*printed, one.item()]), *(t.reshape(-1) for p in model.parameters() for t in (p.detach(), p.grad))])
 
 CASES = {
-    "mlp": (Mlp, plain, {}), "convolutional net": (ConvNet, plain, {}), "transformer": (Transformer, plain, {}),
+    "mlp": (Mlp, plain, {}), "convolutional net": (lambda: ConvNet(4), plain, {}), "transformer": (lambda: Transformer(4), plain, {}),
     "pairs of samples, a loss with a parameter": (Mlp, pairs, {}), "noise of the loop": (Mlp, noisy, {}),
     "gradient penalty": (Mlp, penalty, {}), "nested inputs and outputs": (Nested, nested, {}),
     "loss inside forward": (OwnLoss, own_loss, {}), "loss inside forward, divided": (OwnLoss, own_loss, {"loss_reduction": "mean"}),
@@ -169,9 +150,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def numbers() -> dict[str, Any]:
-    result = run_script(NUMBERS, env={"PYTHONWARNINGS": "ignore"}, timeout_s=110)
-    assert result.ok()
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return dict(run_script(NUMBERS, env={"PYTHONWARNINGS": "ignore"}, timeout_s=110).json())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -242,9 +221,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def more() -> dict[str, Any]:
-    result = run_script(MORE, timeout_s=110)
-    assert result.ok()
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return dict(run_script(MORE, timeout_s=110).json())
 
 
 @pytest.mark.parametrize(

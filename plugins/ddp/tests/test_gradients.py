@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from textwrap import dedent, indent
 from typing import Any
 
@@ -32,7 +31,7 @@ def run(body: str, options: str = "", before: str = "", fails: bool = False) -> 
 
 
 def facts(result: Result) -> dict[str, Any]:
-    return json.loads(result.stdout.splitlines()[-1])
+    return result.json()
 
 
 def test_gradients_and_loss_are_the_mean_over_ranks() -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run_script, start
+from torchbus.testing import recording_server, run_script
 
 pytestmark = [pytest.mark.timeout(900)]
 PATIENCE_S = 600.0
-SERVER = Path(__file__).with_name("recording_server.py")
+ANSWERS = Path(__file__).with_name("answers.py")
 
 SCRIPT = """
 import os, signal, sys
@@ -47,13 +45,8 @@ print("ended")
 
 @pytest.fixture
 def server(tmp_path):
-    """A running recording server: its process and its port."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    with start([sys.executable, str(SERVER), str(folder)]) as process:
-        while not (folder / "port").exists():
-            time.sleep(0.05)
-        yield process, (folder / "port").read_text()
+    with recording_server(ANSWERS, tmp_path / "server") as server:
+        yield server
 
 
 def token(port: object) -> str:
@@ -69,44 +62,40 @@ def run(folder, port, *words, script=SCRIPT, start_timeout_s=500, finish_timeout
     return result
 
 
-def requests(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "server" / "requests.jsonl").read_text().splitlines()]
+def operations(server) -> list[dict]:
+    return [each for one in server.requests() if one["path"].endswith("/operations") for each in one["body"]]
 
 
-def operations(folder) -> list[dict]:
-    return [each for one in requests(folder) if one["path"].endswith("/operations") for each in one["body"]]
-
-
-def points(folder, name: str) -> list[tuple[float, float]]:
-    series = [each["logFloats"]["entries"] for each in operations(folder) if each["path"] == f"metrics/{name}"]
+def points(server, name: str) -> list[tuple[float, float]]:
+    series = [each["logFloats"]["entries"] for each in operations(server) if each["path"] == f"metrics/{name}"]
     return [(entry["step"], entry["value"]) for entries in series for entry in entries]
 
 
-def created(folder) -> list[str | None]:
+def created(server) -> list[str | None]:
     """The names given to the runs that were made."""
-    return [one["body"].get("customId") for one in requests(folder) if one["path"].endswith("/experiments")]
+    return [one["body"].get("customId") for one in server.requests() if one["path"].endswith("/experiments")]
 
 
 def test_everything_arrives_in_one_run(tmp_path, server):
-    run(tmp_path, server[1])
-    assert len(created(tmp_path)) == 1
-    assert points(tmp_path, "loss") == [(float(step), 1 / (step + 1)) for step in range(100)]
-    assert any(each["path"].startswith("monitoring/rank0/") for each in operations(tmp_path))
+    run(tmp_path, server.port)
+    assert len(created(server)) == 1
+    assert points(server, "loss") == [(float(step), 1 / (step + 1)) for step in range(100)]
+    assert any(each["path"].startswith("monitoring/rank0/") for each in operations(server))
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "server" not in path.parts]  # what it received
-    assert [path.name for path in files if token(server[1]).encode() in path.read_bytes()] == []
+    assert [path.name for path in files if token(server.port).encode() in path.read_bytes()] == []
 
 
 @pytest.mark.parametrize("ranks", ["main", pytest.param("all", marks=pytest.mark.slow)])
 def test_three_ranks_have_one_run(tmp_path, server, ranks):
     """Rank 0's, or one that all of them write into, for it has one name."""
     pytest.importorskip("torchbus_ddp")
-    run(tmp_path, server[1], ranks, script=RANKS)
+    run(tmp_path, server.port, ranks, script=RANKS)
     reporting = range(3 if ranks == "all" else 1)
-    assert len(created(tmp_path)) == len(reporting) and len(set(created(tmp_path))) == 1
-    assert (created(tmp_path)[0] is None) == (ranks == "main")
+    assert len(created(server)) == len(reporting) and len(set(created(server))) == 1
+    assert (created(server)[0] is None) == (ranks == "main")
     values = [(float(step), step / 2) for step in range(20)]
-    assert [points(tmp_path, f"rank{rank}") for rank in range(3)] == [values if rank in reporting else [] for rank in range(3)]
-    monitored = {each["path"].split("/")[1] for each in operations(tmp_path) if each["path"].startswith("monitoring/")}
+    assert [points(server, f"rank{rank}") for rank in range(3)] == [values if rank in reporting else [] for rank in range(3)]
+    monitored = {each["path"].split("/")[1] for each in operations(server) if each["path"].startswith("monitoring/")}
     assert monitored == {f"rank{rank}" for rank in reporting}
 
 
@@ -123,8 +112,7 @@ def test_no_server_at_the_start(tmp_path):
 @pytest.mark.slow
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
     """The loop runs to its end, the finish is bounded, and the client keeps what it could not send."""
-    process, port = server
-    result = run(tmp_path, port, process.pid, finish_timeout_s=8, timeout_s=120.0)
+    result = run(tmp_path, server.port, server.process.pid, finish_timeout_s=8, timeout_s=120.0)
     assert re.search(r"Failed to sync all operations in .* You have [1-9]\d* operations saved on disk", result.stdout + result.stderr)
     (queue,) = (tmp_path / ".neptune" / "async").glob("*/data-*.log")
-    assert queue.read_text().count('["metrics", "loss"]') == 100 > len(points(tmp_path, "loss"))
+    assert queue.read_text().count('["metrics", "loss"]') == 100 > len(points(server, "loss"))

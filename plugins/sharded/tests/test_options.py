@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import sys
 from pathlib import Path
@@ -101,9 +100,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, Any]:
-    result = run_script(STATES, timeout_s=110)
-    assert result.ok()
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return dict(run_script(STATES, timeout_s=110).json())
 
 
 def test_an_optimizers_state_dict_is_whole_and_may_be_loaded(states):
@@ -151,7 +148,7 @@ def test_hybrid_divides_in_a_node_and_replicates_over_nodes(tmp_path: Path):
             running.append(stack.enter_context(start([sys.executable, script], env=env)))
         results = [one.wait(110) for one in running]
     assert all(result.ok() for result in results)
-    difference, alike, kept, placements = json.loads(results[0].stdout.splitlines()[-1])
+    difference, alike, kept, placements = results[0].json()
     assert difference < 1e-9 and alike and kept == 0.5 and placements == ["Replicate", "Shard"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -21,32 +20,15 @@ import copy, json, torch
 from torch import nn
 from torch.nn import functional as F
 from torchbus import session
+from torchbus.testing.models import ConvNet, Transformer
 torch.set_default_dtype(torch.float64)
 found = {}
-
-class ConvNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.out = nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Linear(8, 2)
-        self.norm.eval()
-
-    def forward(self, x):
-        return self.out(F.relu(self.norm(self.conv(x.view(-1, 1, 2, 3)))).flatten(1))
-
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, 2)
-        self.layers = nn.Sequential(*[nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)])
-
-    def forward(self, x):
-        return self.out(self.layers(self.embed(x[:, :, None]))).mean(1)
 
 class Mlp(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
 
-MODELS = {"mlp": Mlp, "convolutional net": ConvNet, "transformer": Transformer}
+MODELS = {"mlp": Mlp, "convolutional net": lambda: ConvNet(2), "transformer": lambda: Transformer(2, layers=2)}
 
 def data():
     g = torch.Generator().manual_seed(1)
@@ -93,9 +75,7 @@ print(json.dumps(found))
 
 
 def facts(source: str, **replaced: str) -> dict[str, Any]:
-    result = run_script("\n".join(f"{name} = {value}" for name, value in replaced.items()) + source, timeout_s=115)
-    assert result.ok()
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return dict(run_script("\n".join(f"{name} = {value}" for name, value in replaced.items()) + source, timeout_s=115).json())
 
 
 @pytest.fixture(scope="module", params=["fsdp", "ddp_sharded"])

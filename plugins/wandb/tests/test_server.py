@@ -8,16 +8,15 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from torchbus.testing import recording_server, run_script
 from torchbus.testing import run as run_command
-from torchbus.testing import run_script, start
 
 pytestmark = [pytest.mark.timeout(900)]
 PATIENCE_S = 600.0
-SERVER = Path(__file__).with_name("recording_server.py")
+ANSWERS = Path(__file__).with_name("answers.py")
 KEY = "0123456789abcdef" * 2 + "fedcba98"
 REFUSING = 9  # the port of "discard", where nobody listens
 
@@ -52,13 +51,8 @@ VALUES = [(step, 1 / step) for step in range(1, 101)]
 
 @pytest.fixture
 def server(tmp_path):
-    """A running recording server: its process and its port."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    with start([sys.executable, str(SERVER), str(folder)]) as process:
-        while not (folder / "port").exists():
-            time.sleep(0.05)
-        yield process, (folder / "port").read_text()
+    with recording_server(ANSWERS, tmp_path / "server") as server:
+        yield server
 
 
 def run(folder, port, options=None, policy=None, timeout_s=PATIENCE_S, key="WANDB_API_KEY", **hurt):
@@ -72,23 +66,19 @@ def run(folder, port, options=None, policy=None, timeout_s=PATIENCE_S, key="WAND
     return result
 
 
-def requests(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "server" / "requests.jsonl").read_text().splitlines()]
+def upserts(server) -> list[dict]:
+    return [one["body"]["variables"] for one in server.requests() if one["path"] == "/graphql" and one["body"]["operationName"] == "UpsertBucket"]
 
 
-def upserts(folder) -> list[dict]:
-    return [one["body"]["variables"] for one in requests(folder) if one["path"] == "/graphql" and one["body"]["operationName"] == "UpsertBucket"]
-
-
-def arrived(folder) -> list[dict]:
+def arrived(server) -> list[dict]:
     """The lines of history that the server was sent."""
-    parts = [one["body"]["files"] for one in requests(folder) if one["path"].endswith("/file_stream") and "files" in one["body"]]
+    parts = [one["body"]["files"] for one in server.requests() if one["path"].endswith("/file_stream") and "files" in one["body"]]
     return [json.loads(line) for part in parts for line in part.get("wandb-history.jsonl", {"content": []})["content"]]
 
 
-def labels(folder) -> set[str]:
+def labels(server) -> set[str]:
     """By which the measurements of several machines are told apart in a shared run."""
-    return set(re.findall(r"/l:(\w+)", (folder / "server" / "requests.jsonl").read_text()))
+    return set(re.findall(r"/l:(\w+)", json.dumps(server.requests())))
 
 
 def kept(run, kind: str = "history") -> list[dict]:
@@ -105,11 +95,11 @@ def series(history: list[dict], name: str = "rank0") -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("key", ["WANDB_API_KEY", pytest.param("HUSH", marks=pytest.mark.slow)])
 def test_everything_arrives_and_the_key_stays_secret(tmp_path, server, key):
-    result = run(tmp_path, server[1], key=key)
-    assert series(arrived(tmp_path)) == VALUES
-    defined = json.loads(upserts(tmp_path)[-1]["config"])["_wandb"]["value"]["m"]
+    result = run(tmp_path, server.port, key=key)
+    assert series(arrived(server)) == VALUES
+    defined = json.loads(upserts(server)[-1]["config"])["_wandb"]["value"]["m"]
     assert defined[0]["1"] == "step" and any(metric.get("2") == "*" and metric["5"] == 1 for metric in defined)
-    callers = {one["authorization"] for one in requests(tmp_path) if one["path"] == "/graphql"}
+    callers = {one["authorization"] for one in server.requests() if one["path"] == "/graphql"}
     assert {base64.b64decode(caller.removeprefix("Basic ")).decode() for caller in callers} == {f"api:{KEY}"}
     assert KEY not in result.stdout + result.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -118,21 +108,21 @@ def test_everything_arrives_and_the_key_stays_secret(tmp_path, server, key):
 
 def test_three_ranks_have_one_run(tmp_path, server):
     pytest.importorskip("torchbus_ddp")
-    run(tmp_path, server[1], {"strategy": "ddp", "devices": 3, "launch": "fork"})
-    assert len({one["name"] for one in upserts(tmp_path)}) == 1
-    assert json.loads(upserts(tmp_path)[-1]["config"])["torchbus"]["value"]["world_size"] == 3
-    history = arrived(tmp_path)
+    run(tmp_path, server.port, {"strategy": "ddp", "devices": 3, "launch": "fork"})
+    assert len({one["name"] for one in upserts(server)}) == 1
+    assert json.loads(upserts(server)[-1]["config"])["torchbus"]["value"]["world_size"] == 3
+    history = arrived(server)
     assert series(history) == VALUES and {name for item in history for name in item if name.startswith("rank")} == {"rank0"}
 
 
 @pytest.mark.parametrize("mode", [None, pytest.param("online", marks=pytest.mark.slow)])
 def test_all_ranks_write_into_one_run(tmp_path, server, mode):
     pytest.importorskip("torchbus_ddp")
-    run(tmp_path, server[1], {"strategy": "ddp", "devices": 2, "launch": "fork"}, {"ranks": "all", "mode": mode})
-    assert len({one["name"] for one in upserts(tmp_path)}) == 1
-    assert [series(arrived(tmp_path), f"rank{rank}") for rank in range(2)] == [VALUES, VALUES]
-    assert labels(tmp_path) == {"rank_0", "rank_1"}
-    assert all(SHARED_MODE in json.loads(one["config"])["_wandb"]["value"]["t"]["3"] for one in upserts(tmp_path))
+    run(tmp_path, server.port, {"strategy": "ddp", "devices": 2, "launch": "fork"}, {"ranks": "all", "mode": mode})
+    assert len({one["name"] for one in upserts(server)}) == 1
+    assert [series(arrived(server), f"rank{rank}") for rank in range(2)] == [VALUES, VALUES]
+    assert labels(server) == {"rank_0", "rank_1"}
+    assert all(SHARED_MODE in json.loads(one["config"])["_wandb"]["value"]["t"]["3"] for one in upserts(server))
 
 
 @pytest.mark.slow
@@ -162,9 +152,9 @@ def test_no_server_at_the_start(tmp_path, start_timeout_s, cause):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server, number):
     """The loop runs to its end, the finish is bounded, and what was not sent is kept and told."""
-    result = run(tmp_path, server[1], policy={"finish_timeout_s": 8}, timeout_s=120.0, pid=server[0].pid, signal=number)
+    result = run(tmp_path, server.port, policy={"finish_timeout_s": 8}, timeout_s=120.0, pid=server.process.pid, signal=number)
     (folder,) = (tmp_path / "wandb").glob("run-*")
     told = f"wandb did not finish: TimeoutError: not all was sent within 3 s. 100 calls are kept: wandb sync {folder}"
     assert told in result.stderr and result.stderr.count("UserWarning") == 1
     assert float(result.stdout.rsplit("ended after ", 1)[1].split()[0]) < 60.0  # of a client that would try for days
-    assert series(arrived(tmp_path)) != VALUES and series(kept(folder)) == VALUES
+    assert series(arrived(server)) != VALUES and series(kept(folder)) == VALUES

@@ -1,21 +1,11 @@
-"""A small server that speaks what the ``neptune`` client needs, and writes down what it is sent::
-
-    python recording_server.py FOLDER
-
-writes its port into FOLDER/port when it listens, and each request as a line of FOLDER/requests.jsonl.
-"""
+"""What a server of neptune's answers, as far as the client needs it."""
 
 from __future__ import annotations
 
 import base64
 import json
-import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 TEXT = {"type": "string"}
 
@@ -80,7 +70,7 @@ DEFINITIONS = {
 }
 
 
-def answers(address: str) -> dict[str, Any]:
+def values(address: str) -> dict[str, Any]:
     """By the last word of the path."""
     claims = {"exp": time.time() + 3600, "azp": "client", "iss": f"{address}/auth"}
     coded = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({"alg": "HS256", "typ": "JWT"}, claims)]
@@ -98,47 +88,15 @@ def answers(address: str) -> dict[str, Any]:
     }
 
 
-class Handler(BaseHTTPRequestHandler):
-    folder: Path
-    lock = threading.Lock()
-
-    def do_PUT(self) -> None:
-        self.do_POST()
-
-    def do_GET(self) -> None:
-        self.answer(None)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.answer(json.loads(body) if body.startswith((b"{", b"[")) else None)
-
-    def answer(self, body: Any) -> None:
-        address = f"http://{self.headers['Host']}"
-        path, query = urlparse(self.path).path, parse_qs(urlparse(self.path).query)
-        if path.endswith("swagger.json"):
-            told: Any = {
-                "swagger": "2.0", "info": {"title": "recorded", "version": "1"}, "host": self.headers["Host"], "schemes": ["http"],
-                "consumes": ["application/json"], "produces": ["application/json"],
-                "paths": PATHS[path.split("/")[2]], "definitions": DEFINITIONS,
-            }  # fmt: skip
-        else:
-            told = {"errors": []} if "/upload/" in path else answers(address).get(path.rsplit("/", 1)[-1])
-            with self.lock, open(self.folder / "requests.jsonl", "a") as file:
-                file.write(json.dumps({"path": path, "query": query, "body": body}) + "\n")
-        text = json.dumps(told).encode()
-        self.send_response(404 if told is None else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+def description(address: str, paths: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "swagger": "2.0", "info": {"title": "recorded", "version": "1"}, "host": address.removeprefix("http://"), "schemes": ["http"],
+        "consumes": ["application/json"], "produces": ["application/json"],
+        "paths": paths, "definitions": DEFINITIONS,
+    }  # fmt: skip
 
 
-if __name__ == "__main__":
-    Handler.folder = Path(sys.argv[1])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    (Handler.folder / "port.new").write_text(str(server.server_address[1]))
-    (Handler.folder / "port.new").rename(Handler.folder / "port")
-    server.serve_forever()
+def answer(path: str, body: Any, address: str) -> Any:
+    if path.endswith("swagger.json"):
+        return description(address, PATHS[path.split("/")[2]])
+    return {"errors": []} if "/upload/" in path else values(address).get(path.rsplit("/", 1)[-1])

@@ -1,0 +1,53 @@
+"""Processes by the marker that their environment carries, and ports (Linux)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+MARKER = "TORCHBUS_TEST_MARKER"
+
+
+def orphans(marker: str) -> list[str]:
+    """Commands of the running processes that descend from the ``Script`` with this marker."""
+    return [_command(pid) for pid in marked(marker)]
+
+
+def until_gone(marker: str, seconds: float) -> list[str]:
+    deadline = time.monotonic() + seconds
+    while (left := orphans(marker)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def marked(marker: str) -> list[int]:
+    text = f"{MARKER}={marker}".encode()
+    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if os.path.isdir("/proc") else []
+    return [pid for pid in numbers if pid != os.getpid() and text in _read(pid, "environ")]
+
+
+def _command(pid: int) -> str:
+    return f"{pid}: " + _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path("/proc", str(pid), name).read_bytes()
+    except OSError:
+        return b""
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def listening_ports() -> list[int]:
+    """TCP ports at which this process listens (Linux)."""
+    own = {os.readlink(entry) for entry in Path("/proc/self/fd").glob("*") if entry.is_symlink()}
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    return sorted({int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own})

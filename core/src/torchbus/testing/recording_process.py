@@ -1,0 +1,69 @@
+"""The process of a ``recording_server``::
+
+    python recording_process.py ANSWERS FOLDER
+
+writes its port into FOLDER/port when it listens, and each request as a line of FOLDER/requests.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+PORT = "port"
+REQUESTS = "requests.jsonl"
+
+
+class Handler(BaseHTTPRequestHandler):
+    folder: Path
+    answer: Callable[[str, Any, str], Any]
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        url, text = urlparse(self.path), self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace")
+        body = parsed(text)
+        told = type(self).answer(url.path, body, f"http://{self.headers['Host']}")
+        self.note({"path": url.path, "query": parse_qs(url.query), "authorization": self.headers.get("Authorization"), "body": body})
+        self.tell(404 if told is None else 200, json.dumps(told).encode())
+
+    do_POST = do_PUT = do_GET
+
+    def note(self, request: dict[str, Any]) -> None:
+        with self.lock, open(self.folder / REQUESTS, "a") as file:
+            file.write(json.dumps(request) + "\n")
+
+    def tell(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def serve(answers: str, folder: Path) -> None:
+    Handler.folder, Handler.answer = folder, runpy.run_path(answers)["answer"]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    (folder / "port.new").write_text(str(server.server_address[1]))
+    (folder / "port.new").rename(folder / PORT)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Path(sys.argv[2]))
