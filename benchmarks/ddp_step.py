@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from loops import train
 from models import Transformer, conv_net, labels, mlp
 from rounds import Batches, Row, Stopwatch, add_options, installed, interleave, summarise, table, write_json
 from torch import Tensor, nn
@@ -94,11 +95,7 @@ def fabric(task: Task, batches: Source) -> list[Tensor]:
     launched = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp")
     launched.launch()
     model, optimizer = launched.setup(*task.model())
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x), y)
-        launched.backward(loss)
-        optimizer.step()
+    train(model, optimizer, batches, launched.backward)
     return list(model.parameters())
 
 
@@ -107,11 +104,7 @@ def accelerate(task: Task, batches: Source) -> list[Tensor]:
 
     accelerator = Accelerator(cpu=True)
     model, optimizer = accelerator.prepare(*task.model())
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x), y)
-        accelerator.backward(loss)
-        optimizer.step()
+    train(model, optimizer, batches, accelerator.backward)
     return list(model.parameters())
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from loops import train
 from models import labels, mlp
 from rounds import Batches, Row, Stopwatch, add_options, installed, interleave, summarise, table, write_json
 from torch import Tensor, nn
@@ -111,11 +112,7 @@ def fabric(batches: Source) -> None:
     model, optimizer = launched.setup(*make())
     if isinstance(batches, DataLoader):
         batches = launched.setup_dataloaders(batches)
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x), y)
-        launched.backward(loss)
-        optimizer.step()
+    train(model, optimizer, batches, launched.backward)
 
 
 def accelerate(batches: Source) -> None:
@@ -125,11 +122,7 @@ def accelerate(batches: Source) -> None:
     model, optimizer = accelerator.prepare(*make())
     if isinstance(batches, DataLoader):
         batches = accelerator.prepare(batches)
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x), y)
-        accelerator.backward(loss)
-        optimizer.step()
+    train(model, optimizer, batches, accelerator.backward)
 
 
 def trainer(batches: Source) -> None:
