@@ -71,6 +71,7 @@ class Loop:
 
 REPLICAS = r"(?i)same (thing|batch|sample|numbers|gradient)|replica"
 UNEVEN = "different numbers of backward calls"
+OWN_DRAWS = "batches that the script draws can't be divided; after the first backward each rank draws its own"
 LOCAL_COUNT = "prints a number of samples that the script counts itself, which is this rank's"
 
 ZOO = [
@@ -134,22 +135,8 @@ ZOO = [
     Loop("custom_batch_sampler"),
     Loop("weighted_sampler"),
     Loop("huge_sampler", values=("step",)),
-    Loop(
-        "generator_batches",
-        exact=False,
-        divided=False,
-        distinct=("xb",),
-        said=REPLICAS,
-        why="batches that the script draws can't be divided; after the first backward each rank draws its own",
-    ),
-    Loop(
-        "get_batch",
-        exact=False,
-        divided=False,
-        values=("val_loss",),
-        distinct=("xb",),
-        why="batches that the script draws can't be divided; after the first backward each rank draws its own",
-    ),
+    Loop("generator_batches", exact=False, divided=False, distinct=("xb",), said=REPLICAS, why=OWN_DRAWS),
+    Loop("get_batch", exact=False, divided=False, values=("val_loss",), distinct=("xb",), why=OWN_DRAWS),
     Loop(
         "iterator_before",
         divided=False,
@@ -166,21 +153,9 @@ ZOO = [
     Loop("persistent_workers"),
     Loop("batch_size_none"),
     Loop("loader_subclass"),
-    Loop(
-        "reinforce",
-        None,
-        exact=False,
-        divided=False,
-        distinct=("ep_reward",),
-        why="each rank plays episodes of its own",
-    ),
+    Loop("reinforce", None, exact=False, divided=False, distinct=("ep_reward",), why="each rank plays episodes of its own"),
     Loop("reads_rank"),
-    Loop(
-        "transfer_learning",
-        values=("epoch_acc",),
-        same_output=False,
-        why="prints a running loss weighted by this rank's batch sizes",
-    ),
+    Loop("transfer_learning", values=("epoch_acc",), same_output=False, why="prints a running loss weighted by this rank's batch sizes"),
     Loop("backward_inputs"),
     Loop("checkpointing"),
     Loop("checkpointing_reentrant"),
