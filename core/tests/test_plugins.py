@@ -30,6 +30,23 @@ def steps_counted(s) -> int:
     return next(plugin.steps for _, plugin in s.bus.plugins() if type(plugin).__name__ == "Counter")
 
 
+class Opens:
+    """Notes when what it has opened is closed."""
+
+    def __init__(self):
+        self.closed = []
+
+    @hookimpl
+    def session_start(self, session):
+        session.on_close.callback(self.closed.append, True)
+
+
+class BadEnd:
+    @hookimpl
+    def session_end(self):
+        raise RuntimeError("no disk")
+
+
 def assert_told(error: BaseException, plugin: str, what: str) -> None:
     """The error, as Python shows it, names the plugin and what went wrong, in one of its last lines."""
     text = "".join(traceback.format_exception(error))
@@ -170,56 +187,32 @@ def test_one_that_raises_at_registration():
 
 @pytest.mark.parametrize("event", ["launch", "session_start", "parameters_added"])
 def test_one_that_raises_at_entry_leaves_torch_as_it_was(event):
-    closed = []
-
-    class Opens:
-        @hookimpl
-        def session_start(self, session):
-            session.on_close.callback(closed.append, True)
-
     class Bad:
         def fail(self):
             raise RuntimeError("no disk")
 
     setattr(Bad, event, hookimpl(lambda self: self.fail()))
-    before = torch_state()
+    opens, before = Opens(), torch_state()
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    with pytest.raises(Exception) as error, session(Bad(), Opens(), strategy=None):
+    with pytest.raises(Exception) as error, session(Bad(), opens, strategy=None):
         raise AssertionError("the block must not run")
     assert_told(error.value, "Bad", "no disk")
     assert_torch_unchanged(before)
-    assert closed or event == "launch"
+    assert opens.closed or event == "launch"
     assert optimizer.param_groups
 
 
 def test_one_that_raises_at_the_end_keeps_nobody_from_closing():
-    closed = []
-
-    class Opens:
-        @hookimpl
-        def session_start(self, session):
-            session.on_close.callback(closed.append, True)
-
-    class Bad:
-        @hookimpl
-        def session_end(self):
-            raise RuntimeError("no disk")
-
-    before = torch_state()
-    with pytest.raises(Exception) as error, session(Bad(), Opens(), strategy=None):
+    opens, before = Opens(), torch_state()
+    with pytest.raises(Exception) as error, session(BadEnd(), opens, strategy=None):
         pass
-    assert_told(error.value, "Bad", "no disk")
-    assert closed == [True]
+    assert_told(error.value, "BadEnd", "no disk")
+    assert opens.closed == [True]
     assert_torch_unchanged(before)
 
 
 def test_the_error_of_the_loop_is_not_lost_behind_that_of_a_plugin():
-    class Bad:
-        @hookimpl
-        def session_end(self):
-            raise RuntimeError("no disk")
-
-    with pytest.raises(Exception) as error, session(Bad(), strategy=None):
+    with pytest.raises(Exception) as error, session(BadEnd(), strategy=None):
         raise ValueError("boom")
     chain = [error.value, error.value.__cause__, error.value.__context__, *getattr(error.value, "__notes__", ())]
     assert any(isinstance(one, ValueError) for one in chain), chain
