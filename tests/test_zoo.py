@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import Run, judge, run_command, run_plain, run_session
+from harness import Run, run_command, run_plain, run_session
+from judgement import judge
 from zoo import LOOPS, ZOO, Loop
 
 QUICK_FORMS = ("script", "fork")  # each loop in one of them

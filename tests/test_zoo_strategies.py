@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import judge, run_plain, run_session
+from harness import run_plain, run_session
+from judgement import judge
 from zoo import ZOO
 from zoo_strategies import NOT_EXACT_UNDER_DP, OPTIONS, REFUSED, STRATEGIES, under
 

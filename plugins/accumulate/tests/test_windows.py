@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,71 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchbus import session
-from torchbus.errors import Unsupported, UsageError
 
-from torchbus_accumulate import Accumulate
-
-
-def data(samples: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(samples, 3, generator=generator), torch.randn(samples, 1, generator=generator)
-
-
-class Training:
-    """A small net, its optimizer and a scheduler that goes by steps."""
-
-    def __init__(self, make: Callable[..., torch.optim.Optimizer] | None = None, device: str = "cpu") -> None:
-        torch.manual_seed(0)
-        self.device = device
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().to(device)
-        parameters = list(self.net.parameters())
-        self.optimizer = make(parameters) if make else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.net(x.double().to(self.device)) - y.to(self.device)).square().mean()
-
-    def values(self) -> Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.net.parameters()])
-
-
-def unchanged(training: Training, loader: Any, epochs: int = 2, zero: str = "first", clip: Callable[..., Any] | None = None) -> Tensor:
-    """What anybody writes: a step for each batch."""
-    for _ in range(epochs):
-        for x, y in loader:
-            if zero == "first":
-                training.optimizer.zero_grad()
-            training.loss(x, y).backward()
-            if clip:
-                clip(training.net.parameters())
-            training.optimizer.step()
-            training.scheduler.step()
-            if zero == "model":
-                training.net.zero_grad()
-            elif zero == "by hand":
-                for parameter in training.net.parameters():
-                    parameter.grad = None
-    return training.values()
-
-
-def by_hand(training: Training, samples: int, batch: int, window: int, epochs: int = 2, clip: Callable[..., Any] | None = None) -> Tensor:
-    """Accumulation as it is written by hand, each batch weighted by its samples."""
-    inputs, targets = data(samples)
-    for _ in range(epochs):
-        for start in range(0, samples, batch * window):
-            training.optimizer.zero_grad()
-            x, y = inputs[start : start + batch * window], targets[start : start + batch * window]
-            for part, target in zip(x.split(batch), y.split(batch), strict=True):
-                (training.loss(part, target) * (len(part) / len(x))).backward()
-            if clip:
-                clip(training.net.parameters())
-            training.optimizer.step()
-            training.scheduler.step()
-    return training.values()
-
-
-def loader(samples: int, batch: int) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*data(samples)), batch_size=batch)
+from .small_training import Training, by_hand, data, loader, unchanged
 
 
 @pytest.mark.parametrize("zero", ["first", "model", "by hand"])
@@ -228,52 +164,6 @@ def test_an_optimizer_replaced_in_mid_run() -> None:
     assert torch.equal(found, by_hand(expected, 22, 4, 3, epochs=1))
 
 
-def test_an_open_window_in_a_checkpoint(tmp_path: Path) -> None:
-    """Two epochs of 6 batches, left after the first batch of the second window, and gone on with by other objects."""
-    x, y = data(22)
-    plugin = Accumulate(4)
-    with session(plugin):
-        first = Training()
-        for index, (a, b) in enumerate(loader(22, 4)):
-            first.optimizer.zero_grad()
-            first.loss(a, b).backward()
-            if index == 4:
-                with pytest.raises(Unsupported, match="after optimizer.step"):
-                    plugin.state_dict()
-            first.optimizer.step()
-            first.scheduler.step()
-            if index == 4:
-                states = [first.net.state_dict(), first.optimizer.state_dict(), first.scheduler.state_dict(), plugin.state_dict()]
-                torch.save(states, tmp_path / "state.pt")
-                break
-    plugin = Accumulate(4)
-    states = torch.load(tmp_path / "state.pt", weights_only=True)
-    with session(plugin):
-        second = Training()
-        for one, state in zip((second.net, second.optimizer, second.scheduler, plugin), states, strict=True):
-            one.load_state_dict(state)
-        unchanged(second, DataLoader(TensorDataset(x[20:], y[20:]), batch_size=4), epochs=1)
-        found = unchanged(second, loader(22, 4), epochs=1)
-    assert torch.equal(found, by_hand(Training(), 22, 4, 4))
-
-
-def test_an_open_window_needs_its_optimizers() -> None:
-    plugin = Accumulate(4)
-    with session(plugin, capture=False) as s:
-        training = Training()
-        s.adopt(training.optimizer)
-        training.loss(*data(4)).backward()
-        training.optimizer.step()
-        state = plugin.state_dict()
-    again = Accumulate(4)
-    with session(again, capture=False) as s:
-        with pytest.raises(UsageError, match="make the optimizers before loading"):
-            again.load_state_dict(state)
-        s.adopt(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
-        with pytest.raises(UsageError, match="gradients of 4 parameters, and the optimizer has 2"):
-            again.load_state_dict(state)
-
-
 def test_a_scheduler_made_before_the_block() -> None:
     training = Training()
     with session(accumulate_grad_batches=3):
@@ -283,24 +173,6 @@ def test_a_scheduler_made_before_the_block() -> None:
     training.loss(*data(4)).backward()
     training.optimizer.step()
     assert not torch.equal(before, training.values())
-
-
-@pytest.mark.parametrize("window", [0, -1, 2.0, "4", True, {0: 0}, {-1: 2}, {0: 2.5}])
-def test_a_window_must_be_a_whole_number(window: Any) -> None:
-    with pytest.raises(UsageError, match=r"accumulate_grad_batches=.*(at least 1|no epoch)"):
-        session(accumulate_grad_batches=window)
-
-
-def test_lbfgs_is_refused() -> None:
-    with pytest.raises(Unsupported, match="LBFGS"), session(accumulate_grad_batches=2):
-        Training(lambda parameters: torch.optim.LBFGS(parameters))
-
-
-def test_the_loops_own_gradscaler_is_refused() -> None:
-    with pytest.raises(Unsupported, match="precision='16-mixed'"), session(accumulate_grad_batches=2):
-        training, scaler = Training(), torch.amp.GradScaler("cpu")
-        scaler.scale(training.loss(*data(4))).backward()
-        scaler.step(training.optimizer)
 
 
 @pytest.mark.gpu

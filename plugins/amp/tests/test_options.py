@@ -1,0 +1,20 @@
+"""What the options may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torchbus import session
+from torchbus.errors import UsageError
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"precision": "fp8"}, "'32-true', '64-true', '16-mixed', 'bf16-mixed', '16-true', 'bf16-true'"),
+    ({"precision": 16}, "precision=16 is unknown"),
+    ({"precision": "16-mixed", "amp_backend": "apex"}, "no longer maintained"),
+    ({"amp_backend": "other"}, "there is 'native'"),
+])  # fmt: skip
+def test_bad_input(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        session(**options)

@@ -1,0 +1,15 @@
+"""How scripts that test dp begin."""
+
+HEAD = """
+import dataclasses, json, torch
+from collections import namedtuple
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+torch.set_default_dtype(torch.float64)
+found = {}
+
+def dp(**options):
+    return session(**{"strategy": "dp", "devices": 2, "accelerator": "cpu", "launch": "fork", **options})
+"""
