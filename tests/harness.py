@@ -19,6 +19,7 @@ from zoo import Loop
 
 RUNNER = Path(__file__).parent / "runner.py"
 TIME_LIMIT = 90.0
+NOT_ENDED = f"\nnot ended after {TIME_LIMIT:g} s"
 
 
 @dataclass(frozen=True)
@@ -34,30 +35,10 @@ class Run:
 def run_plain(loop: Loop, folder: Path, *, batches: int = 1, copies: int = 1) -> Run:
     """The script as it is, with the batches of so many ranks; `copies` processes that know nothing of each other."""
     work, out = make_folders(folder)
-    # A server that has torch imported forks each process: a tenth of the time of starting Python.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runner", "torch._dynamo"])
     argv = [str(out), str(loop.path), *loop.arguments(batches)]
-    status = 0
-    for rank in range(copies):  # one after another, lest they tear each other's files
-        process = context.Process(target=run_forked, args=(argv, work, out, rank))
-        process.start()
-        process.join(TIME_LIMIT)
-        process.kill()
-        process.join()
-        status = status or process.exitcode or 0
-    stdout = "".join(read(out / f"stdout{rank}") for rank in range(copies))
-    return collect(status, stdout, "".join(read(out / f"stderr{rank}") for rank in range(copies)), work, out)
-
-
-def run_forked(argv: list[str], work: Path, out: Path, rank: int) -> None:
-    for stream, name in (sys.stdout, "stdout"), (sys.stderr, "stderr"):
-        os.dup2(os.open(out / f"{name}{rank}", os.O_CREAT | os.O_WRONLY), stream.fileno())
-    os.chdir(work)
-    os.environ["ZOO_RANK"] = str(rank)
-    import runner  # imports torch, which the process that judges does not need
-
-    runner.main(argv)
+    ended = [run_forked(argv, work, out, rank) for rank in range(copies)]  # one after another, lest they tear each other's files
+    statuses, stdouts, stderrs = zip(*ended, strict=True)
+    return collect(next(filter(None, statuses), 0), "".join(stdouts), "".join(stderrs), work, out)
 
 
 def run_session(loop: Loop, folder: Path, ranks: int, *, launch: str = "script") -> Run:
@@ -65,7 +46,36 @@ def run_session(loop: Loop, folder: Path, ranks: int, *, launch: str = "script")
     work, out = make_folders(folder)
     options = {"strategy": "ddp", "devices": ranks, "launch": launch, **loop.options}
     flags = ["--session", json.dumps(options), *(["--setup-first"] if loop.setup_first else [])]
-    return run_process([str(RUNNER), *flags, str(out), str(loop.path), *loop.arguments(1)], work, out)
+    argv = [*flags, str(out), str(loop.path), *loop.arguments(1)]
+    if launch == "fork":
+        return collect(*run_forked(argv, work, out), work, out)
+    return run_process([str(RUNNER), *argv], work, out)
+
+
+def run_forked(argv: list[str], work: Path, out: Path, rank: int = 0) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the runner in a process that a server forks, which has torch imported: a tenth of the time
+    of starting Python."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["runner", "torch._dynamo"])
+    process = context.Process(target=become_runner, args=(argv, work, out, rank))
+    process.start()
+    process.join(TIME_LIMIT)
+    late = process.exitcode is None
+    if late and process.pid is not None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return process.exitcode or 0, read(out / f"stdout{rank}"), read(out / f"stderr{rank}") + NOT_ENDED * late
+
+
+def become_runner(argv: list[str], work: Path, out: Path, rank: int) -> None:
+    os.setsid()
+    for stream, name in (sys.stdout, "stdout"), (sys.stderr, "stderr"):
+        os.dup2(os.open(out / f"{name}{rank}", os.O_CREAT | os.O_WRONLY), stream.fileno())
+    os.chdir(work)
+    os.environ |= {"ZOO_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+    import runner  # imports torch, which the process that judges does not need
+
+    runner.main(argv)
 
 
 def run_command(loop: Loop, folder: Path, ranks: int) -> Run:
@@ -95,7 +105,7 @@ def run_process(command: list[str], work: Path, out: Path) -> Run:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         stdout, stderr = process.communicate()
-        stderr += f"\nnot ended after {TIME_LIMIT:g} s"
+        stderr += NOT_ENDED
     return collect(process.returncode, stdout, stderr, work, out)
 
 
