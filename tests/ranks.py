@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent, indent
 from typing import Any
 
-from torchbus.testing import Result, run_script
+from torchbus.testing import Result, fork_script
 
 HEAD = """
 import json, torch
@@ -22,7 +22,7 @@ def run(body: str, options: str = "", before: str = "", ranks: int = 2) -> Resul
     """Run ``body`` as the block of a session; ``options`` are further arguments, ``before`` stands before the block."""
     line = f'with session({options + ", " if options else ""}strategy="ddp", devices={ranks}, launch="fork") as s:'
     parts = [HEAD, dedent(before), line, indent(dedent(body), "    "), "print(json.dumps(found))"]
-    return run_script("\n".join(parts))
+    return fork_script("\n".join(parts))
 
 
 def facts(body: str, options: str = "", before: str = "", ranks: int = 2) -> dict[str, Any]:

@@ -11,20 +11,16 @@ left out.
 from __future__ import annotations
 
 import argparse
-import atexit
 import difflib
 import os
 import re
 import sys
 import tempfile
 import time
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch._dynamo
-import torchbus  # noqa: F401
+from torchbus.testing.fork_process import become
 
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```$)?", re.M | re.S)
 
@@ -44,37 +40,11 @@ class Snippet:
             with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
                 pid = os.fork()
                 if pid == 0:
-                    _become(script, out.fileno(), err.fileno())
+                    become(script, [], script.parent, out.fileno(), err.fileno())
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 out.seek(0)
                 err.seek(0)
                 return status, out.read(), err.read()
-
-
-def _become(script: Path, out: int, err: int) -> None:
-    """Turn this process into one that runs the script; does not return."""
-    status = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.chdir(script.parent)
-        torch.set_num_threads(1)
-        main = types.ModuleType("__main__")
-        main.__file__ = str(script)
-        sys.modules["__main__"] = main
-        sys.argv = [str(script)]
-        exec(compile(script.read_text(), script, "exec"), main.__dict__)
-        atexit._run_exitfuncs()
-        status = 0
-    except SystemExit as error:
-        status = int(error.code or 0) if isinstance(error.code, int | None) else 1
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def find(page: Path) -> list[Snippet]:

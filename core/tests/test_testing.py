@@ -68,6 +68,19 @@ def test_orphans_are_found_and_killed(tmp_path):
         assert until_gone(script.marker, 5) == []
 
 
+def test_scripts_of_a_fork_server(tmp_path):
+    with testing.ForkServer() as server:
+        source = "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), torch is None if 'torch' in globals() else None); sys.exit(3)"
+        result = server.run(source, 1, "two words", cwd=tmp_path / "new")
+        assert result.ok(3) and result.stdout == f"__main__ ['1', 'two words'] {tmp_path / 'new'} None\n"
+        assert "in <module>" in server.run("1 / 0").stderr
+        assert server.run("import atexit; atexit.register(print, 'at exit')").stdout == "at exit\n"
+        assert server.run("import time; time.sleep(60)", kill_after_s=0.1).status == -signal.SIGKILL
+        with pytest.raises(TimeoutError, match=r"no end within 0.5 s(.|\n)*begun"):
+            server.run("import time; print('begun', flush=True); time.sleep(60)", timeout_s=0.5)
+    assert testing.fork_script("print([])").json() == []
+
+
 def test_a_signal_reaches_the_script(tmp_path):
     source = "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)"
     with testing.start([sys.executable, "-c", source], cwd=tmp_path) as script:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 from torchbus_compress.codecs import Bfloat16, Bytes
 from torchbus_compress.plugin import ALGORITHMS
@@ -53,7 +53,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Any]:
-    return dict(run_script(TRAIN, timeout_s=115).json())
+    return dict(fork_script(TRAIN, timeout_s=115).json())
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_after_an_epoch_all_ranks_have_one_model():
-    assert run_script(ONE_MODEL, timeout_s=115).json() == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
+    assert fork_script(ONE_MODEL, timeout_s=115).json() == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
 
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)

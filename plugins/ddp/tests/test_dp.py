@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 from .dp_script import HEAD
 
@@ -62,7 +62,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def more() -> dict[str, Any]:
-    return dict(run_script(MORE, timeout_s=110).json())
+    return dict(fork_script(MORE, timeout_s=110).json())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import Result, run_script
+from torchbus.testing import Result, fork_script
 
 from .dp_script import HEAD
 
@@ -25,7 +25,7 @@ with dp() as s:
 
 
 def refuse(body: str) -> Result:
-    return run_script(REFUSED.replace("{body}", body))
+    return fork_script(REFUSED.replace("{body}", body))
 
 
 def test_outputs_whose_other_dimensions_depend_on_the_samples_are_refused():

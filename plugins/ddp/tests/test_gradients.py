@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent, indent
 from typing import Any
 
-from torchbus.testing import Result, run_script
+from torchbus.testing import Result, fork_script
 
 HEAD = """
 import json, torch
@@ -25,7 +25,7 @@ print(json.dumps(found))
 def run(body: str, options: str = "", before: str = "", fails: bool = False) -> Result:
     """Run a block on two ranks; ``options`` are further arguments of the session."""
     line = f'with session({options + ", " if options else ""}strategy="ddp", devices=2, launch="fork") as s:'
-    result = run_script("\n".join([HEAD, before, line, indent(dedent(body), "    "), TAIL]))
+    result = fork_script("\n".join([HEAD, before, line, indent(dedent(body), "    "), TAIL]))
     assert fails or result.ok()
     return result
 

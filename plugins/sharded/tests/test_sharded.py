@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import Result, run_script
+from torchbus.testing import Result, fork_script
 
 from torchbus_sharded.owners import Owners
 from torchbus_sharded.wrapping import units
@@ -75,7 +75,7 @@ print(json.dumps(found))
 
 
 def facts(source: str, **replaced: str) -> dict[str, Any]:
-    return dict(run_script("\n".join(f"{name} = {value}" for name, value in replaced.items()) + source, timeout_s=115).json())
+    return dict(fork_script("\n".join(f"{name} = {value}" for name, value in replaced.items()) + source, timeout_s=115).json())
 
 
 @pytest.fixture(scope="module", params=["fsdp", "ddp_sharded"])
@@ -167,7 +167,7 @@ def test_explain_says_what_is_divided(fsdp, sharded):
 
 
 def fails(body: str, options: str = "") -> Result:
-    return run_script(HEAD + f"with opened('fsdp'{options}) as s:\n    {body}\n")
+    return fork_script(HEAD + f"with opened('fsdp'{options}) as s:\n    {body}\n")
 
 
 def test_create_graph_is_refused():
@@ -189,7 +189,7 @@ def test_a_model_on_the_meta_device_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded"])
 def test_lbfgs_is_refused(strategy):
-    result = run_script(HEAD + f"with opened('{strategy}') as s:\n    m = Mlp(); torch.optim.LBFGS(m.parameters())\n")
+    result = fork_script(HEAD + f"with opened('{strategy}') as s:\n    m = Mlp(); torch.optim.LBFGS(m.parameters())\n")
     assert result.ok(1) and f"strategy='{strategy}' with LBFGS: its step looks at all parameters together" in result.stderr
 
 

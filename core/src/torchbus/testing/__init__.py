@@ -16,6 +16,7 @@ What looks at processes (``orphans``) needs Linux's /proc, and finds nothing els
 from __future__ import annotations
 
 from torchbus.testing.environments import empty_environment
+from torchbus.testing.forking import ForkServer, fork_script
 from torchbus.testing.processes import MARKER, listening_ports, orphans
 from torchbus.testing.recorder import ALL_EVENTS, Recorder
 from torchbus.testing.recording import RecordingServer, recording_server
@@ -23,6 +24,23 @@ from torchbus.testing.scripts import Result, Script, run, run_script, start, wri
 from torchbus.testing.state import OWNERS, assert_torch_unchanged, torch_state
 
 __all__ = [
-    "ALL_EVENTS", "MARKER", "OWNERS", "Recorder", "RecordingServer", "Result", "Script", "assert_torch_unchanged", "empty_environment",
-    "listening_ports", "orphans", "recording_server", "run", "run_script", "start", "torch_state", "write_script",
+    "ALL_EVENTS",
+    "MARKER",
+    "OWNERS",
+    "ForkServer",
+    "Recorder",
+    "RecordingServer",
+    "Result",
+    "Script",
+    "assert_torch_unchanged",
+    "empty_environment",
+    "fork_script",
+    "listening_ports",
+    "orphans",
+    "recording_server",
+    "run",
+    "run_script",
+    "start",
+    "torch_state",
+    "write_script",
 ]  # fmt: skip

@@ -34,18 +34,17 @@ class Result:
     seconds: float
     orphans: list[str]
 
-    def ok(self, status: int = 0) -> bool:
-        """True; otherwise AssertionError with everything that the script wrote."""
+    def ok(self, status: int = 0) -> Result:
+        """Itself, which is true; otherwise AssertionError with everything that the script wrote."""
         assert self.status == status and not self.orphans, (
             f"exit status {self.status} (expected {status}) after {self.seconds:.1f} s, orphans: {self.orphans or 'none'}\n"
             f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
         )
-        return True
+        return self
 
     def json(self) -> Any:
         """The JSON value in the last line that the script printed, which must have ended well."""
-        self.ok()
-        return json.loads(self.stdout.splitlines()[-1])
+        return json.loads(self.ok().stdout.splitlines()[-1])
 
 
 class Script:

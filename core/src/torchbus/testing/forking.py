@@ -1,0 +1,86 @@
+"""Python scripts in forks of a process that has torch imported: they begin in no time."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+from torchbus.testing.scripts import Result, write_script
+
+
+class ForkServer:
+    """Runs scripts one after another, each in a fork of one process that has torch imported. A context manager.
+
+    A script has a ``__main__``, arguments and a working directory of its own, and one thread. What Python reads when it
+    begins, such as PYTHONWARNINGS, is that of the process that made the server; so is the environment.
+    """
+
+    def __init__(self, *preloaded: str) -> None:
+        command = [sys.executable, "-m", "torchbus.testing.fork_process", *preloaded]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(
+        self,
+        source: str | Path,
+        *args: object,
+        cwd: str | Path | None = None,
+        timeout_s: float = 60.0,
+        kill_after_s: float | None = None,
+        whom: int = 0,
+    ) -> Result:
+        """As ``run_script``. After ``kill_after_s`` SIGKILL is sent: to the script, or its ``whom``-th child from 1."""
+        with tempfile.TemporaryDirectory() as own:
+            script = source if isinstance(source, Path) else write_script(own, source)
+            folder = Path(cwd or own).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            places = {"script": str(script.resolve()), "folder": str(folder), "told": own}
+            found = self._ask(args=[str(arg) for arg in args], timeout_s=timeout_s, kill_after_s=kill_after_s, whom=whom, **places)
+        if found.pop("late"):
+            raise TimeoutError(f"no end within {timeout_s:g} s\n--- stdout\n{found['stdout']}\n--- stderr\n{found['stderr']}")
+        return Result(**found)
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+        self.close()
+
+
+@functools.cache
+def _server() -> ForkServer:
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def fork_script(source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0) -> Result:
+    """As ``run_script``, by a ``ForkServer`` that this process has for all its tests."""
+    return _server().run(source, *args, cwd=cwd, timeout_s=timeout_s)
