@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = """
     import torch
@@ -37,7 +37,7 @@ SCRIPT = """
 
 
 def test_all_ranks_agree_on_what_fits_everywhere() -> None:
-    result = run_script(SCRIPT, timeout_s=110)
+    result = fork_script(SCRIPT, timeout_s=110)
     assert result.ok()
     agreed, synchronised, refused = result.stdout.splitlines()
     assert (agreed, synchronised) == ("True True 1", "True")

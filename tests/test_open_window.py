@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = """
     import torch
@@ -59,6 +59,6 @@ SCRIPT = """
 
 @pytest.mark.parametrize("in_loop", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_open_window_is_saved_and_loaded_by_two_ranks(in_loop: bool) -> None:
-    result = run_script(SCRIPT.replace("IN_LOOP", str(in_loop)), timeout_s=110)
+    result = fork_script(SCRIPT.replace("IN_LOOP", str(in_loop)), timeout_s=110)
     assert result.ok()
     assert result.stdout == "True\n"

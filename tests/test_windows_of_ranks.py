@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "windows_of_ranks.py"
 NUMBERS = st.floats(-2.0, 2.0, width=16)
@@ -34,7 +34,7 @@ def test_every_step_has_the_gradient_of_the_big_batch(ranks: int) -> None:
     @settings(max_examples=JOBS, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(cases(), min_size=CASES, max_size=CASES))
     def check(drawn: list[dict[str, Any]]) -> None:
-        result = run_script(SCRIPT, ranks, json.dumps(drawn), env={"OMP_NUM_THREADS": "1"}, timeout_s=120)
+        result = fork_script(SCRIPT, ranks, json.dumps(drawn), timeout_s=120)
         assert result.ok()
         for case, found in zip(drawn, json.loads(result.stdout), strict=True):
             expected = of_big_batches(case, case["batch"] * ranks * case["window"])

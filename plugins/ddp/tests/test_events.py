@@ -7,7 +7,7 @@ import inspect
 import pytest
 from torchbus import hookimpl, session
 from torchbus.errors import UsageError
-from torchbus.testing import Result, run_script
+from torchbus.testing import Result, fork_script
 
 from torchbus_ddp import events
 
@@ -53,7 +53,7 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    result = run_script(SCRIPT)
+    result = fork_script(SCRIPT)
     assert result.ok()
     return result
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import run_script, start, write_script
+from torchbus.testing import fork_script, start, write_script
 
 HEAD = """
 import json, torch
@@ -100,7 +100,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, Any]:
-    return dict(run_script(STATES, timeout_s=110).json())
+    return dict(fork_script(STATES, timeout_s=110).json())
 
 
 def test_an_optimizers_state_dict_is_whole_and_may_be_loaded(states):
@@ -182,5 +182,5 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
     body, options, words = REFUSED[case]
-    result = run_script(HEAD + f"with opened({options.removeprefix(', ')}) as s:\n    {body}\n", timeout_s=60)
+    result = fork_script(HEAD + f"with opened({options.removeprefix(', ')}) as s:\n    {body}\n", timeout_s=60)
     assert result.ok(1) and words in result.stderr
