@@ -10,6 +10,7 @@
         ''')
         assert result.ok() and result.stdout == "2\\n"
 
+``fork_script`` begins sooner, where Python itself need not be fresh. ``recording_server`` stands in for a service.
 What looks at processes (``orphans``) needs Linux's /proc, and finds nothing elsewhere.
 """
 
