@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, _redistribute
 from torch.nn import Module
 from torchbus.errors import Unsupported
 
@@ -59,6 +61,16 @@ def reset(model: Module) -> None:
     unit.reset_iter_state()
     for whole, _ in gathered_in(model):
         whole.grad = None
+
+
+def forget_earlier_blocks() -> None:
+    """Torch remembers the outcome of operations with the mesh, and so the rank, of an earlier block in this process, or in the one that it
+    was forked from: other ranks would take parts that are rank 0's."""
+    dispatcher: Any = DTensor._op_dispatcher
+    dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    in_newer_releases = (torch._C, "_clear_DTensor_sharding_propagator_cache"), (getattr(_redistribute, "_gen_transform_infos", None), "cache_clear")
+    for holder, name in in_newer_releases:
+        getattr(holder, name, lambda: None)()
 
 
 def original_class(module: Module) -> type[Module]:

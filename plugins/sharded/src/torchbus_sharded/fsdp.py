@@ -12,6 +12,7 @@ from torchbus.arguments import expect
 from torchbus.errors import UsageError
 
 from torchbus_sharded import wrapping
+from torchbus_sharded.engine import forget_earlier_blocks
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.sync import ShardedBackward
 
@@ -76,6 +77,7 @@ class FSDP:
             raise UsageError("strategy='fsdp' needs a process group, which torchbus-ddp makes: pip install torchbus-ddp")
         if self.cpu_offload and session.device.type == "cpu":
             raise UsageError("cpu_offload=True needs GPUs: on CPU the parts are in host memory as it is. Leave it out")
+        forget_earlier_blocks()
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")
         session.bus.register(ShardedBackward(session, models, self.loss_reduction), "fsdp.backward")
