@@ -6,8 +6,8 @@ import atexit
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -101,6 +101,7 @@ class Session:
         self.share = Share()
         self.frame: FrameType | None = None
         self.on_close = ExitStack()
+        self.gathers_states = True
         self.options = dict(self._arguments)
         for name, plugin in self._named:
             self.bus.register(plugin, name)
@@ -260,6 +261,16 @@ class Session:
     def is_inside(self) -> bool:
         """Whether the loop runs: False until ``session_start`` is over, and after the end."""
         return self._running
+
+    @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Meanwhile ``state_dict()`` of divided models and optimizers has this rank's parts, and nothing is sent; strategies that divide them
+        look at ``gathers_states``."""
+        before, self.gathers_states = self.gathers_states, False
+        try:
+            yield
+        finally:
+            self.gathers_states = before
 
     def end_discovery(self) -> None:
         """The models are known: remove the hook that looks for them."""

@@ -63,6 +63,10 @@ class Finder:
 
     def find(self) -> Contents:
         """Raises UsageError where it can't tell two things apart."""
+        with self._session.in_parts():
+            return self._find()
+
+    def _find(self) -> Contents:
         names, things = frames.named(frames.user_frames(self._session.frame))
         optimizers = self._alive_optimizers(things)
         pool = list({id(thing): thing for thing in [*things, *self._found_by_gc()] if isinstance(thing, KINDS)}.values())
@@ -144,10 +148,15 @@ def _named(things: list[Any], names: dict[int, str]) -> Named:
     """Each with its name, or that of its class; never two alike."""
     found: Named = []
     for thing in things:
-        name = names.get(id(thing), type(thing).__name__)
+        name = names.get(id(thing), class_name(thing))
         count = sum(other == name or other.startswith(f"{name} #") for other, _ in found)
         found.append((f"{name} #{count + 1}" if count else name, thing))
     return found
+
+
+def class_name(thing: Any) -> str:
+    """Of the script's own class: ``fully_shard`` makes one of each model's."""
+    return next(cls.__name__ for cls in type(thing).__mro__ if not cls.__module__.startswith("torch.distributed.fsdp"))
 
 
 def hidden_buffers(model: Module) -> dict[str, Tensor]:

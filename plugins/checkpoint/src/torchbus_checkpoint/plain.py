@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,18 +59,40 @@ def decode(value: Any) -> Any:
 
 def copied(value: Any) -> Any:
     """The same with tensors of its own in main memory, so that the loop may go on. Shared tensors stay shared."""
-    return _copied(value, {})
+    done: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        whole = tensor.layout == torch.strided and not is_part(tensor)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if whole else (id(tensor),)
+        if key not in done:
+            done[key] = tensor.detach().to("cpu", copy=True)
+        return done[key]
+
+    return mapped(value, copy)
 
 
-def _copied(value: Any, done: dict[tuple[Any, ...], Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same with each tensor changed."""
     kind = type(value)
     if isinstance(value, Tensor):
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.layout == torch.strided else (id(value),)
-        if key not in done:
-            done[key] = value.detach().to("cpu", copy=True)
-        return done[key]
+        return change(value)
     if kind in (list, tuple, set):
-        return kind(_copied(item, done) for item in value)
+        return kind(mapped(item, change) for item in value)
     if kind in (dict, OrderedDict, Counter):
-        return kind({key: _copied(item, done) for key, item in value.items()})
+        return kind({key: mapped(item, change) for key, item in value.items()})
     return value
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Whether the other ranks have the rest of it: a DTensor, which older releases of torch keep elsewhere."""
+    return hasattr(tensor, "full_tensor")
+
+
+def gathered(value: Any, keep: bool) -> Any:
+    """The same with whole tensors. All ranks call it; those that don't ``keep`` hold one whole tensor at a time, and get None in its place."""
+
+    def whole(tensor: Any) -> Tensor | None:
+        found: Tensor = tensor.full_tensor() if is_part(tensor) else tensor
+        return found if keep else None
+
+    return mapped(value, whole)

@@ -19,7 +19,7 @@ from torchbus.seams.loader import LoaderIterator
 
 from torchbus_checkpoint import choice, folder, state
 from torchbus_checkpoint.contents import Finder
-from torchbus_checkpoint.plain import decode, encode
+from torchbus_checkpoint.plain import decode, encode, gathered
 from torchbus_checkpoint.position import Position
 from torchbus_checkpoint.replay import Replay
 from torchbus_checkpoint.requests import Requests, seconds
@@ -256,13 +256,13 @@ class Checkpoint:
 
     def _save(self, final: Path) -> None:
         contents = self._finder.find_at_end() if self._ended else self._finder.find()
-        shared: dict[str, Any] = {}
-        if self._session.is_main:
+        registered = state.of_registered(self._registered)
+        with self._session.in_parts():
             weights = state.weights(contents)
-            training = state.training(contents, self._steps.has_gradients, self._registered)
-            shared = {**weights, "training.pt": training | {"weights": list(weights)}}
-            if self._safetensors:
-                shared |= state.as_safetensors(weights)
+            training = state.training(contents, self._steps.has_gradients, registered)
+            shared = gathered({**weights, "training.pt": training | {"weights": list(weights)}}, keep=self._session.is_main)
+        if self._safetensors and self._session.is_main:
+            shared |= state.as_safetensors({name: shared[name] for name in weights})
         facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self._metric,
                  "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
         automatic = final.parent == self._folder
@@ -327,10 +327,12 @@ class Checkpoint:
         saved = folder.read_file(found, "training.pt")
         weights = [folder.read_file(found, name) for name in saved["weights"]]
         contents = self._finder.find()
-        state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
-        state.put_weights(contents, weights)
-        state.put_loose(contents, saved)
-        state.put_training(contents, saved, self._registered)
+        with self._session.in_parts():
+            state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
+            state.put_weights(contents, weights)
+            state.put_loose(contents, saved)
+            state.put_training(contents, saved)
+        state.put_registered(saved, self._registered)
         for name, plugin in self._stateful_plugins().items():
             if name in self._own["plugins"]:
                 plugin.load_state_dict(decode(self._own["plugins"][name]))

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torchbus_checkpoint.contents import Contents, Named, hidden_buffers, parameters
+from torchbus_checkpoint.contents import Contents, Named, class_name, hidden_buffers, parameters
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.plain import decode, encode
+from torchbus_checkpoint.plain import decode, encode, is_part
 
 State = dict[str, Any]
 
@@ -44,7 +44,7 @@ def as_safetensors(weights: dict[str, State]) -> dict[str, bytes]:
 
 
 def training(contents: Contents, has_gradients: Callable[[Optimizer], bool], registered: dict[str, Any]) -> State:
-    """Everything else. ``has_gradients`` says of which optimizers the gradients are still needed."""
+    """Everything else. ``has_gradients`` says of which optimizers the gradients are still needed, ``registered`` are states."""
     return {
         "trained": [_model(name, model) for name, model in contents.trained],
         "other": [_model(name, model) for name, model in contents.other],
@@ -52,14 +52,18 @@ def training(contents: Contents, has_gradients: Callable[[Optimizer], bool], reg
         "loose": _loose(contents),
         "schedulers": _states(contents.schedulers),
         "scalers": _states(contents.scalers),
-        "registered": {name: encode(thing.state_dict(), f"s.register({name!r})") for name, thing in registered.items()},
+        "registered": registered,
     }
+
+
+def of_registered(registered: dict[str, Any]) -> State:
+    return {name: encode(thing.state_dict(), f"s.register({name!r})") for name, thing in registered.items()}
 
 
 def _model(name: str, model: Module) -> State:
     return {
         "name": name,
-        "class": type(model).__name__,
+        "class": class_name(model),
         "training": [module.training for module in model.modules()],
         "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
         "hidden": {key: buffer.detach() for key, buffer in hidden_buffers(model).items()},
@@ -113,12 +117,12 @@ def check(contents: Contents, saved: State, saved_weights: list[State], register
 
 
 def _check_same(kind: str, saved: list[State], things: Named, where: str) -> None:
-    theirs, ours = [entry["class"] for entry in saved], [type(thing).__name__ for _, thing in things]
+    theirs, ours = [entry["class"] for entry in saved], [class_name(thing) for _, thing in things]
     if theirs != ours:
         words = {"trained": "trained models", "other": "other models"}.get(kind, kind)
         raise CheckpointError(
             f"{where} is not of this loop: it holds the {words} {_listed(saved)}; this loop has "
-            f"{', '.join(f'{name} ({type(thing).__name__})' for name, thing in things) or 'none'}"
+            f"{', '.join(f'{name} ({class_name(thing)})' for name, thing in things) or 'none'}"
         )
 
 
@@ -151,7 +155,7 @@ def put_loose(contents: Contents, saved: State) -> None:
         tensor.copy_(value)
 
 
-def put_training(contents: Contents, saved: State, registered: dict[str, Any]) -> None:
+def put_training(contents: Contents, saved: State) -> None:
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):
         put_flags(model, entry)
         with torch.no_grad():
@@ -166,6 +170,9 @@ def put_training(contents: Contents, saved: State, registered: dict[str, Any]) -
     for kind, things in (("schedulers", contents.schedulers), ("scalers", contents.scalers)):
         for entry, (_, thing) in zip(saved[kind], things, strict=True):
             thing.load_state_dict(decode(entry["state"]))
+
+
+def put_registered(saved: State, registered: dict[str, Any]) -> None:
     for name, thing in registered.items():
         thing.load_state_dict(decode(saved["registered"][name]))
 
@@ -180,4 +187,13 @@ def put_flags(model: Module, entry: State) -> None:
 def _put_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> None:
     for parameter, gradient in zip(parameters(optimizer), gradients, strict=False):
         if gradient is not None:
-            parameter.grad = gradient.to(parameter.device, parameter.dtype, copy=True)
+            parameter.grad = _in_parts(gradient, parameter).to(parameter.device, parameter.dtype, copy=True)
+
+
+def _in_parts(gradient: Tensor, parameter: Any) -> Tensor:
+    """As the parameter is."""
+    if not is_part(parameter) or is_part(gradient):
+        return gradient
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(gradient.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -27,7 +27,7 @@ from torchbus.errors import UsageError
 
 from torchbus_checkpoint import counters, generators
 from torchbus_checkpoint.frames import is_users_class
-from torchbus_checkpoint.plain import copied, decode, encode
+from torchbus_checkpoint.plain import copied, decode, encode, is_part
 
 OF_TORCH = (Module, Optimizer, LRScheduler, DataLoader)  # what torch keeps in them has a state_dict
 MAX_ITEMS, MAX_BYTES = 10_000, 4 << 20
@@ -124,9 +124,9 @@ def _encode(value: Any) -> Any:
 
 
 def _size(value: Any, limit: int) -> int:
-    """Number of items, roughly, no further than the limit; tensors that are large, or in a graph, count as too many."""
+    """Number of items, roughly, no further than the limit; tensors that are large, in a graph or in parts count as too many."""
     if isinstance(value, Tensor):
-        return limit + 1 if value.requires_grad or value.numel() * value.element_size() > MAX_BYTES else 1
+        return limit + 1 if value.requires_grad or is_part(value) or value.numel() * value.element_size() > MAX_BYTES else 1
     if type(value) in (list, tuple, set, dict):
         if len(value) > limit:
             return limit + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,7 +136,7 @@ class ShardedModels:
         self.passes.add(model, len(self._models))
         stack.callback(refuse_copies(model))
         stack.callback(model.register_state_dict_pre_hook(self._meet_to_gather).remove)
-        stack.callback(model.register_state_dict_post_hook(_whole).remove)
+        stack.callback(model.register_state_dict_post_hook(_whole(self._session)).remove)
         stack.callback(model.register_load_state_dict_pre_hook(_divided).remove)
 
     @hookimpl(trylast=True)
@@ -152,7 +153,7 @@ class ShardedModels:
             self._optimizers.swap(whole)
 
     def _meet_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
-        if not prefix:
+        if not prefix and self._session.gathers_states:
             self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
 
     def _forget(self) -> None:
@@ -186,11 +187,15 @@ def _can_be_divided(model: Module) -> bool:
     return True
 
 
-def _whole(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _whole(session: Session) -> Callable[..., None]:
     """``model.state_dict()`` has whole tensors, on all ranks. All of them call it."""
-    for name, value in state.items():
-        if isinstance(value, DTensor):
-            state[name] = value.full_tensor()
+
+    def gather(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name, value in state.items() if session.gathers_states else ():
+            if isinstance(value, DTensor):
+                state[name] = value.full_tensor()
+
+    return gather
 
 
 @torch.no_grad()

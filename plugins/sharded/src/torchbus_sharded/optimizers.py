@@ -49,6 +49,8 @@ class Optimizers:
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """``optimizer.state_dict()`` has whole tensors, on all ranks. All of them call it."""
+        if not self._session.gathers_states:
+            return state_dict
         self._agreement.meet(f"the state_dict of {type(optimizer).__name__}")
         return {**state_dict, "state": {key: _whole(entry) for key, entry in state_dict["state"].items()}}
 
