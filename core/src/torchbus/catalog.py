@@ -80,6 +80,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "resume": "torchbus-checkpoint",
         "async_save": "torchbus-checkpoint",
         "safetensors": "torchbus-checkpoint",
+        "sharded_save": "torchbus-checkpoint",
         "time_limit": "torchbus-checkpoint",
         "early_stop": "torchbus-earlystop",
         "early_stop_mode": "torchbus-earlystop",

@@ -7,6 +7,7 @@
         model.pt            a plain state_dict (model-G.pt, model-D.pt where there are several)
         training.pt         optimizers, schedulers, scaler, registered objects
         rank-0.pt ...       position, random numbers and variables of each rank
+        .metadata, __0_0.distcp ...   with sharded_save: tensors of models and optimizers, in parts
 
 It is written under a hidden name, flushed to the disk, and renamed. Files are written with ``os.open``: a session may
 have replaced ``open`` on the ranks that it started.
@@ -75,6 +76,12 @@ def write_file(folder: Path, name: str, content: Any) -> Entry:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": hashed.num_bytes, "sha256": hashed.sha256.hexdigest()}
+
+
+def entry(path: Path) -> Entry:
+    """Size and checksum of a file that something else has written."""
+    with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
 
 
 def seal(partial: Path, final: Path, facts: dict[str, Any], files: dict[str, Entry]) -> None:
@@ -184,11 +191,15 @@ def _check(file: IO[bytes], path: Path, entry: Entry) -> None:
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes != entry["bytes"]:
         raise CheckpointError(f"checkpoint {path.parent} is damaged: {path.name} has {num_bytes} bytes, {entry['bytes']} were written")
+    if _sha256(file) != entry["sha256"]:
+        raise CheckpointError(f"checkpoint {path.parent} is damaged: {path.name} is not what was written (its sha256 differs)")
+
+
+def _sha256(file: IO[bytes]) -> str:
     sha256 = hashlib.sha256()
     while block := file.read(1 << 20):
         sha256.update(block)
-    if sha256.hexdigest() != entry["sha256"]:
-        raise CheckpointError(f"checkpoint {path.parent} is damaged: {path.name} is not what was written (its sha256 differs)")
+    return sha256.hexdigest()
 
 
 def _digest(body: dict[str, Any]) -> str:

@@ -17,15 +17,16 @@ from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, folder, state
+from torchbus_checkpoint import choice, folder, saving, state
 from torchbus_checkpoint.contents import Finder
-from torchbus_checkpoint.plain import decode, encode, gathered
+from torchbus_checkpoint.exchange import agree
+from torchbus_checkpoint.plain import decode, encode
 from torchbus_checkpoint.position import Position
 from torchbus_checkpoint.replay import Replay
 from torchbus_checkpoint.requests import Requests, seconds
 from torchbus_checkpoint.steps import Steps
 from torchbus_checkpoint.when import When
-from torchbus_checkpoint.writer import Writer, agree
+from torchbus_checkpoint.writer import Writer
 
 MODES = ("min", "max")
 RESUME = ("auto", "never")
@@ -45,6 +46,8 @@ class Checkpoint:
             folder that has some; a path names one.
         async_save: write in a thread; the step pays for a copy in main memory.
         safetensors: write the weights of each model in this format as well. Needs the package of that name.
+        sharded_save: each rank writes the parts that it has of models and optimizers, in the format of torch.distributed.checkpoint, and no
+            rank gathers them; with strategy="fsdp". Such checkpoints resume with and without it, on any number of ranks.
         time_limit: so long after its start the session saves and leaves as if it had got SIGUSR1: a timedelta, or "11:50:00".
 
     With a folder, SIGTERM and SIGUSR1 save at the next step boundary, and leave with exit status 128 + the signal's number.
@@ -68,6 +71,7 @@ class Checkpoint:
         resume: str | os.PathLike[str] = "auto",
         async_save: bool = False,
         safetensors: bool = False,
+        sharded_save: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
         expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
@@ -76,6 +80,9 @@ class Checkpoint:
         expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
         expect("async_save", async_save, bool, "True or False")
         expect("safetensors", safetensors, bool, "True or False")
+        expect("sharded_save", sharded_save, bool, "True or False")
+        if safetensors and sharded_save:
+            raise UsageError("safetensors=True writes whole weights, which no rank has with sharded_save=True: leave one of them out")
         if safetensors and importlib.util.find_spec("safetensors") is None:
             raise UsageError("safetensors=True needs a package that is not installed: pip install safetensors")
         if keep is not None and keep < 1:
@@ -89,7 +96,7 @@ class Checkpoint:
         self._mode = mode
         self._resume = _checked(resume, self._folder)
         self._async = async_save
-        self._safetensors = safetensors
+        self._format = saving.Format(sharded_save, safetensors)
         self._time_limit_s = None if time_limit is None else seconds(time_limit)
         self._requests: Requests | None = None
         self._metric: float | None = None
@@ -260,9 +267,7 @@ class Checkpoint:
         with self._session.in_parts():
             weights = state.weights(contents)
             training = state.training(contents, self._steps.has_gradients, registered)
-            shared = gathered({**weights, "training.pt": training | {"weights": list(weights)}}, keep=self._session.is_main)
-        if self._safetensors and self._session.is_main:
-            shared |= state.as_safetensors({name: shared[name] for name in weights})
+            shared, groups = saving.files(self._format, weights, training, self._session.is_main)
         facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self._metric,
                  "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
         automatic = final.parent == self._folder
@@ -271,7 +276,7 @@ class Checkpoint:
             if automatic:
                 choice.prune(final.parent, self._keep, self._monitor is not None, self._mode)
 
-        self._writer.write(final, shared, self._own_state(), facts, prune)
+        self._writer.write(final, shared, self._own_state(), groups, facts, prune)
 
     def _own_state(self) -> dict[str, Any]:
         """What each rank has for itself."""
@@ -324,11 +329,11 @@ class Checkpoint:
 
     def _put_back(self) -> None:
         found = self._resumed_from
-        saved = folder.read_file(found, "training.pt")
-        weights = [folder.read_file(found, name) for name in saved["weights"]]
         contents = self._finder.find()
         with self._session.in_parts():
+            saved, weights, read_parts = saving.loaded(found, contents)
             state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
+            read_parts()
             state.put_weights(contents, weights)
             state.put_loose(contents, saved)
             state.put_training(contents, saved)
