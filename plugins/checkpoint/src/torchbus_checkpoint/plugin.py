@@ -85,6 +85,8 @@ class Checkpoint:
             raise UsageError("safetensors=True writes whole weights, which no rank has with sharded_save=True: leave one of them out")
         if safetensors and importlib.util.find_spec("safetensors") is None:
             raise UsageError("safetensors=True needs a package that is not installed: pip install safetensors")
+        if sharded_save:
+            saving.need_safe_parts()
         if keep is not None and keep < 1:
             raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
         if mode not in MODES:

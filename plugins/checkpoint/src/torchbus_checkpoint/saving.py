@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torchbus.errors import UsageError
+
 from torchbus_checkpoint import divided, folder, state
 from torchbus_checkpoint.contents import Contents
 from torchbus_checkpoint.plain import gathered
 
 State = dict[str, Any]
+HAS_SAFE_PARTS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,12 @@ class Format:
 
     in_parts: bool
     safetensors: bool
+
+
+def need_safe_parts() -> None:
+    """Raises UsageError where torch would run code from the files of parts that it reads."""
+    if not HAS_SAFE_PARTS:
+        raise UsageError(f"checkpoints in parts (sharded_save=True) need torch 2.6 or later, and this is {torch.__version__}: leave sharded_save out")
 
 
 def files(format: Format, weights: dict[str, State], training: State, is_main: bool) -> tuple[dict[str, Any], divided.Groups | None]:
@@ -39,6 +49,7 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
     saved = folder.read_file(found, "training.pt")
     if "groups" not in saved:
         return saved, [folder.read_file(found, name) for name in saved["weights"]], lambda: None
+    need_safe_parts()
     saved, weights, groups = divided.prepared(saved, contents)
 
     def read() -> None:
