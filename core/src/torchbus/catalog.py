@@ -93,6 +93,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "cpu_offload": "torchbus-sharded",
         "hybrid": "torchbus-sharded",
         "forward_methods": "torchbus-sharded",
+        "param_init_fn": "torchbus-sharded",
         "activation_checkpointing": "torchbus-activation",
     },
     "verb": {

@@ -85,3 +85,21 @@ def test_a_backend_that_can_not_be(backend):
     error = [line for line in result.stderr.splitlines() if "UsageError: " in line]
     assert len(error) == 1 and f"backend='{backend}'" in error[0]
     assert "see `torchbus doctor` for those that are" in error[0] or "use backend='gloo' on CPU" in error[0]
+
+
+META = """
+import torch
+from torchbus import session
+with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
+    lone = torch.nn.Linear(2, 2, device="meta")
+    lone(torch.ones(1, 2, device="meta"))  # nobody trains it
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"))
+    print("made")
+    torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_a_model_on_the_meta_device_is_refused():
+    result = run_script(META)
+    assert result.ok(1) and result.stdout == "made\n"
+    assert "UsageError: Sequential is on the meta device, so its parameters have no values: model.to_empty(device=...)" in result.stderr

@@ -181,12 +181,6 @@ def test_training_a_model_that_is_not_divided_is_refused():
 
 
 @pytest.mark.slow
-def test_a_model_on_the_meta_device_is_refused():
-    result = fails("m = nn.Linear(2, 2, device='meta'); torch.optim.SGD(m.parameters(), 0.1)")
-    assert result.ok(1) and "Linear is on the meta device: give it memory first" in result.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded"])
 def test_lbfgs_is_refused(strategy):
     result = fork_script(HEAD + f"with opened('{strategy}') as s:\n    m = Mlp(); torch.optim.LBFGS(m.parameters())\n")

@@ -22,7 +22,7 @@ from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header
 from torchbus_ddp.loose import average
 from torchbus_ddp.plan import Plan
-from torchbus_ddp.values import Buffers, copy_from_rank0
+from torchbus_ddp.values import Buffers, copy_from_rank0, refuse_meta
 
 if TYPE_CHECKING:
     from torchbus_ddp.strategy import DDP
@@ -72,6 +72,7 @@ class GradientSync:
         new = [parameter for parameter in parameters if id(parameter) not in self._parameters]
         if new:
             models = [model for model in inventory.models_of(new) if not _is_distributed(model)]
+            refuse_meta(new, models)
             owned = [parameter for model in models for parameter in model.parameters()]
             self._add([*new, *owned], models, f"the parameters of {type(optimizer).__name__}" if optimizer else "adopted tensors")
 

@@ -31,7 +31,8 @@ class ReplicaWatch:
     def module_called(self, module: Module, inputs: tuple[Any, ...]) -> None:
         """The first call after a backward has the batch."""
         if not self.input_sum:
-            self.input_sum = sum(_weighted_sum(value.detach()) for value in inputs if isinstance(value, Tensor) and not value.is_complex())
+            tensors = [value.detach() for value in inputs if isinstance(value, Tensor)]
+            self.input_sum = sum(_weighted_sum(value) for value in tensors if not (value.is_complex() or value.is_meta))
 
     def look(self, mean: Sequence[float], sent: Sequence[float]) -> None:
         """Compare what this rank has sent with the mean over ranks; a few times only."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Module
 from torchbus.collectives import all_gather_object
-from torchbus.errors import RanksDiverged
+from torchbus.errors import RanksDiverged, UsageError
 
 CHUNK_BYTES = 64 * 2**20
 
@@ -30,6 +30,17 @@ def copy_from_rank0(tensors: Sequence[Tensor], what: str) -> None:
             )
     for chunk in _chunks([tensor for tensor in tensors if tensor.numel()]):
         broadcast(chunk)
+
+
+def refuse_meta(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:
+    """Raises UsageError: there is nothing that rank 0 could send."""
+    without = {id(tensor) for tensor in tensors if tensor.is_meta}
+    if without:
+        names = [type(model).__name__ for model in models if any(id(parameter) in without for parameter in model.parameters())]
+        raise UsageError(
+            f"{names[0] if names else 'a tensor'} is on the meta device, so its parameters have no values: model.to_empty(device=...) and its "
+            "initialisation come before its optimizer; or use strategy='fsdp', which does both"
+        )
 
 
 def broadcast(tensors: Sequence[Tensor]) -> None:

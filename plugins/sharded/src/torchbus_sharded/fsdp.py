@@ -12,7 +12,9 @@ from torchbus.arguments import expect
 from torchbus.errors import UsageError
 
 from torchbus_sharded import wrapping
+from torchbus_sharded.alone import OneRank
 from torchbus_sharded.engine import forget_earlier_blocks
+from torchbus_sharded.meta import ParamInit
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.sync import ShardedBackward
 
@@ -32,6 +34,8 @@ class FSDP:
         cpu_offload: keep the parts in host memory.
         hybrid: divide over the ranks of a node, replicate over nodes.
         forward_methods: names of methods other than ``forward`` that use parameters, such as ("loss", "generate").
+        param_init_fn: a function that gives the tensors of a module values, called with each module of a model on the meta device that has some
+            of its own; None: the module's reset_parameters().
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
         backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
 
@@ -44,8 +48,8 @@ class FSDP:
 
     def __init__(
         self, *, auto_wrap_policy: wrapping.Policy = "auto", reshard_after_forward: bool | None = None, mixed_precision: str | None = None,
-        cpu_offload: bool = False, hybrid: bool = False, forward_methods: tuple[str, ...] = (), loss_reduction: str = "mean",
-        backend: str | None = None,
+        cpu_offload: bool = False, hybrid: bool = False, forward_methods: tuple[str, ...] = (),
+        param_init_fn: ParamInit | None = None, loss_reduction: str = "mean", backend: str | None = None,
     ) -> None:  # fmt: skip
         wrapping.check(auto_wrap_policy)
         expect("reshard_after_forward", reshard_after_forward, (bool, type(None)), "True, False or None")
@@ -56,12 +60,15 @@ class FSDP:
         if loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum'")
         expect("forward_methods", forward_methods, (tuple, list), "names of methods, such as ('loss',)")
+        if param_init_fn is not None and not callable(param_init_fn):
+            raise UsageError(f"param_init_fn={param_init_fn!r}: it must be a function of a module, or None")
         self.policy = auto_wrap_policy
         self.reshard_after_forward = reshard_after_forward
         self.mixed_precision = mixed_precision
         self.cpu_offload = cpu_offload
         self.hybrid = hybrid
         self.forward_methods = tuple(forward_methods)
+        self.param_init_fn = param_init_fn
         self.loss_reduction = loss_reduction
         self.backend = backend
 
@@ -72,7 +79,9 @@ class FSDP:
     @hookimpl
     def session_start(self, session: Session) -> None:
         if session.world_size == 1:
-            return
+            alone = OneRank(session, self.param_init_fn)
+            session.bus.register(alone, "fsdp.alone")
+            return alone.fill_made_before()
         if not torch.distributed.is_initialized():
             raise UsageError("strategy='fsdp' needs a process group, which torchbus-ddp makes: pip install torchbus-ddp")
         if self.cpu_offload and session.device.type == "cpu":

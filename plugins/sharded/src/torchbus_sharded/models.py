@@ -18,6 +18,7 @@ from torchbus.errors import UsageError
 
 from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.engine import gathered_in, original_class, reduce_late
+from torchbus_sharded.meta import MetaModules
 from torchbus_sharded.moved import empty
 from torchbus_sharded.numbers import read_whole
 from torchbus_sharded.optimizers import Optimizers
@@ -102,11 +103,15 @@ class ShardedModels:
         """Rank 0's values, in parts. All ranks come here alike."""
         if model in self._models or not _can_be_divided(model):
             return
+        on_meta = MetaModules(model, self._strategy.param_init_fn)
         self.agreement.meet(f"dividing {type(model).__name__}, model {len(self._models) + 1}: {sum(p.numel() for p in model.parameters())} numbers")
         for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.data, 0)
+            if not tensor.is_meta:
+                dist.broadcast(tensor.data, 0)
         before = named(model)
         self._models[model] = self._shard(model)
+        if on_meta:
+            self._fill(model, on_meta)
         self._hook(model)
         after = named(model)
         self._replaced |= {id(before[name]): after[name] for name in before}
@@ -130,6 +135,12 @@ class ShardedModels:
             if hasattr(model, name):
                 self.passes.surround(model, name, len(self._models) + 1)
         return len(parts) + 1
+
+    def _fill(self, model: Module, on_meta: MetaModules) -> None:
+        """What the modules draw is drawn from the stream that all ranks have in common, whole, as one process would."""
+        device = self._session.device
+        with self._session.random.order():
+            on_meta.fill(device, torch.device("cpu") if self._strategy.cpu_offload else device, lambda tensor: dist.broadcast(tensor, 0))
 
     def _hook(self, model: Module) -> None:
         stack = self._session.on_close
@@ -182,8 +193,6 @@ def _can_be_divided(model: Module) -> bool:
     sparse = next((path for path, part in model.named_modules() if getattr(part, "sparse", False)), None)
     if sparse is not None:
         raise UsageError(f"{type(model).__name__}.{sparse} has sparse gradients, which strategy='fsdp' can't divide: use sparse=False, or 'ddp'")
-    if any(tensor.is_meta for tensor in model.parameters()):
-        raise UsageError(f"{type(model).__name__} is on the meta device: give it memory first, model.to_empty(device=...) and its initialisation")
     return True
 
 

@@ -19,7 +19,7 @@ class WholeModels:
         self._sums: list[float] = []
 
     def add(self, model: Module) -> None:
-        if model not in self._models:
+        if model not in self._models and not any(parameter.is_meta for parameter in model.parameters()):
             self._models[model] = len(self._sums)
             self._sums.append(_sum(model))
 

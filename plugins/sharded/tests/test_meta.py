@@ -1,0 +1,228 @@
+"""Models that are made on the meta device: values as in one process, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from torchbus import session
+from torchbus.errors import UsageError
+from torchbus.testing import run_script
+
+HEAD = """
+import json, torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torchbus import session
+torch.set_default_dtype(torch.float64)
+found = {}
+
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("angles", torch.arange(5.0), persistent=False)
+        self.register_buffer("order", torch.arange(5))
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def reset_parameters(self):
+        self.angles = torch.arange(5.0) / 5
+        self.order.copy_(torch.arange(5))
+        self.gain.data.uniform_(0.5, 1.0)  # as many people write it
+
+    def forward(self, x):
+        return x * self.gain + self.angles[self.order]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 5, padding_idx=3), nn.Linear(5, 7, bias=False)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(5, 5), nn.LayerNorm(5), Rotary()) for _ in range(2)])
+        self.norm = nn.BatchNorm1d(5).eval()
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(self.norm(self.blocks(self.embed(x))))
+
+def steps(model, optimizer, mine=slice(None)):
+    for x in torch.randint(7, (3, 12), generator=torch.Generator().manual_seed(1)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[mine]), x[mine]).backward()
+        optimizer.step()
+    return numbers(model)
+
+def numbers(model):
+    buffers = [value.reshape(-1) for value in model.buffers()]
+    return torch.cat([value.double().reshape(-1) for value in [*model.state_dict().values(), *buffers]])
+
+def made(make=Net, then=lambda model: torch.optim.Adam(model.parameters(), lr=0.1)):
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = make()
+    return model, then(model)
+
+def alone():
+    model, _ = made(then=lambda model: None)
+    model.to_empty(device="cpu")
+    model.out.weight = model.embed.weight
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model.eval()
+
+def opened(ranks=2, **options):
+    return session(strategy="fsdp", devices=ranks, accelerator="cpu", launch="fork", replace_sampler=False, **options)
+
+def part(s):
+    each = 12 // s.world_size
+    return slice(each * s.rank, each * s.rank + each)
+
+def apart(ours, alone):
+    return float((ours - alone).abs().max() / alone.abs().max())
+"""
+VALUES = HEAD + """
+model = alone()
+first, drawn_next = numbers(model), torch.rand(3)
+trained = steps(model, torch.optim.Adam(model.parameters(), lr=0.1))
+del model
+for ranks in RANKS:
+    with opened(ranks) as s:
+        model, optimizer = made()
+        model.eval()
+        found[f"first {ranks}"] = [numbers(model).equal(first), torch.rand(3).equal(drawn_next)]
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        found[f"held {ranks}"] = held == {id(one) for one in model.parameters()} and model.out.weight is model.embed.weight
+        found[f"kept {ranks}"] = [one.to_local().untyped_storage().nbytes() / (one.numel() * 8) for one in model.parameters() if ranks > 1]
+        trained_here = steps(model, optimizer, part(s))
+        found[f"trained {ranks}"] = [apart(numbers, trained) for numbers in s.all_gather(trained_here)]
+        with torch.device("meta"):
+            pair = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        halves = [torch.optim.SGD(half, lr=0.1) for half in [list(one.parameters()) for one in pair]]
+        held = [id(one) for half in halves for one in half.param_groups[0]["params"]]
+        found[f"lists made before {ranks}"] = held == [id(one) for one in pair.parameters()]
+"""
+
+
+def facts(source: str, **replaced: Any) -> dict[str, Any]:
+    head = "".join(f"{name} = {value!r}\n" for name, value in replaced.items())
+    result = run_script(f"{head}{source}\nprint(json.dumps(found))\n", timeout_s=110)
+    assert result.ok()
+    return dict(json.loads(result.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("ranks", [[1, 2], pytest.param([3], marks=pytest.mark.slow)])
+def test_the_values_are_those_of_one_process(ranks: list[int]):
+    found = facts(VALUES, RANKS=ranks)
+    for count in ranks:
+        assert found[f"first {count}"] == [True, True] and found[f"held {count}"]
+        assert found[f"lists made before {count}"]
+        assert len(found[f"trained {count}"]) == count and max(found[f"trained {count}"]) < 1e-9
+    if 2 in ranks:
+        assert found["kept 2"] == pytest.approx([4 / 7, 3 / 5, 3 / 5, 3 / 5, 3 / 5, 1.0, 3 / 5, 3 / 5, 3 / 5, 3 / 5, 1.0, 3 / 5, 3 / 5])
+
+
+WAYS = HEAD + """
+def one_module_at_a_time(module):
+    whole = [name for name, one in model.named_parameters() if not (one.is_meta or isinstance(one, DTensor))]
+    own = [name for name, one in module.named_parameters(recurse=False)]
+    seen.append(len(whole) <= 1 + len(own) and len(own) > 0)
+    for one in module.parameters(recurse=False):
+        one.fill_(len(seen))
+
+with opened(param_init_fn=one_module_at_a_time) as s:
+    seen = []
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(3)])
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    found["at a time"] = s.all_gather_object([seen, [float(one[0]) for one in model.state_dict().values() if one.dim() == 1]])
+
+model = alone()
+expected, whole = numbers(model), {name: value.clone() for name, value in model.state_dict().items()}
+trained = steps(model, torch.optim.Adam(model.parameters(), lr=0.1))
+def leave_to_the_checkpoint(module):
+    if isinstance(module, Rotary):
+        module.reset_parameters()
+
+for name, options in {"loaded": {}, "left and loaded": {"param_init_fn": leave_to_the_checkpoint}}.items():
+    with opened(**options) as s:
+        model, optimizer = made()
+        model.eval()
+        torch.manual_seed(5)
+        found[f"{name} before"] = bool(model.state_dict()["embed.weight"].isnan().all())
+        model.load_state_dict(whole)
+        found[name] = [numbers(model).equal(expected), apart(steps(model, optimizer, part(s)), trained)]
+model, optimizer = made()
+model.eval()
+with opened() as s:
+    found["made before the block"] = [numbers(model).equal(expected), apart(steps(model, optimizer, part(s)), trained)]
+found["after"] = [type(one) is nn.Parameter and not one.is_meta for one in model.parameters()]
+"""
+
+
+@pytest.fixture(scope="module")
+def ways() -> dict[str, Any]:
+    return facts(WAYS)
+
+
+@pytest.mark.slow
+def test_no_rank_has_more_than_one_module_whole(ways: dict[str, Any]):
+    """By the function that is given: it gets each module that has something of its own, in order."""
+    assert ways["at a time"] == [[[True] * 3, [1.0, 2.0, 3.0]]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["loaded", "left and loaded"])
+def test_a_state_dict_may_be_loaded(ways: dict[str, Any], case: str):
+    same, difference = ways[case]
+    assert same and difference < 1e-9 and ways[f"{case} before"] is (case == "left and loaded")
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_was_made_before_holds_the_parts(ways: dict[str, Any]):
+    same, difference = ways["made before the block"]
+    assert same and difference < 1e-9 and ways["after"] == [True] * len(ways["after"])
+
+
+REFUSED = {
+    "nobody knows": (
+        "Own.reset_parameters = None; del Own.reset_parameters",
+        "",
+        "Sequential.1 (Own) has weight, mask on the meta device and has no reset_parameters(): give it reset_parameters(), or say param_init_fn=...",
+    ),
+    "a buffer is left": (
+        "Own.reset_parameters = lambda self: self.weight.fill_(1.0)",
+        "",
+        "Sequential.1 (Own) has mask on the meta device, and its reset_parameters() gives it no values: give it reset_parameters()",
+    ),
+    "a parameter is left": (
+        "Own.reset_parameters = lambda self: self.mask.fill_(True)",
+        "",
+        "Sequential.1 (Own) has weight on the meta device, and its reset_parameters() gives it no values",
+    ),
+    "the function leaves what no state_dict has": (
+        "",
+        "param_init_fn=lambda module: None",
+        "Sequential.1 (Own) has mask on the meta device, and param_init_fn gives it no values",
+    ),
+}
+OWN = """
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+        self.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
+"""
+
+
+@pytest.mark.parametrize("case", [name if name == "a buffer is left" else pytest.param(name, marks=pytest.mark.slow) for name in REFUSED])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_refused(case: str, ranks: int):
+    change, options, words = REFUSED[case]
+    body = f"{HEAD}{OWN}{change}\nwith opened({ranks}, {options}) as s:\n    made(lambda: nn.Sequential(nn.Linear(2, 2), Own()))\n"
+    result = run_script(body, timeout_s=60)
+    assert result.ok(1) and f"UsageError: {words}" in result.stderr
+
+
+def test_a_function_that_is_none():
+    with pytest.raises(UsageError, match="param_init_fn='ones': it must be a function of a module, or None"):
+        session(strategy="fsdp", param_init_fn="ones")
