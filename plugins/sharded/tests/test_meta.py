@@ -121,6 +121,37 @@ def test_the_values_are_those_of_one_process(ranks: list[int]):
         assert found["kept 2"] == pytest.approx([4 / 7, 3 / 5, 3 / 5, 3 / 5, 3 / 5, 1.0, 3 / 5, 3 / 5, 3 / 5, 3 / 5, 1.0, 3 / 5, 3 / 5])
 
 
+NESTED = HEAD + """
+class Nest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+
+    def reset_parameters(self):
+        nn.init.uniform_(self.scale)
+        self.inner.reset_parameters()
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.nest, self.layer = Nest(), nn.TransformerEncoderLayer(6, 2, 8)
+
+for ranks in (1, 2):
+    with opened(ranks) as s:
+        model, _ = made(Both)
+        found[str(ranks)] = [*numbers(model).tolist(), float(torch.rand(1))]
+"""
+
+
+@pytest.mark.slow
+def test_a_module_that_initialises_its_parts_too():
+    """And torch's attention, whose method has another name: at any number of ranks alike, without a word from torch."""
+    result = run_script(f"import warnings; warnings.simplefilter('error')\n{NESTED}\nprint(json.dumps(found))\n")
+    assert result.ok()
+    found = json.loads(result.stdout)
+    assert found["1"] == found["2"] and not any(number != number for number in found["1"])
+
+
 WAYS = HEAD + """
 def one_module_at_a_time(module):
     whole = [name for name, one in model.named_parameters() if not (one.is_meta or isinstance(one, DTensor))]

@@ -37,8 +37,10 @@ class MetaModules:
 
     def fill(self, device: torch.device, parts_on: torch.device, share: Callable[[Tensor], object]) -> None:
         """All ranks call it alike. ``share`` gives a tensor rank 0's values."""
-        for path, module, names in self._waiting:
-            held = {name: module._parameters[name] for name in names if name in module._parameters}
+        parameters = [{name: module._parameters[name] for name in names if name in module._parameters} for _, module, names in self._waiting]
+        for (_, module, _), held in zip(self._waiting, parameters, strict=True):
+            _put(module, {name: _without_memory(tensor) for name, tensor in held.items()})
+        for (path, module, names), held in zip(self._waiting, parameters, strict=True):
             blank = {name: _blank(getattr(module, name), device) for name in names}
             _put(module, blank)
             self._initialise(path, module, blank)
@@ -86,6 +88,11 @@ def _on_meta(module: Module) -> list[str]:
 def _put(module: Module, tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         (module._parameters if name in module._parameters else module._buffers)[name] = tensor  # type: ignore[assignment]
+
+
+def _without_memory(tensor: Any) -> nn.Parameter:
+    """For a module that initialises its parts, too: nothing is drawn for these, which a divided tensor would do."""
+    return nn.Parameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), requires_grad=tensor.requires_grad)
 
 
 def _blank(tensor: Tensor, device: torch.device) -> Tensor:
