@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl, inventory
@@ -25,6 +24,7 @@ from torchbus_sharded.optimizers import Optimizers
 from torchbus_sharded.passes import Passes
 from torchbus_sharded.reached import Reached
 from torchbus_sharded.refusals import refuse_copies, refuse_derivatives, translate
+from torchbus_sharded.states import divided_states, whole_states
 from torchbus_sharded.swap import named, swap
 from torchbus_sharded.undo import make_whole
 from torchbus_sharded.whole import WholeModels
@@ -147,8 +147,8 @@ class ShardedModels:
         self.passes.add(model, len(self._models))
         stack.callback(refuse_copies(model))
         stack.callback(model.register_state_dict_pre_hook(self._meet_to_gather).remove)
-        stack.callback(model.register_state_dict_post_hook(_whole(self._session)).remove)
-        stack.callback(model.register_load_state_dict_pre_hook(_divided).remove)
+        stack.callback(model.register_state_dict_post_hook(whole_states(self._session)).remove)
+        stack.callback(model.register_load_state_dict_pre_hook(divided_states).remove)
 
     @hookimpl(trylast=True)
     def session_end(self, error: BaseException | None) -> None:
@@ -194,24 +194,3 @@ def _can_be_divided(model: Module) -> bool:
     if sparse is not None:
         raise UsageError(f"{type(model).__name__}.{sparse} has sparse gradients, which strategy='fsdp' can't divide: use sparse=False, or 'ddp'")
     return True
-
-
-def _whole(session: Session) -> Callable[..., None]:
-    """``model.state_dict()`` has whole tensors, on all ranks. All of them call it."""
-
-    def gather(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        for name, value in state.items() if session.gathers_states else ():
-            if isinstance(value, DTensor):
-                state[name] = value.full_tensor()
-
-    return gather
-
-
-@torch.no_grad()
-def _divided(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """``model.load_state_dict`` takes whole tensors, the same on all ranks."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    for name, value in list(state.items()):
-        mine = own.get(name.removeprefix(prefix))
-        if isinstance(mine, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
-            state[name] = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)

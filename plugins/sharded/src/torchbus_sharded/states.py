@@ -1,0 +1,33 @@
+"""Hooks by which a divided model's ``state_dict()`` is whole, and takes whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn import Module
+from torchbus import Session
+
+
+def whole_states(session: Session) -> Callable[..., None]:
+    """``model.state_dict()`` has whole tensors, on all ranks. All of them call it."""
+
+    def gather(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name, value in state.items() if session.gathers_states else ():
+            if isinstance(value, DTensor):
+                state[name] = value.full_tensor()
+
+    return gather
+
+
+@torch.no_grad()
+def divided_states(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """``model.load_state_dict`` takes whole tensors, the same on all ranks."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in list(state.items()):
+        mine = own.get(name.removeprefix(prefix))
+        if isinstance(mine, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
+            state[name] = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)
