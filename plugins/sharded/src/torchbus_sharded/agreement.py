@@ -51,10 +51,9 @@ class Agreement:
         if self._numbers.tolist() != [mine, -mine]:
             self._raise(what)
 
-    def total(self, numbers: Tensor) -> Tensor:
-        """The sum over ranks of a tensor on the CPU, in place."""
-        dist.all_reduce(numbers, group=self._group)
-        return numbers
+    def total(self, numbers: Tensor) -> Any:
+        """Add up a tensor on the CPU over ranks, in place: it is done once ``wait()`` of what is returned has come back."""
+        return dist.all_reduce(numbers, group=self._group, async_op=True)
 
     def _forget(self) -> None:
         """A process that is forked later and collects this garbage would wait for the group's threads, which it does not have."""

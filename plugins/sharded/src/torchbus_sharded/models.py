@@ -82,7 +82,7 @@ class ShardedModels:
         for model in self._models:
             reduce_late(model)
         self.passes.end()
-        reached.settle(self.agreement, counts)
+        reached.ask(self.agreement, counts)
 
     def share_buffers(self) -> None:
         """Rank 0's, on all ranks, in one broadcast for each dtype. All ranks call it."""

@@ -15,7 +15,7 @@ from torchbus_sharded.engine import original_class, pairs_in
 
 
 class Reached:
-    """From before a backward until after it."""
+    """From before a backward until after it: the ranks tell each other while the loss and the buffers are on their way."""
 
     def __init__(self, models: Iterable[Module]) -> None:
         self._models = [(original_class(model).__name__, pairs_in(model)) for model in models]
@@ -25,19 +25,24 @@ class Reached:
             _watch(pair)
             pair.torchbus_reached = False
 
-    def settle(self, agreement: Agreement, counts: bool) -> None:
-        """A gradient is None where no rank has made one that ``counts``: not one of samples that it had before.
+    def ask(self, agreement: Agreement, counts: bool) -> None:
+        """Tell the other ranks. ``counts``: the gradients of this rank are not of samples that it had before."""
+        mine = [any(pair.torchbus_reached for pair in pairs) for _, pairs in self._models]
+        made = [counts and pair.torchbus_reached for pair in self._pairs]
+        self._told = torch.tensor([*mine, *made], dtype=torch.int32)
+        self._work = agreement.total(self._told)
+
+    def settle(self) -> None:
+        """After ``ask``. A gradient is None where no rank has made one that counts.
 
         Raises RanksDiverged, on all ranks, where some have reached a model and some not.
         """
-        mine = [any(pair.torchbus_reached for pair in pairs) for _, pairs in self._models]
-        made = [counts and pair.torchbus_reached for pair in self._pairs]
-        told = agreement.total(torch.tensor([*mine, *made], dtype=torch.int32)).tolist()
-        ranks = torch.distributed.get_world_size()
+        self._work.wait()
+        told, ranks = self._told.tolist(), torch.distributed.get_world_size()
         for (name, _), count in zip(self._models, told, strict=False):
             if 0 < count < ranks:
                 raise RanksDiverged(f"backward reached {name} on {count} of {ranks} ranks. {REMEDY}")
-        for pair, count, had_none in zip(self._pairs, told[len(mine) :], self._had_none, strict=True):
+        for pair, count, had_none in zip(self._pairs, told[len(self._models) :], self._had_none, strict=True):
             if not count and had_none:
                 pair.sharded_param.grad = None
 

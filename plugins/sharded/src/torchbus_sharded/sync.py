@@ -44,6 +44,7 @@ class ShardedBackward:
         if loss is not None and loss.dim() == 0 and not loss.is_leaf and not loss._is_view() and not call.retain_graph:
             loss.data.copy_(self._mean(loss, weight))
         self._models.share_buffers()
+        reached.settle()
         self._models.whole.refuse_gradients()
         self._job.waiting = None
         self._job.backwards += 1
