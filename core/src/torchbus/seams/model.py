@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,16 @@ EVENTS = ("model_found",)
 
 def install(bus: Bus) -> Callable[[], None]:
     """The hook costs about a microsecond per module call: it goes once the models are known (``Seams.retire``)."""
-    known: dict[int, Module] = {}
+    known: dict[int, weakref.ref[Module]] = {}  # no longer than the loop keeps them: a loop may make a model per round
+
+    def remembered(module: Module) -> weakref.ref[Module]:
+        key = id(module)
+        return weakref.ref(module, lambda _: known.pop(key, None))
 
     def first_call(module: Module, inputs: Any) -> None:
         if id(module) in known or detect_fake_mode() is not None:  # torch.compile of an older torch calls its copies
             return
-        known.update((id(part), part) for part in module.modules())
+        known.update((id(part), remembered(part)) for part in module.modules())
         bus.hook.model_found(model=module, calling=True)
 
     return register_module_forward_pre_hook(first_call).remove

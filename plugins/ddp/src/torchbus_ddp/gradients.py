@@ -78,7 +78,7 @@ class GradientSync:
 
     @hookimpl
     def model_found(self, model: Module) -> None:
-        known = all(id(parameter) in self._parameters or parameter.is_meta for parameter in model.parameters())
+        known = all(id(parameter) in self._parameters or parameter.is_meta for parameter in model.parameters())  # meta: to count with
         if known or not self._session.captures(model) or _is_distributed(model) or (self._job.backwards and not _trains(model)):
             return
         self._add(list(model.parameters()), [model], type(model).__name__)

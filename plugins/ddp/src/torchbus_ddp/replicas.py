@@ -31,8 +31,7 @@ class ReplicaWatch:
     def module_called(self, module: Module, inputs: tuple[Any, ...]) -> None:
         """The first call after a backward has the batch."""
         if not self.input_sum:
-            tensors = [value.detach() for value in inputs if isinstance(value, Tensor)]
-            self.input_sum = sum(_weighted_sum(value) for value in tensors if not (value.is_complex() or value.is_meta))
+            self.input_sum = sum(_weighted_sum(value.detach()) for value in inputs if isinstance(value, Tensor))
 
     def look(self, mean: Sequence[float], sent: Sequence[float]) -> None:
         """Compare what this rank has sent with the mean over ranks; a few times only."""
@@ -56,9 +55,15 @@ class ReplicaWatch:
 
 
 def _weighted_sum(values: Tensor) -> float:
-    """Weighted by place: one-hot rows have equal sums."""
-    flat = values.reshape(-1).double()
-    return float((flat * torch.arange(1, flat.numel() + 1, device=flat.device)).mean()) if flat.numel() else 0.0
+    """Weighted by place: one-hot rows have equal sums. 0.0 for what has no numbers in rows (sparse and nested tensors) or
+    none that can be read (meta tensors, inside vmap): this is a look, and must not stop a loop."""
+    if values.is_complex() or values.is_nested or values.layout != torch.strided:
+        return 0.0
+    try:
+        flat = values.reshape(-1).double()
+        return float((flat * torch.arange(1, flat.numel() + 1, device=flat.device)).mean()) if flat.numel() else 0.0
+    except (RuntimeError, NotImplementedError):
+        return 0.0
 
 
 def _equal(mean: float, own: float) -> bool:

@@ -39,6 +39,10 @@ class Feeding:
             self._now.append(weakref.ref(loader))
         self._weights[id(loader)] = share.weight
 
+    def leave(self, loader: DataLoader[Any]) -> None:
+        """It has come to its end and fed no backward: its last batch has no part in the next step."""
+        self._weights.pop(id(loader), None)
+
     def backward(self) -> None:
         """The loop calls ``backward``."""
         if not self._now:

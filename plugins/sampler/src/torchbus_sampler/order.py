@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torchbus.random_streams import RandomStreams
 from torchbus.share import Share
 
 from torchbus_sampler.shares import share_out
 
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+CHOICES = ("indices", "idxs", "indexs", "indexes", "idx")  # what a part of a data set calls the samples that it holds
 
 
 class DividedOrder:
@@ -26,7 +27,15 @@ class DividedOrder:
     """
 
     def __init__(
-        self, inner: Iterable[Any], rank: int, num_ranks: int, batches_per_step: int, batched: bool, random: RandomStreams, pad: bool = True
+        self,
+        inner: Iterable[Any],
+        rank: int,
+        num_ranks: int,
+        batches_per_step: int,
+        batched: bool,
+        random: RandomStreams,
+        pad: bool = True,
+        dataset: Any = None,
     ) -> None:
         self._inner = inner
         self._rank = rank
@@ -35,12 +44,13 @@ class DividedOrder:
         self._batched = batched
         self._random = random
         self._pad = pad
+        self._dataset = dataset
         self._single = False  # whether the user's sampler draws one index at a time, not batches of them
         self.pending: deque[Share] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         self.pending.clear()
-        position = 0
+        position = chosen(self._dataset)
         last: list[Any] = []
         for batches in self._steps():
             shares = share_out(batches, self._num_ranks, self._batch_size(), 1 if self._single else 2)
@@ -96,6 +106,21 @@ def steps_in(inner: Iterable[Any], num_ranks: int, batches_per_step: int) -> int
     batches = len(inner)  # type: ignore[arg-type]
     whole, rest = divmod(batches, batches_per_step)
     return whole + bool(rest and not getattr(inner, "drop_last", False))
+
+
+def chosen(dataset: Any) -> int:
+    """A checksum of which samples a part of a data set holds (``Subset``, and classes of scripts like it), 0 if it is
+    whole. One order means other samples on ranks that have chosen other parts."""
+    number = 0
+    while isinstance(dataset, Dataset):
+        held = getattr(dataset, "__dict__", {})
+        for name in CHOICES:
+            indices: Any = held.get(name)
+            indices = indices.tolist() if hasattr(indices, "tolist") else indices
+            if isinstance(indices, list | tuple | range) and hasattr(dataset, "__len__") and len(indices) == len(dataset):
+                number = digest(list(indices), number)
+        dataset = held.get("dataset")
+    return number
 
 
 def digest(indices: list[Any], before: int) -> int:

@@ -139,7 +139,7 @@ class Divider:
         """This rank's share; in evaluation all of it, drawn from the same random stream."""
         batched, pad = loader._auto_collation, not decision.evaluation
         part, parts, batches = (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
-        order = DividedOrder(loader._index_sampler, part, parts, batches, batched, self._session.random, pad)
+        order = DividedOrder(loader._index_sampler, part, parts, batches, batched, self._session.random, pad, loader.dataset)
         return {"batch_sampler" if batched else "sampler": order}
 
     def _stream(self, loader: DataLoader[Any]) -> dict[str, Any]:
@@ -203,6 +203,7 @@ class Divider:
         decision = self._decisions.get(loader)
         if decision is None or not decision.divide or decision.evaluation or loader in self._feeding:
             return
+        self._feeding.leave(loader)
         self._say_unfed(loader)
 
     @hookimpl
@@ -242,7 +243,8 @@ class Divider:
         """Models that an optimizer trains: a transform or a loss made of modules may stay in training mode for ever."""
         if self._trained and not self._models:
             self._models = weakref.WeakSet(inventory.models_of(self._trained))
-        return list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
+        others = list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
+        return [model for model in others if not inventory.is_internal(model)]
 
 
 def _unpack(batch: Any, order: Pass | None) -> tuple[Share, Any]:
