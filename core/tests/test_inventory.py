@@ -1,8 +1,11 @@
 """Which objects there are."""
 
+import gc
 import sys
 import threading
+import time
 
+import pytest
 from torch.nn import Linear, Module
 from torch.optim import SGD, Optimizer
 from torchbus import inventory
@@ -26,7 +29,22 @@ def test_proxies_are_not_asked_for_their_class():
     assert all(found is not proxy for found in inventory.alive(Module))
 
 
-def test_other_threads_never_see_objects_held_by_the_search():
+@pytest.fixture
+def busy_collector():
+    """Collections come at nearly every new object, and run Python code, in which threads take turns."""
+
+    def work(phase, info):
+        time.sleep(0)
+
+    often, usual = (1, 1000, 1000), gc.get_threshold()
+    gc.callbacks.append(work)
+    gc.set_threshold(*often)
+    yield
+    gc.set_threshold(*usual)
+    gc.callbacks.remove(work)
+
+
+def test_other_threads_never_see_objects_held_by_the_search(busy_collector):
     thing, counts, done = [], set(), threading.Event()
 
     def watch():
@@ -35,7 +53,7 @@ def test_other_threads_never_see_objects_held_by_the_search():
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    for _ in range(20):
+    for _ in range(5):
         inventory.alive(Module)
     done.set()
     watcher.join()

@@ -20,9 +20,16 @@ T = TypeVar("T")
 def alive(kind: type[T]) -> list[T]:
     """All objects of a class that the garbage collector knows."""
     # All in one call of C, which keeps the GIL: else a thread of gloo could give up a tensor that is in the list, of which torch 2.4 warns.
-    listed = chain.from_iterable(map(gc.get_objects, (None,)))
-    twice = chain.from_iterable(map(repeat, listed, repeat(2)))
-    return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))  # isinstance would ask proxies
+    # A collection would run Python code in the midst of it, that of gc.callbacks.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        listed = chain.from_iterable(map(gc.get_objects, (None,)))
+        twice = chain.from_iterable(map(repeat, listed, repeat(2)))
+        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))  # isinstance would ask proxies
+    finally:
+        if collects:
+            gc.enable()
 
 
 def models_of(parameters: Iterable[Tensor]) -> list[Module]:
