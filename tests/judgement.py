@@ -70,7 +70,7 @@ def judge_numbers(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
 
 
 def chosen(loop: Loop, record: dict[str, Any]) -> Facts:
-    facts: Facts = record["facts"]
+    facts: Facts = {name: value for name, value in record["facts"].items() if not (loop.own and re.search(loop.own, name))}
     return facts | {name: record["values"].get(name) for name in loop.values}
 
 

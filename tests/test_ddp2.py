@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torchbus.testing import start, write_script
+from torchbus.testing import Result, start, write_script
 
 LOOP = """
 import json, sys, torch
@@ -55,6 +55,15 @@ if s.is_main:
     print(json.dumps([float((ours - alone).abs().max() / alone.abs().max()), [o.equal(ours) for o in others], text]))
 """
 
+OWN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+with session(strategy="ddp2", accelerator="cpu"):
+    for x, in DataLoader(TensorDataset(torch.randn(32, 6)), 8):
+        torch.optim.SGD([x.clone().requires_grad_()], lr=0.1)
+"""
+
 
 def environment(nodes: list[int], rank: int, address: str, port: int) -> dict[str, str]:
     """What a launcher tells one rank."""
@@ -65,16 +74,21 @@ def environment(nodes: list[int], rank: int, address: str, port: int) -> dict[st
 
 def run_nodes(nodes: list[int], folder: Path, address: str = "127.0.0.1", prefixes: dict[int, list[str]] | None = None) -> list[object]:
     """What rank 0 prints; ``prefixes`` is a command to run the ranks of a node under."""
-    script, port = str(write_script(folder, LOOP)), free_port()
+    results = run_ranks(LOOP, nodes, folder, address, prefixes)
+    assert all(result.ok() for result in results)
+    return list(results[0].json())
+
+
+def run_ranks(loop: str, nodes: list[int], folder: Path, address: str = "127.0.0.1", prefixes: dict[int, list[str]] | None = None) -> list[Result]:
+    """What each rank did."""
+    script, port = str(write_script(folder, loop)), free_port()
     with contextlib.ExitStack() as stack:
         running = []
         for rank in range(sum(nodes)):
             env = environment(nodes, rank, address, port)
             command = [*(prefixes or {}).get(int(env["GROUP_RANK"]), []), sys.executable, script]
             running.append(stack.enter_context(start(command, env=env)))
-        results = [script.wait(110) for script in running]
-    assert all(result.ok() for result in results)
-    return list(results[0].json())
+        return [script.wait(110) for script in running]
 
 
 def free_port() -> int:
@@ -117,3 +131,9 @@ def hosts() -> Iterator[dict[int, list[str]]]:
 def test_ddp2_on_two_hosts(hosts, tmp_path):
     difference, ranks_agree, _ = run_nodes([2, 2], tmp_path, "10.77.0.1", hosts)
     assert difference < 1e-9 and all(ranks_agree)
+
+
+def test_an_optimizer_over_the_samples_of_a_node_is_refused(tmp_path: Path) -> None:
+    results = run_ranks(OWN, [2, 2], tmp_path)
+    assert all(result.status for result in results)
+    assert "SGD: a tensor of shape (8, 6) belongs to the samples of a batch, of which under this strategy each rank" in results[0].stderr

@@ -40,11 +40,19 @@ def test_streams() -> None:
         net.eval()
         found["eval mode"] = s.all_gather_object(draws())
         net.train()
+        net.eval()
+        found["at once"] = s.all_gather_object(draws())
+        epoch()
+        net.eval()
+        found["later"] = s.all_gather_object(draws())
+        net.train()
         found["again"] = s.all_gather_object(draws())
     """
     )
-    for alike in ("initial", "evaluation", "eval mode"):
+    for alike in ("initial", "evaluation", "eval mode", "later"):
         assert found[alike][0] == found[alike][1], alike
+    assert found["at once"] == found["eval mode"]
+    assert all(len({found[when][0][kind] for when in ("evaluation", "eval mode", "later")}) == 3 for kind in range(3))
     for apart in ("training", "again"):
         assert all(a != b for a, b in zip(*found[apart], strict=True)), apart
 

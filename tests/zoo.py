@@ -33,6 +33,8 @@ class Loop:
     """Names in the script whose final values belong to (a) and (b)."""
     distinct: tuple[str, ...] = ()
     """Names whose final values must differ between ranks: what each drew for itself."""
+    own: str = ""
+    """A regular expression for the optimizers' facts that belong to the samples of each rank, and are not compared."""
     whole: tuple[str, ...] = ()
     """Data sets that are evaluated with gradients enabled and so look like training to the ledger."""
     said: str = ""
@@ -177,6 +179,7 @@ ZOO = [
         why="a loader that has trained stays divided, so that the accuracy printed for it is this rank's",
     ),
     Loop("meta_learning"),
+    Loop("perturbed_samples", own=r"optimizer(?!1\.)", said="so is taken for this rank.s own", why="perturbations differ"),
     # What scripts from public repositories taught (docs/corpus.md).
     Loop("save_open_file"),
     Loop("worker_pool"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,13 +15,15 @@ class RandomStreams:
     """Until ``split`` there is one stream, the process's own generators (torch, CUDA, ``random``, NumPy if imported).
 
     From then on there are three: "order", from which the order of data is drawn, equal on all ranks; "own", this
-    rank's, for training; and "evaluation", which begins each time where "order" stands and leaves it there, so that
-    evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data.
+    rank's, for training; and "evaluation", which is derived each time from where "order" and ``clock`` stand, and leaves it
+    there, so that evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data.
+    ``clock`` is a number that is equal on all ranks at the same place of the loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = int) -> None:
         self._states: dict[str, dict[str, Any]] = {}
         self._current = "order"
+        self._clock = clock
 
     @property
     def current(self) -> str:
@@ -49,6 +51,8 @@ class RandomStreams:
         if self._current != "evaluation":
             self._states[self._current] = read()
         write(self._states["order" if stream == "evaluation" else stream])
+        if stream == "evaluation":
+            seed(int(torch.randint(2**62, (2,))[1]) + self._clock())
         self._current = stream
 
     def state(self) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Session:
         self.job: Job | None = None
         self.bus = Bus()
         self.seams = Seams(self.bus)
-        self.random = RandomStreams()
+        self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
         self.share = Share()
         self.frame: FrameType | None = None
         self.on_close = ExitStack()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torchbus import hookspec
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed import Store
     from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
     from torchbus import Session
 
 
@@ -33,3 +34,9 @@ def configure_ddp(session: Session, module: nn.Module, options: dict[str, Any]) 
 def parameters_may_differ(session: Session) -> bool | None:
     """Whether ranks step by themselves for a while, so that parameters are not the same on all of them at every backward (local SGD).
     Asked once per session. Without an answer a parameter that differs between ranks is an error."""
+
+
+@hookspec
+def own_tensors(optimizer: Optimizer, tensors: list[Tensor]) -> None:
+    """Some of an optimizer's tensors belong to the samples of this rank (a perturbation of its batch): they are not the same on all ranks,
+    and nothing is sent for them. Comes before ``parameters_added`` is heard by others."""

@@ -6,23 +6,21 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.seams.backward import BackwardCall, as_list
 
 from torchbus_ddp import double, header, hooks, reductions
-from torchbus_ddp.batchnorm import convert
 from torchbus_ddp.check import Facts, HeaderCheck, refuse_unlike
 from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header
 from torchbus_ddp.loose import average
 from torchbus_ddp.plan import Plan
-from torchbus_ddp.values import Buffers, copy_from_rank0, refuse_meta
+from torchbus_ddp.trained import Trained
+from torchbus_ddp.values import Buffers
 
 if TYPE_CHECKING:
     from torchbus_ddp.strategy import DDP
@@ -35,85 +33,49 @@ NOT_DIVIDED = (
 
 
 class GradientSync:
-    """Knows the trained parameters and owns ``backward``."""
+    """Owns ``backward``."""
 
     def __init__(self, session: Session, strategy: DDP) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job
         self._strategy = strategy
-        self._parameters: dict[int, Any] = {}
-        self._models: list[weakref.ref[Module]] = []
+        self.trained = Trained(session, strategy.sync_batchnorm, self._forget)
         self._plans: dict[tuple[bool, ...], Plan] = {}
         self._buffers = Buffers([])
         self._steps = 0
         self._loss_note = ""
         self._quiet_backwards = 0
-        self._optimizers: list[int] = []
-        self._holders: dict[int, set[int]] = {}
         self._local: set[int] = set()
         self._synced_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._check = HeaderCheck(session, self._facts, strategy.make_watch(session))
+        session.bus.register(self.trained, f"{strategy.name}.trained")
         session.on_close.callback(self._drop_plans)
 
-    # What is trained -------------------------------------------------------------------------------------------
-
-    @hookimpl
-    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """With an optimizer's parameters come the models that own them: a later, rank-dependent first forward of a part
-        must not need a collective."""
-        if optimizer is not None and not self._session.captures(optimizer):
-            return
-        if optimizer is not None:
-            self._optimizers.append(id(optimizer)) if id(optimizer) not in self._optimizers else None
-            for parameter in parameters:
-                self._holders.setdefault(id(parameter), set()).add(self._optimizers.index(id(optimizer)))
-        new = [parameter for parameter in parameters if id(parameter) not in self._parameters]
-        if new:
-            models = [model for model in inventory.models_of(new) if not _is_distributed(model)]
-            refuse_meta(new, models)
-            owned = [parameter for model in models for parameter in model.parameters()]
-            self._add([*new, *owned], models, f"the parameters of {type(optimizer).__name__}" if optimizer else "adopted tensors")
-
-    @hookimpl
-    def model_found(self, model: Module) -> None:
-        known = all(id(parameter) in self._parameters or parameter.is_meta for parameter in model.parameters())  # meta: to count with
-        if known or not self._session.captures(model) or _is_distributed(model) or (self._job.backwards and not _trains(model)):
-            return
-        self._add(list(model.parameters()), [model], type(model).__name__)
-
-    def _add(self, parameters: list[Tensor], models: list[Module], what: str) -> None:
-        """Rank 0's values for what is new. All ranks come here alike."""
-        new = {id(tensor): tensor for tensor in parameters if id(tensor) not in self._parameters}
-        buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
-        copy_from_rank0([*new.values(), *buffers.values()], what)
-        if self._strategy.sync_batchnorm:
-            for model in models:
-                convert(model)
-        self._parameters |= new
-        self._models += [weakref.ref(model) for model in models]
+    def _forget(self) -> None:
+        """There are other parameters: all ranks come here alike."""
         self._drop_plans()
+        self._local &= {id(parameter) for parameter in self.trained.parameters}
         self._quiet_backwards = 0
-
-    @hookimpl
-    def mode_changed(self) -> None:
-        """While every trained model is in eval mode, random numbers are those of evaluation, alike on all ranks."""
-        models = [model for model in (reference() for reference in self._models) if model is not None]
-        if models:
-            self._session.random.use("own" if any(model.training for model in models) else "evaluation")
 
     # Backward --------------------------------------------------------------------------------------------------
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Engine) -> None:
+        if not self.trained.own:
+            return self._run(call, engine)
+        with self.trained.own.over_all_ranks():
+            self._run(call, engine)
+
+    def _run(self, call: BackwardCall, engine: Engine) -> None:
         weight = self._weight(call)
         tensors, gradients = call.start(weight or 1.0)
-        if not call.sync or not self._parameters:
+        if not call.sync or not self.trained.parameters:
             return self._unsynchronised(call, engine, tensors, gradients, weight)
         if not self._lock.acquire(blocking=False):
             raise Unsupported("backward is called in two threads at once: call it in one, or use s.no_sync() in both")
-        held = hooks.take_off(self._parameters.values())
+        held = hooks.take_off(self.trained.parameters)
         try:
             self._synchronised(call, engine, tensors, gradients, weight)
         finally:
@@ -124,7 +86,7 @@ class GradientSync:
 
     def _unsynchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], weight: float) -> None:
         """What this rank has by itself is averaged with the next synchronised backward, or at ``optimizer.step``."""
-        trained = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+        trained = [parameter for parameter in self.trained.parameters if parameter.requires_grad]
         self._local.update(map(id, trained))
         if weight == 0.0:
             return self._discard(engine, trained, tensors, gradients, call)
@@ -177,7 +139,7 @@ class GradientSync:
         if error is None:
             self._check.finish()
             if not self._job.backwards:
-                refuse_unlike(self._session, list(self._parameters.values()))
+                refuse_unlike(self._session, self.trained.parameters)
 
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
@@ -188,7 +150,7 @@ class GradientSync:
         if not self._session.random.is_split:
             self._split_random()
         self._quiet_backwards += 1
-        if self._quiet_backwards == DISCOVERY_BACKWARDS and self._optimizers:
+        if self._quiet_backwards == DISCOVERY_BACKWARDS and self.trained.has_optimizers:
             self._session.end_discovery()
 
     def _look_at(self, loss: Tensor) -> str:
@@ -206,14 +168,13 @@ class GradientSync:
         return weight
 
     def _plan(self) -> Plan:
-        key = tuple([parameter.requires_grad for parameter in self._parameters.values()])
+        key = tuple([parameter.requires_grad for parameter in self.trained.parameters])
         plan = self._plans.get(key)
         if plan is None:
-            trained = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-            models = inventory.models_of(trained)
-            self._buffers = Buffers([model for model in models if not _is_distributed(model)])
-            holders = [tuple(self._holders.get(id(parameter), ())) for parameter in trained]
-            plan = self._plans[key] = Plan(self._session, trained, holders, _sparse(models), self._strategy.ddp_options())
+            trained = [parameter for parameter in self.trained.parameters if parameter.requires_grad]
+            models = self.trained.models(trained)
+            self._buffers = Buffers(models)
+            plan = self._plans[key] = Plan(self._session, trained, self.trained.holders(trained), _sparse(models), self._strategy.ddp_options())
         return plan
 
     # Step ------------------------------------------------------------------------------------------------------
@@ -225,8 +186,13 @@ class GradientSync:
         self._synced_at[optimizer] = self._job.backwards
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} & self._local if self._local else None
         if closure is None and self._session.captures(optimizer) and (held or not fresh):
-            average(optimizer, 1.0 if held else self._session.share.weight)
+            self._average(optimizer, 1.0 if held else self._session.share.weight)
             self._local -= held or set()
+
+    def _average(self, optimizer: Optimizer, weight: float) -> None:
+        shared = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter not in self.trained.own]
+        if shared:
+            average(shared, weight)
 
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -245,37 +211,13 @@ class GradientSync:
             notes.append(NOT_DIVIDED)
         return {"notes": notes} if notes else {}
 
-    @hookimpl
-    def describe(self, thing: Any) -> str | None:
-        if isinstance(thing, Module):
-            if _is_distributed(thing):
-                return "already distributed by the script: left alone"
-            known = sum(id(parameter) in self._parameters for parameter in thing.parameters())
-            total = sum(1 for _ in thing.parameters())
-            if not known:
-                return "not synchronised: not called yet, and in no optimizer"
-            if not self._job.backwards:
-                return "to be synchronised in backward: none was heard yet"
-            return "synchronised in backward" + (f" ({known} of {total} tensors, by their optimizer)" if known < total else "")
-        return None
-
 
 def _scalar(call: BackwardCall) -> Tensor | None:
     loss = call.loss
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point() else None
 
 
-def _trains(model: Module) -> bool:
-    """Whether this call may be part of training. A teacher or a metric's network that comes in mid-run need not be the same
-    on all ranks, nor be called by all of them."""
-    return torch.is_grad_enabled() and model.training and any(parameter.requires_grad for parameter in model.parameters())
-
-
 def _sparse(models: list[Module]) -> set[int]:
     """The ids of parameters that belong to an Embedding with sparse gradients."""
     modules = [module for model in models for module in model.modules() if getattr(module, "sparse", False) is True]
     return {id(module._parameters.get("weight")) for module in modules}
-
-
-def _is_distributed(model: Module) -> bool:
-    return isinstance(model, DistributedDataParallel) or type(model).__name__.startswith(("FSDP", "FullyShardedDataParallel"))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 
-def average(optimizer: Optimizer, weight: float) -> None:
+def average(parameters: Sequence[Tensor], weight: float) -> None:
     """Average the gradients of an optimizer's parameters over ranks, in one collective per dtype and device.
 
     ``weight`` is this rank's in the mean. A gradient that no rank has stays None. All ranks call it. Averaging
     gradients that are equal already changes nothing.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     present = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
     dist.all_reduce(present)
     made = [parameter for parameter, ranks in zip(parameters, present.tolist(), strict=True) if ranks]

@@ -31,7 +31,7 @@ class ReplicaWatch:
     def module_called(self, module: Module, inputs: tuple[Any, ...]) -> None:
         """The first call after a backward has the batch."""
         if not self.input_sum:
-            self.input_sum = sum(_weighted_sum(value.detach()) for value in inputs if isinstance(value, Tensor))
+            self.input_sum = sum(weighted_sum(value.detach()) for value in inputs if isinstance(value, Tensor))
 
     def look(self, mean: Sequence[float], sent: Sequence[float]) -> None:
         """Compare what this rank has sent with the mean over ranks; a few times only."""
@@ -54,7 +54,7 @@ class ReplicaWatch:
         return same + "The script makes its batches itself: divide them with s.shard(...), or draw them from per-rank random numbers"
 
 
-def _weighted_sum(values: Tensor) -> float:
+def weighted_sum(values: Tensor) -> float:
     """Weighted by place: one-hot rows have equal sums. 0.0 for what has no numbers in rows (sparse and nested tensors) or
     none that can be read (meta tensors, inside vmap): this is a look, and must not stop a loop."""
     if values.is_complex() or values.is_nested or values.layout != torch.strided:

@@ -100,7 +100,7 @@ class Divider:
         if ledger is not None:
             session.on_close.callback(ledger.close)
         self._found: weakref.WeakSet[Module] = weakref.WeakSet()
-        self._trained: list[Tensor] = []
+        self._trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._models: weakref.WeakSet[Module] = weakref.WeakSet()
         self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
         self._feeding = Feeding()
@@ -116,7 +116,7 @@ class Divider:
 
     @hookimpl
     def parameters_added(self, parameters: list[Tensor]) -> None:
-        self._trained += parameters
+        self._trained.update({id(parameter): parameter for parameter in parameters})
         self._models = weakref.WeakSet()
 
     @hookimpl
@@ -242,9 +242,9 @@ class Divider:
     def _deciding_models(self) -> Iterable[Module]:
         """Models that an optimizer trains: a transform or a loss made of modules may stay in training mode for ever."""
         if self._trained and not self._models:
-            self._models = weakref.WeakSet(inventory.models_of(self._trained))
-        others = list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
-        return [model for model in others if not inventory.is_internal(model)]
+            self._models = weakref.WeakSet(inventory.models_of(list(self._trained.values())))
+        deciding = list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
+        return [model for model in deciding if not inventory.is_internal(model)]
 
 
 def _unpack(batch: Any, order: Pass | None) -> tuple[Share, Any]:

@@ -14,6 +14,7 @@ from torchbus.errors import UsageError
 from torchbus_sharded import wrapping
 from torchbus_sharded.alone import OneRank
 from torchbus_sharded.engine import forget_earlier_blocks
+from torchbus_sharded.loose import LooseTensors
 from torchbus_sharded.meta import ParamInit
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.sync import ShardedBackward
@@ -89,7 +90,9 @@ class FSDP:
         forget_earlier_blocks()
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")
-        session.bus.register(ShardedBackward(session, models, self.loss_reduction), "fsdp.backward")
+        loose = LooseTensors(session)
+        session.bus.register(loose, "fsdp.loose")
+        session.bus.register(ShardedBackward(session, models, loose, self.loss_reduction), "fsdp.backward")
         models.divide_made_before()
 
     def mesh(self, session: Session) -> DeviceMesh:

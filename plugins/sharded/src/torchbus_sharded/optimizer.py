@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl
 from torchbus.errors import UsageError
 
-from torchbus_sharded.owners import Owners
+from torchbus_sharded.owners import EVERY_RANK, Owners
 
 
 class ShardedOptimizer:
@@ -41,6 +41,7 @@ class Steps:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
+        self._own: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         self._whole: list[list[Any]] = []
         session.on_close.push(self._give_whole)
 
@@ -55,9 +56,13 @@ class Steps:
             stack = self._session.on_close
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_own).remove)
-        owners = self._owners[optimizer]
-        owners.add([parameter.numel() for parameter in _parameters(optimizer)[len(owners.of) :]])
+        owners, own = self._owners[optimizer], self._own.get(optimizer, set())
+        owners.add([None if id(parameter) in own else parameter.numel() for parameter in _parameters(optimizer)[len(owners.of) :]])
         self._keep_own(optimizer)
+
+    @hookimpl
+    def own_tensors(self, optimizer: Optimizer, tensors: list[Tensor]) -> None:
+        self._own.setdefault(optimizer, set()).update(map(id, tensors))
 
     @hookimpl(trylast=True)
     def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
@@ -72,7 +77,7 @@ class Steps:
         self._whole = [group["params"] for group in optimizer.param_groups]
         owner = iter(self._owners[optimizer].of)
         for group in optimizer.param_groups:
-            group["params"] = [parameter for parameter in group["params"] if next(owner) == self._session.rank]
+            group["params"] = [parameter for parameter in group["params"] if next(owner) in (self._session.rank, EVERY_RANK)]
 
     @hookimpl(tryfirst=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -100,7 +105,7 @@ class Steps:
     def _keep_own(self, optimizer: Optimizer) -> None:
         """Of what was there before the block, or of what ``load_state_dict`` has read."""
         for parameter, owner in zip(_parameters(optimizer), self._owners[optimizer].of, strict=True):
-            if owner != self._session.rank:
+            if owner not in (self._session.rank, EVERY_RANK):
                 optimizer.state.pop(parameter, None)
 
     def _give_whole(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -117,7 +122,7 @@ class Steps:
     def describe(self, thing: Any) -> str | None:
         if not isinstance(thing, Optimizer) or thing not in self._owners:
             return None
-        own = sum(owner == self._session.rank for owner in self._owners[thing].of)
+        own = sum(owner in (self._session.rank, EVERY_RANK) for owner in self._owners[thing].of)
         return f"this rank keeps the state of {own} of {len(self._owners[thing].of)} tensors"
 
 

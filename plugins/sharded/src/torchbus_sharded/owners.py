@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+EVERY_RANK = -1
+"""Keeps a tensor that is its own."""
+
 
 class Owners:
     """Largest first, each to the rank that has least; what is added later does not move the others.
 
     >>> owners = Owners(2)
-    >>> owners.add([10, 7, 6, 1])
+    >>> owners.add([10, 7, None, 6, 1])
     >>> owners.of
-    [0, 1, 1, 0]
+    [0, 1, -1, 1, 0]
     """
 
     def __init__(self, ranks: int) -> None:
         self.of: list[int] = []
         self._held = [0] * ranks
 
-    def add(self, sizes: Sequence[int]) -> None:
-        """Numbers of elements of further parameters. All ranks call it alike."""
-        given = [0] * len(sizes)
-        for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+    def add(self, sizes: Sequence[int | None]) -> None:
+        """Numbers of elements of further parameters, None for those that each rank has for itself. All ranks call it alike."""
+        given = [EVERY_RANK] * len(sizes)
+        shared = [(size, index) for index, size in enumerate(sizes) if size is not None]
+        for size, index in sorted(shared, key=lambda one: -one[0]):
             given[index] = self._held.index(min(self._held))
-            self._held[given[index]] += sizes[index]
+            self._held[given[index]] += size
         self.of += given

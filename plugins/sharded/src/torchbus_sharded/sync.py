@@ -12,6 +12,7 @@ from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.seams.backward import BackwardCall
 
+from torchbus_sharded.loose import LooseTensors
 from torchbus_sharded.models import ShardedModels
 
 DISCOVERY_BACKWARDS = 3
@@ -20,8 +21,9 @@ DISCOVERY_BACKWARDS = 3
 class ShardedBackward:
     """Owns ``backward``."""
 
-    def __init__(self, session: Session, models: ShardedModels, loss_reduction: str) -> None:
+    def __init__(self, session: Session, models: ShardedModels, loose: LooseTensors, loss_reduction: str) -> None:
         assert session.job is not None
+        self._loose = loose
         self._session = session
         self._models = models
         self._loss_reduction = loss_reduction
@@ -38,7 +40,8 @@ class ShardedBackward:
         self._job.waiting = ("backward", self._job.backwards + 1)
         self._models.agreement.meet(f"backward {self._job.backwards + 1}")
         reached = self._models.begin_backward()
-        engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
+        with self._loose.averaged():
+            engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
         self._models.end_backward(reached, counts=weight != 0)
         loss = call.loss
         if loss is not None and loss.dim() == 0 and not loss.is_leaf and not loss._is_view() and not call.retain_graph:

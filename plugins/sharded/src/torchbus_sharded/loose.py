@@ -1,0 +1,70 @@
+"""Tensors that an optimizer holds and no module owns: whole on every rank, and averaged after each backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torchbus import Session, hookimpl, inventory
+
+from torchbus_ddp.loose import average
+from torchbus_ddp.own import OwnTensors
+from torchbus_ddp.values import copy_from_rank0
+
+
+class LooseTensors:
+    """Hears of an optimizer when its models are divided already."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._shared: dict[int, Tensor] = {}
+        self._own = OwnTensors(session)
+        session.on_close.callback(self._shared.clear)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """All ranks come here alike."""
+        if optimizer is not None and not self._session.captures(optimizer):
+            return
+        loose = self._loose(parameters if optimizer is None else _whole_tensors(optimizer))
+        what = "adopted tensors" if optimizer is None else type(optimizer).__name__
+        own = [] if optimizer is None else self._own.find(loose, what)
+        shared = {id(tensor): tensor for tensor in loose if not any(tensor is one for one in own)}
+        if shared:
+            copy_from_rank0(list(shared.values()), what)
+            self._shared |= shared
+
+    def _loose(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Those which are new, and which no module owns."""
+        new = [tensor for tensor in tensors if id(tensor) not in self._shared and tensor not in self._own]
+        owned = {id(parameter) for model in inventory.models_of(new) for parameter in model.parameters()} if new else set()
+        return [tensor for tensor in new if id(tensor) not in owned]
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """What a backward inside adds to their gradients becomes the mean over ranks. All ranks call it."""
+        if not self._shared and not self._own:
+            yield
+            return
+        tensors = list(self._shared.values())
+        before = [tensor.grad for tensor in tensors]
+        for tensor in tensors:
+            tensor.grad = None
+        with self._own.over_all_ranks():
+            yield
+        if tensors:
+            average(tensors, 1.0)
+        for tensor, kept in zip(tensors, before, strict=True):
+            tensor.grad = kept if tensor.grad is None else tensor.grad if kept is None else kept + tensor.grad
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        many = f"{len(self._shared)} tensors that no module owns are whole on every rank, and averaged after each backward"
+        return {"notes": [*([many] if self._shared else []), *([self._own.note] if self._own.note else [])]}
+
+
+def _whole_tensors(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"] if not isinstance(parameter, DTensor)]
