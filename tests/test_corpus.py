@@ -120,3 +120,27 @@ def test_a_model_that_only_evaluates_is_asked_where_those_that_trained_are_gone(
         """
     )
     assert found["seen"] == [8, 8]
+
+
+def test_a_loader_begun_anew_for_each_batch_is_not_said_to_feed_nothing() -> None:
+    """Semi-supervised training: few labelled samples, one batch of them, beside many others."""
+    result = run(
+        NET
+        + """
+        labelled = DataLoader(TensorDataset(torch.arange(12.0).reshape(4, 3) / 12), batch_size=2)
+        first = iter(labelled)
+        others = iter(DataLoader(TensorDataset(torch.arange(60.0).reshape(20, 3) / 60), batch_size=2))
+        for _ in range(5):
+            try:
+                (y,) = next(first)
+            except StopIteration:
+                first = iter(labelled)
+                (y,) = next(first)
+            (x,) = next(others)
+            optimizer.zero_grad()
+            net(torch.cat([x, y])).mean().backward()
+            optimizer.step()
+        """
+    )
+    result.ok()
+    assert "fed no backward" not in result.stderr

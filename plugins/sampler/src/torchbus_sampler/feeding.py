@@ -29,6 +29,10 @@ class Feeding:
     def __contains__(self, loader: DataLoader[Any]) -> bool:
         return loader in self._fed
 
+    def may_contain(self, loader: DataLoader[Any]) -> bool:
+        """Whether a batch of it came before a backward, though one was not enough to tell."""
+        return loader in self._fed or loader in self._before
+
     def add(self, loader: DataLoader[Any]) -> None:
         """It has fed a backward."""
         self._fed.add(loader)

@@ -201,7 +201,7 @@ class Divider:
     @hookimpl
     def loader_end(self, loader: DataLoader[Any], order: Pass | None) -> None:
         decision = self._decisions.get(loader)
-        if decision is None or not decision.divide or decision.evaluation or loader in self._feeding:
+        if decision is None or not decision.divide or decision.evaluation or self._feeding.may_contain(loader):
             return
         self._feeding.leave(loader)
         self._say_unfed(loader)
@@ -210,7 +210,7 @@ class Divider:
     def session_end(self, error: BaseException | None) -> None:
         unfed = [loader for loader, decision in self._decisions.items() if decision.divide and not decision.evaluation]
         for loader in unfed if error is None else []:
-            if loader not in self._feeding:
+            if not self._feeding.may_contain(loader):
                 self._say_unfed(loader)
 
     def _say_unfed(self, loader: DataLoader[Any]) -> None:
