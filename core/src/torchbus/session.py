@@ -186,10 +186,13 @@ class Session:
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Log one value. Needs torchbus-log, which documents the options."""
-        self.log_dict({name: value}, **options)
+        self._tell_log({name: value}, options)
 
     def log_dict(self, metrics: dict[str, Any], **options: Any) -> None:
         """Log several values. Needs torchbus-log."""
+        self._tell_log(metrics, options)
+
+    def _tell_log(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
         listeners = self._log_listeners or self._find_log_listeners()
         for skip in self._log_skips:
             if skip():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +26,7 @@ class Gatherer:
     pass over a loader that feeds backwards, and once the session has ended everywhere. The end of an evaluation is none,
     for rank 0 may do it alone: what it gathers waits for the next point.
 
-    ``steps`` is the number of real steps so far, of the optimizer that has made most.
+    ``steps`` is the number of real steps so far, of the optimizer that has made most; ``names`` are those that the loop logs itself.
     """
 
     def __init__(self, session: Session, every: int, passes: Passes, autolog: Autolog | None) -> None:
@@ -40,7 +40,7 @@ class Gatherer:
         self.passes = passes
         self.steps = 0
         self.waiting: list[Record] = []
-        self._names: set[str] = set()
+        self.names: set[str] = set()
 
     # What the loop logs ----------------------------------------------------------------------------------------
 
@@ -56,9 +56,8 @@ class Gatherer:
         else:
             self.passes.current.metrics[name] = metric
 
-    def logged(self, names: Iterable[str]) -> None:
-        """The loop has logged these. Just after a log point, local values follow it at once."""
-        self._names.update(names)
+    def logged(self) -> None:
+        """The loop has logged something. Just after a log point, local values follow it at once."""
         if self._point == self.steps > 0 or len(self.waiting) > LOCAL_VALUES_WAITING_AT_MOST:
             self._tell_local()
 
@@ -97,7 +96,8 @@ class Gatherer:
     def reach_point(self) -> None:
         """Tell everything. All ranks call it."""
         if self._autolog is not None:
-            self.waiting += self._autolog.records(self._names)
+            self.names.update([record.name for record in self.waiting])
+            self.waiting += self._autolog.records(self.names)
         for one in [*self.passes.left(), self.passes.outside]:
             self._close(one)
         ready, self.waiting = self.waiting, []
@@ -132,6 +132,7 @@ class Gatherer:
     def _tell_local(self) -> None:
         """Tell what no other rank has a part in."""
         ready = [record for record in self.waiting if not record.sync or self._session.world_size == 1]
+        self.names.update([record.name for record in ready])
         if ready:
             self.waiting = [record for record in self.waiting if record.sync and self._session.world_size > 1]
             self._tell(ready, [merged(record.reduce, [pair]) for record, pair in zip(ready, numbers_of(ready), strict=True)])

@@ -37,14 +37,18 @@ def kept(name: str, value: Any) -> Value:
     A copy, for the loop may go on to change the tensor in place. Raises UsageError naming the metric.
     """
     if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise UsageError(f"s.log({name!r}, ...): a tensor of shape {tuple(value.shape)} is not one number: take its mean, say")
-        copy = value.detach().clone()
-        return copy.reshape(()) if copy.dim() else copy
+        one = _only_element(name, value) if value.dim() else value
+        return (one.detach() if one.requires_grad else one).clone()
     try:
         return float(value)
     except (TypeError, ValueError):
         raise UsageError(f"s.log({name!r}, {value!r}): a {type(value).__name__} is not a number") from None
+
+
+def _only_element(name: str, value: Tensor) -> Tensor:
+    if value.numel() != 1:
+        raise UsageError(f"s.log({name!r}, ...): a tensor of shape {tuple(value.shape)} is not one number: take its mean, say")
+    return value.reshape(())
 
 
 def to_host(values: Iterable[Value]) -> list[float]:
