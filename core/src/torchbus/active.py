@@ -48,7 +48,7 @@ def _let_signals_in() -> None:
 
 def _after_fork() -> None:
     if _active is not None:
-        _active.let_go_in_fork()
+        _active.block.let_go_in_fork()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 

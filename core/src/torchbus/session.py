@@ -13,21 +13,19 @@ from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch.nn import Module
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from torchbus import active, arguments, collectives, discovery, inventory
+from torchbus import arguments, collectives
 from torchbus.active import current
-from torchbus.builtin import standard_plugins
+from torchbus.adoption import Adopted
+from torchbus.block import Block
 from torchbus.bus import Bus
 from torchbus.devices import DevicePlan, Devices, plan_devices
-from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.explain import explain
 from torchbus.launch import Call, Job, Request, inherited, joining, start
 from torchbus.random_streams import RandomStreams
 from torchbus.seams import Seams
 from torchbus.share import Share
+from torchbus.verbs import Verbs
 from torchbus.world import World
 
 P = ParamSpec("P")
@@ -86,17 +84,14 @@ class Session:
             self._devices, num_nodes, launch, devices != "auto", print_all_ranks, timedelta(seconds=timeout_s), hang_timeout
         )  # fmt: skip
         self._named = arguments.resolve(plugins, self._strategy(strategy), logger, options)
-        self._adopted: dict[int, object] = {}
-        self._stack = ExitStack()
-        self._used = False
         self._call: Call | None = None
-        self._running = False
-        self._log_listeners: tuple[Callable[..., None], ...] = ()
-        self._log_skips: tuple[Callable[..., bool], ...] = ()
         self.world = World(device=self._devices.device(0))
         self.job: Job | None = None
         self.bus = Bus()
         self.seams = Seams(self.bus)
+        self.adopted = Adopted(self.bus, capture)
+        self.block = Block(self)
+        self._verbs = Verbs(self)
         self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
         self.share = Share()
         self.frame: FrameType | None = None
@@ -112,21 +107,21 @@ class Session:
 
     def start(self) -> Session:
         """Enter without a ``with``; left by ``close()``, or at exit."""
-        self._enter(sys._getframe(1))
-        atexit.register(self._close_at_exit)
+        self.block.enter(sys._getframe(1))
+        atexit.register(self.block.leave_at_exit)
         return self
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave a session that ``start()`` entered."""
-        atexit.unregister(self._close_at_exit)
-        self._leave(error)
+        atexit.unregister(self.block.leave_at_exit)
+        self.block.leave(error)
 
     def __enter__(self) -> Session:
-        self._enter(sys._getframe(1))
+        self.block.enter(sys._getframe(1))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._leave(error)
+        self.block.leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator: each call of the function runs in a session of its own."""
@@ -186,19 +181,11 @@ class Session:
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Log one value. Needs torchbus-log, which documents the options."""
-        self._tell_log({name: value}, options)
+        self._verbs.log({name: value}, options)
 
     def log_dict(self, metrics: dict[str, Any], **options: Any) -> None:
         """Log several values. Needs torchbus-log."""
-        self._tell_log(metrics, options)
-
-    def _tell_log(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
-        listeners = self._log_listeners or self._find_log_listeners()
-        for skip in self._log_skips:
-            if skip():
-                return
-        for listener in listeners:
-            listener(metrics, options)
+        self._verbs.log(metrics, options)
 
     def shard(self, value: Any) -> Any:
         """This rank's part of a batch or of a series of them that the script makes itself. Needs torchbus-sampler.
@@ -210,7 +197,7 @@ class Session:
         """
         if self.world_size == 1:
             return value
-        self._need("shard", "shard")
+        self._verbs.need("shard", "shard")
         return self.bus.hook.shard(value=value)
 
     def print(self, *values: object, **options: Any) -> None:
@@ -226,13 +213,12 @@ class Session:
         """Tell the session of models, optimizers, loaders or tensors: needed with ``capture=False``, and for parameters
         that no module and no optimizer holds. Returns what it was given. All ranks call it alike."""
         for thing in things:
-            self._adopted[id(thing)] = thing
-            self._announce(thing)
+            self.adopted.add(thing)
         return things[0] if len(things) == 1 else things
 
     def captures(self, thing: object) -> bool:
         """For plugins: whether the session may act on this model, optimizer or loader."""
-        return self._arguments["capture"] or id(thing) in self._adopted
+        return self.adopted.includes(thing)
 
     def reduce(self, value: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
         """The "mean", "sum", "max" or "min" over ranks of a tensor of any shape, or a number (float64). All ranks call it."""
@@ -257,13 +243,13 @@ class Session:
         """Register one more plugin while the session runs."""
         self.bus.register(plugin, name)
         self.bus.check_pending()
-        self._log_listeners = ()
+        self._verbs.forget_listeners()
         self.seams.refresh()
 
     @property
     def is_inside(self) -> bool:
         """Whether the loop runs: False until ``session_start`` is over, and after the end."""
-        return self._running
+        return self.block.runs
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
@@ -290,118 +276,17 @@ class Session:
     def _many_ranks(self) -> bool:
         return self._devices.count * self._request.num_nodes > 1 or joining.world_size_seen() > 1
 
-    def _find_log_listeners(self) -> tuple[Callable[..., None], ...]:
-        self._need("log_metrics", "log")
-        self._log_listeners, self._log_skips = self.bus.listeners("log_metrics"), self.bus.listeners("skip_logging")
-        return self._log_listeners
-
-    def _need(self, event: str, verb: str) -> None:
-        if not self.bus.heard(event):
-            self._activate(verb)
-
-    def _activate(self, verb: str) -> Any:
-        """Add the plugin that brings a verb, in mid-session."""
-        entry = discovery.find("verb", verb)
-        plugin = arguments.make(entry)
-        self.bus.register(plugin, entry.name)
-        starter = getattr(plugin, "session_start", None)
-        if starter is not None:
-            starter(session=self)
-        self.seams.refresh()
-        return plugin
-
     def __getattr__(self, name: str) -> Any:
         """Verbs that plugins bring (their ``verbs``): the plugin becomes active when the first one is used."""
         if name.startswith("_") or "bus" not in vars(self):
             raise AttributeError(name)
-        for _, plugin in self.bus.plugins():
-            if name in getattr(plugin, "verbs", ()):
-                return getattr(plugin, name)
-        try:
-            discovery.find("verb", name)
-        except PluginNotInstalled:
-            raise
-        except UsageError as error:
-            raise AttributeError(f"session has no {name!r}: {error}") from None
-        return getattr(self._activate(name), name)
+        return self._verbs.find(name)
 
-    def _announce(self, thing: object) -> None:
-        if isinstance(thing, Module):
-            self.bus.hook.model_found(model=thing, calling=False)
-        elif isinstance(thing, Optimizer):
-            for group in thing.param_groups:
-                self.bus.hook.parameters_added(optimizer=thing, parameters=list(group["params"]))
-        elif isinstance(thing, torch.Tensor):
-            self.bus.hook.parameters_added(optimizer=None, parameters=[thing])
-        elif not isinstance(thing, DataLoader):
-            raise UsageError(f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors")
-
-    def _enter(self, frame: FrameType) -> None:
-        active.refuse_nesting()
-        if self._used:
-            raise UsageError("this session was used already: make a new one, session(...), for each block")
-        self._used = True
-        self.frame = frame
-        with ExitStack() as stack:
-            stack.callback(self._forget)
-            active.set_current(self)
-            self.bus.hook.launch(session=self)
-            stack.push(self._part_from_ranks)
-            stack.push(self.on_close)
-            stack.push(self._meet_ranks)
-            for plugin in standard_plugins(self):
-                self.bus.register(plugin)
-            self.bus.hook.session_start(session=self)
-            stack.callback(self.seams.close)
-            self.seams.refresh()
-            if self._arguments["capture"]:
-                for thing in [thing for kind in inventory.named_in(frame) for thing in kind]:
-                    self._announce(thing)
-            self._stack = stack.pop_all()
-            self._running = True
-
-    def _leave(self, error: BaseException | None) -> None:
-        """Undo everything, in the reverse order; what goes wrong in one part does not keep the others from running."""
-        stack, self._stack = self._stack, ExitStack()
-        stack.push(lambda *_: self.bus.hook.session_end(session=self, error=error) and None)
-        stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """A closed session holds on to nothing of the caller's."""
-        self._running = False
-        active.set_current(None)
         self.world = dataclasses.replace(self.world, store=None)
         self.frame = self._call = None
-        self._adopted.clear()
-
-    def _meet_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the others at the end, or settle whose error it is."""
-        if self.job is not None:
-            final = self.job.meet(error)
-            if final is not None and final is not error:
-                raise final from None
-
-    def _part_from_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self.job is not None:
-            self.job.part(error)
-            if self.job.ends_with_block:
-                active.set_current(None)
-                self.job.end_process(error)
-
-    def let_go_in_fork(self) -> None:
-        """In a process that the loop forks (a loader's worker, a pool's), which is no rank: there, torch is as it was.
-
-        The ranks that ``launch="fork"`` makes come earlier, while the session is being entered.
-        """
-        if self._running:
-            self.seams.close()
-            self.random.forget()
-            if self.job is not None:
-                self.job.guard.forget()
-            active.set_current(None)
-
-    def _close_at_exit(self) -> None:
-        self._leave(getattr(sys, "last_value", None))
+        self.adopted.clear()
 
 
 session = Session

@@ -17,12 +17,11 @@ from torchbus.launch import failure, orphan
 from torchbus.launch.children import Child, end
 from torchbus.launch.failure import Failure
 from torchbus.launch.guard import FORCED, Guard
-from torchbus.launch.hang import HangWatch
+from torchbus.launch.lookout import Lookout, received
 from torchbus.launch.place import Place, find
 from torchbus.launch.request import Request
 from torchbus.world import World
 
-STUCK_AFTER_S = 1.0
 CHILD_GRACE_S = 5.0
 
 
@@ -45,14 +44,16 @@ class Job:
         self.backwards = 0
         self._children = children or []
         self._forked = forked
-        self._parent_pid = parent_pid
         self._keep = keep
         self._print_all_ranks = request.print_all_ranks
         self._store = _prefixed(world)
         self.evaluates: Callable[[], bool] = lambda: False
-        self.guard = Guard(world.rank, self._look, self._report_signal)
-        self._guards_store = dist.PrefixStore("job", _second_connection(world, request))
-        self._hang = HangWatch(self._guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place)
+        guards_store = dist.PrefixStore("job", _second_connection(world, request))
+        self._lookout = Lookout(
+            guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place, self._children, parent_pid
+        )  # fmt: skip
+        # Not its methods themselves: the connection goes in part(), and the guard may stay.
+        self.guard = Guard(world.rank, lambda: self._lookout.look(), lambda number: self._lookout.report_signal(number))
         self.guard.start()
         orphan.guarded()
         if ends_with_block and not forked:
@@ -101,7 +102,7 @@ class Job:
             self._let_all_leave(error)
         self.guard.stop()
         self.world = dataclasses.replace(self.world, store=None)
-        del self._store, self._guards_store, self._hang  # rank 0's port closes with the last of them
+        del self._store, self._lookout  # rank 0's port closes with the last of them
 
     def end_process(self, error: BaseException | None) -> None:
         """End a rank that the session started, where its block ends."""
@@ -137,7 +138,7 @@ class Job:
             error.__suppress_context__ = True  # the guard ended the collective, so that the signal was heard
         if failure.is_consequence(error) and self.guard.reason is not None:
             error = self.guard.reason
-        mine = _received(self.world.rank, signal_seen) if signal_seen else failure.of(self.world.rank, error)
+        mine = received(self.world.rank, signal_seen) if signal_seen else failure.of(self.world.rank, error)
         with contextlib.suppress(RuntimeError):
             first = self._first_failure(error, mine)
             self.guard.release()
@@ -154,7 +155,7 @@ class Job:
     def _first_failure(self, error: BaseException, mine: Failure) -> Failure:
         deadline = time.monotonic() + (3.0 if failure.is_consequence(error) else 0.0)
         while time.monotonic() < deadline:
-            found = failure.read(self._store) or self._dead_child()
+            found = failure.read(self._store) or self._lookout.dead_child()
             if found is not None:
                 return found
             time.sleep(0.02)
@@ -186,65 +187,9 @@ class Job:
         while not self._store.check([f"left/{rank}" for rank in others]) and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    # What the guard's thread looks at ---------------------------------------------------------------------------
-
-    def _look(self) -> BaseException | None:
-        if self._parent_pid is not None and os.getppid() != self._parent_pid:
-            return RankFailed("rank 0 has gone")
-        try:
-            found = failure.read(self._guards_store) or self._dead_child()
-        except RuntimeError:
-            return RankFailed("rank 0, which serves the store, has gone")
-        if found is not None and found.rank != self.world.rank:
-            return found.as_error()
-        return self._ended_peer() or self._deadlock()
-
     def _place(self) -> Place:
         place = find(self.world.rank, self.waiting, self.backwards)
         return dataclasses.replace(place, note=place.note or ("in evaluation" if self.evaluates() else ""))
-
-    def _deadlock(self) -> BaseException | None:
-        try:
-            error = self._hang.look()
-        except RuntimeError:
-            return RankFailed("rank 0, which serves the store, has gone")
-        if error is not None:
-            failure.publish(self._guards_store, failure.of(self.world.rank, error))
-        return error
-
-    def _dead_child(self) -> Failure | None:
-        for child in self._children:
-            status = child.poll()
-            if status:
-                text = child.last_errors()
-                return failure.publish(self._guards_store, Failure(child.rank, f"the process {child.words()}", text))
-        return None
-
-    def _ended_peer(self) -> BaseException | None:
-        """A rank that has ended its loop will never come to the collective that this one waits in."""
-        if self._hang.waited_s() < STUCK_AFTER_S or not int(self._guards_store.add("ended", 0)):
-            return None
-        for rank in range(self.world.world_size):
-            if self._guards_store.check([f"ended/{rank}"]) and not self._guards_store.check([f"ended/{self.world.rank}"]):
-                theirs = int(self._guards_store.get(f"ended/{rank}"))
-                place = self._place()
-                error = RanksDiverged(
-                    f"rank {rank} ended its loop after {theirs} backward calls, while rank {self.world.rank} waits in "
-                    f"{place.waits_in or 'a collective'} at {place.line}: all ranks must make the same number of them. A loop that stops by a "
-                    "number of its own rank (a loss read before backward, say) must share it: read the loss after backward, or use "
-                    "s.reduce(number)"
-                )
-                failure.publish(self._guards_store, failure.of(self.world.rank, error))
-                return error
-        return None
-
-    def _report_signal(self, number: int) -> None:
-        with contextlib.suppress(RuntimeError):
-            failure.publish(self._guards_store, _received(self.world.rank, number))
-
-
-def _received(rank: int, number: int) -> Failure:
-    return Failure(rank, f"it received {signal.Signals(number).name}")
 
 
 def _signalled(number: int | None, error: BaseException) -> BaseException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, folder, saving, state
+from torchbus_checkpoint import choice, folder, options, saving, state
 from torchbus_checkpoint.contents import Finder
+from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.exchange import agree
 from torchbus_checkpoint.plain import decode, encode
 from torchbus_checkpoint.position import Position
@@ -27,10 +27,6 @@ from torchbus_checkpoint.requests import Requests, seconds
 from torchbus_checkpoint.steps import Steps
 from torchbus_checkpoint.when import When
 from torchbus_checkpoint.writer import Writer
-
-MODES = ("min", "max")
-RESUME = ("auto", "never")
-LEFT = -1  # of a loop that was left by break
 
 
 class Checkpoint:
@@ -74,31 +70,11 @@ class Checkpoint:
         sharded_save: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
-        expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
-        expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
-        expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
-        expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
-        expect("async_save", async_save, bool, "True or False")
-        expect("safetensors", safetensors, bool, "True or False")
-        expect("sharded_save", sharded_save, bool, "True or False")
-        if safetensors and sharded_save:
-            raise UsageError("safetensors=True writes whole weights, which no rank has with sharded_save=True: leave one of them out")
-        if safetensors and importlib.util.find_spec("safetensors") is None:
-            raise UsageError("safetensors=True needs a package that is not installed: pip install safetensors")
-        if sharded_save:
-            saving.need_safe_parts()
-        if keep is not None and keep < 1:
-            raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
-        if mode not in MODES:
-            raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
-        self._folder = None if checkpoint is None else Path(checkpoint).absolute()
+        self._options = options.checked(
+            checkpoint, keep=keep, monitor=monitor, mode=mode, resume=resume, async_save=async_save, safetensors=safetensors,
+            sharded_save=sharded_save,
+        )  # fmt: skip
         self._when = When(every_n_steps, every_n_epochs, every_minutes)
-        self._keep = keep
-        self._monitor = monitor
-        self._mode = mode
-        self._resume = _checked(resume, self._folder)
-        self._async = async_save
-        self._format = saving.Format(sharded_save, safetensors)
         self._time_limit_s = None if time_limit is None else seconds(time_limit)
         self._requests: Requests | None = None
         self._metric: float | None = None
@@ -106,8 +82,6 @@ class Checkpoint:
         self._replay: Replay | None = None
         self._ended = False
         self._end_is_saved = False
-        self._loops = 0
-        self._loop_ends: dict[int, int | None] = {}
 
     # Events ----------------------------------------------------------------------------------------------------
 
@@ -117,10 +91,11 @@ class Checkpoint:
         self._position = Position(session)
         self._finder = Finder(session)
         self._steps = Steps(self._boundary)
-        self._writer = Writer(session, self._async)
+        self._epochs = Epochs(session, self._position, self._steps, lambda: self._boundary(None))
+        self._writer = Writer(session, self._options.async_save)
         for name, part in (("position", self._position), ("contents", self._finder), ("steps", self._steps)):
             session.bus.register(part, f"checkpoint.{name}")
-        if self._folder is not None:
+        if self._options.folder is not None:
             found = agree(session, "checkpoint/resume", self._choose)
             if found:
                 self._begin_replay(Path(found))
@@ -130,7 +105,7 @@ class Checkpoint:
     def after_optimizer_step(self) -> None:
         if self._position.trains:
             return
-        if self._folder is not None and not self._position.is_known:
+        if self._options.folder is not None and not self._position.is_known:
             raise UsageError(
                 "checkpoint=... with a loop that takes no batch from a DataLoader: nobody can tell where it is. Say "
                 "`for step in s.epochs(...):` instead of `range(...)`"
@@ -139,8 +114,8 @@ class Checkpoint:
 
     @hookimpl
     def log_metrics(self, metrics: dict[str, Any]) -> None:
-        if self._monitor in metrics:
-            self._metric = float(self._session.reduce(float(metrics[self._monitor])))
+        if self._options.monitor in metrics:
+            self._metric = float(self._session.reduce(float(metrics[self._options.monitor])))
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
@@ -148,7 +123,7 @@ class Checkpoint:
         if error is None:
             if replay is not None and replay.pending:
                 replay.end()
-            elif self._folder is not None and self._position.trains and (self._steps.since_save or not self._end_is_saved):
+            elif self._options.folder is not None and self._position.trains and (self._steps.since_save or not self._end_is_saved):
                 self._ended = True
                 self._save_automatically()
         elif replay is not None and replay.pending:
@@ -159,7 +134,8 @@ class Checkpoint:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        lines = [] if self._folder is None else [f"written to {self._folder}, {self._when.words()}; {self._keep or 'all'} are kept"]
+        where, keep = self._options.folder, self._options.keep
+        lines = [] if where is None else [f"written to {where}, {self._when.words()}; {keep or 'all'} are kept"]
         if self._replay is not None:
             lines.append(f"resumed from {self._resumed_from}")
         return {"checkpoints": lines or ["when s.save is called"]}
@@ -178,8 +154,7 @@ class Checkpoint:
     def epochs(self, count: int) -> Iterator[int]:
         """``range(count)`` for the outermost loop, which goes on where an interrupted run was. An "epoch" may be a step."""
         expect("s.epochs: count", count, int, "a number of epochs")
-        self._loops += 1
-        return self._run_epochs(2 * self._loops - 1, count)
+        return self._epochs.run(count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, a folder. All ranks call it, at the end of what they do with a batch or an epoch."""
@@ -202,34 +177,6 @@ class Checkpoint:
             replay.drop()
 
     # Inside ----------------------------------------------------------------------------------------------------
-
-    def _run_epochs(self, number: int, count: int) -> Iterator[int]:
-        self._steps.counts_passes = False
-        epoch = self._first_epoch(number, count)
-        self._loop_ends[number] = LEFT
-        try:
-            while epoch < count and not self._session.bus.hook.end_epochs():
-                self._enter((number, epoch))
-                yield epoch
-                epoch += 1
-                self._steps.epoch_ended()
-        except GeneratorExit:  # the loop said break
-            self._position.enter((number + 1, 0))
-            raise
-        self._loop_ends[number] = count
-        self._enter((number + 1, 0))
-
-    def _first_epoch(self, number: int, count: int) -> int:
-        """Where a loop begins that an earlier run has begun, or ended."""
-        if self._replay is None or not self._replay.pending:
-            return 0
-        return self._replay.first_epoch(number, count)
-
-    def _enter(self, section: tuple[int, int]) -> None:
-        self._position.enter(section)
-        if self._replay is not None and self._replay.pending:
-            self._replay.enter(section)
-        self._boundary(None)
 
     def _boundary(self, iterator: LoaderIterator | None) -> None:
         """The loop is between two steps: it asks ``iterator`` for a batch, or ``s.epochs`` for an epoch."""
@@ -254,9 +201,9 @@ class Checkpoint:
         raise SystemExit(status)
 
     def _save_automatically(self) -> None:
-        assert self._folder is not None
-        os.makedirs(self._folder, exist_ok=True)
-        parent = self._folder
+        assert self._options.folder is not None
+        os.makedirs(self._options.folder, exist_ok=True)
+        parent = self._options.folder
         self._save(parent / f"{choice.PREFIX}{self._steps.count:08d}")
         self._when.saved(self._steps.count, self._steps.epochs)
         self._steps.saved()
@@ -269,14 +216,14 @@ class Checkpoint:
         with self._session.in_parts():
             weights = state.weights(contents)
             training = state.training(contents, self._steps.has_gradients, registered)
-            shared, groups = saving.files(self._format, weights, training, self._session.is_main)
+            shared, groups = saving.files(self._options.format, weights, training, self._session.is_main)
         facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self._metric,
                  "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
-        automatic = final.parent == self._folder
+        automatic = final.parent == self._options.folder
 
         def prune() -> None:
             if automatic:
-                choice.prune(final.parent, self._keep, self._monitor is not None, self._mode)
+                choice.prune(final.parent, self._options.keep, self._options.monitor is not None, self._options.mode)
 
         self._writer.write(final, shared, self._own_state(), groups, facts, prune)
 
@@ -284,7 +231,7 @@ class Checkpoint:
         """What each rank has for itself."""
         plugins = {name: encode(plugin.state_dict(), f"plugin {name}") for name, plugin in self._stateful_plugins().items()}
         return {
-            "position": self._position.state() | {"loop_ends": list(self._loop_ends.items()), "ended": self._ended},
+            "position": self._position.state() | {"loop_ends": self._epochs.state(), "ended": self._ended},
             "plugins": plugins,
             "steps": self._steps.count,
             "epochs": self._steps.epochs,
@@ -302,18 +249,18 @@ class Checkpoint:
     # Resume ----------------------------------------------------------------------------------------------------
 
     def _choose(self) -> str:
-        assert self._folder is not None
-        folder.sweep(self._folder)
-        if isinstance(self._resume, Path):
-            folder.verify(self._resume)
-            return str(self._resume)
-        there = choice.automatic(self._folder)
-        if self._resume == "never" and there:
+        assert self._options.folder is not None
+        folder.sweep(self._options.folder)
+        if isinstance(self._options.resume, Path):
+            folder.verify(self._options.resume)
+            return str(self._options.resume)
+        there = choice.automatic(self._options.folder)
+        if self._options.resume == "never" and there:
             raise UsageError(
-                f"resume='never', but {self._folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
+                f"resume='never', but {self._options.folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
                 "use another folder, remove them, or go on with resume='auto'"
             )
-        return str(choice.latest(self._folder) or "")
+        return str(choice.latest(self._options.folder) or "")
 
     def _begin_replay(self, found: Path) -> Replay:
         self._resumed_from, manifest = found, folder.manifest(found)
@@ -326,6 +273,7 @@ class Checkpoint:
             )
         scale = 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
         self._replay = Replay(self._session, self._position, self._own["position"], self._put_back, alike, scale)
+        self._epochs.replay = self._replay
         self._session.bus.register(self._replay, "checkpoint.replay")
         return self._replay
 
@@ -345,17 +293,7 @@ class Checkpoint:
                 plugin.load_state_dict(decode(self._own["plugins"][name]))
         self._metric = self._own["metric"]
         self._end_is_saved = self._own["position"]["ended"]
-        self._loop_ends = dict(self._own["position"]["loop_ends"])
+        self._epochs.load(self._own["position"]["loop_ends"])
         self._steps.put(self._own["steps"], self._own["epochs"])
         self._when.saved(self._steps.count, self._steps.epochs)
         self._position.trains = self._steps.count > 0
-
-
-def _checked(resume: str | os.PathLike[str], parent: Path | None) -> str | Path:
-    if resume in RESUME:
-        return str(resume)
-    if not Path(resume).is_dir():
-        raise UsageError(f"resume={str(resume)!r} is no checkpoint: use 'auto', 'never' or the folder of one")
-    if parent is None:
-        raise UsageError(f"resume={str(resume)!r} without checkpoint=...: name the folder that new checkpoints are written to")
-    return Path(resume).absolute()

@@ -1,0 +1,94 @@
+"""What each rank's guard looks at, in a thread: has another rank failed, ended, or gone, and can this one go on?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.launch import failure
+from torchbus.launch.children import Child
+from torchbus.launch.failure import Failure
+from torchbus.launch.hang import HangWatch
+from torchbus.launch.place import Place
+
+STUCK_AFTER_S = 1.0
+
+
+class Lookout:
+    """``look()`` returns this rank's reason to stop, if there is one. The store's connection is its own."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place], children: Sequence[Child],
+        parent_pid: int | None,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._place = place
+        self._children = children
+        self._parent_pid = parent_pid
+        self._hang = HangWatch(store, rank, world_size, hang_timeout_s, place)
+
+    def look(self) -> BaseException | None:
+        if self._parent_pid is not None and os.getppid() != self._parent_pid:
+            return RankFailed("rank 0 has gone")
+        try:
+            found = failure.read(self._store) or self.dead_child()
+        except RuntimeError:
+            return RankFailed("rank 0, which serves the store, has gone")
+        if found is not None and found.rank != self._rank:
+            return found.as_error()
+        return self._ended_peer() or self._deadlock()
+
+    def report_signal(self, number: int) -> None:
+        """This rank has got a signal that ends it."""
+        with contextlib.suppress(RuntimeError):
+            failure.publish(self._store, received(self._rank, number))
+
+    def dead_child(self) -> Failure | None:
+        """A rank that this process started, and that ended with an error."""
+        for child in self._children:
+            status = child.poll()
+            if status:
+                text = child.last_errors()
+                return failure.publish(self._store, Failure(child.rank, f"the process {child.words()}", text))
+        return None
+
+    def _deadlock(self) -> BaseException | None:
+        try:
+            error = self._hang.look()
+        except RuntimeError:
+            return RankFailed("rank 0, which serves the store, has gone")
+        if error is not None:
+            failure.publish(self._store, failure.of(self._rank, error))
+        return error
+
+    def _ended_peer(self) -> BaseException | None:
+        """A rank that has ended its loop will never come to the collective that this one waits in."""
+        if self._hang.waited_s() < STUCK_AFTER_S or not int(self._store.add("ended", 0)):
+            return None
+        for rank in range(self._world_size):
+            if self._store.check([f"ended/{rank}"]) and not self._store.check([f"ended/{self._rank}"]):
+                error = self._left_behind(rank, int(self._store.get(f"ended/{rank}")))
+                failure.publish(self._store, failure.of(self._rank, error))
+                return error
+        return None
+
+    def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
+        place = self._place()
+        return RanksDiverged(
+            f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank} waits in "
+            f"{place.waits_in or 'a collective'} at {place.line}: all ranks must make the same number of them. A loop that stops by a "
+            "number of its own rank (a loss read before backward, say) must share it: read the loss after backward, or use "
+            "s.reduce(number)"
+        )
+
+
+def received(rank: int, number: int) -> Failure:
+    """What a signal is to the other ranks."""
+    return Failure(rank, f"it received {signal.Signals(number).name}")

@@ -1,0 +1,68 @@
+"""The plugin's options, checked before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchbus.arguments import expect
+from torchbus.errors import UsageError
+
+from torchbus_checkpoint import saving
+
+MODES = ("min", "max")
+RESUME = ("auto", "never")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where checkpoints are written, how, and which are kept and gone on from."""
+
+    folder: Path | None
+    keep: int | None
+    monitor: str | None
+    mode: str
+    resume: str | Path
+    async_save: bool
+    format: saving.Format
+
+
+def checked(
+    checkpoint: Any, *, keep: Any, monitor: Any, mode: Any, resume: Any, async_save: Any, safetensors: Any, sharded_save: Any
+) -> Options:
+    """Raises UsageError for a wrong type or value."""
+    expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
+    expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
+    expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
+    expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
+    for name, value in {"async_save": async_save, "safetensors": safetensors, "sharded_save": sharded_save}.items():
+        expect(name, value, bool, "True or False")
+    if keep is not None and keep < 1:
+        raise UsageError(f"keep={keep}: at least the last checkpoint is kept; None keeps all")
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
+    _refuse_format(safetensors, sharded_save)
+    folder = None if checkpoint is None else Path(checkpoint).absolute()
+    return Options(folder, keep, monitor, mode, _resume(resume, folder), async_save, saving.Format(sharded_save, safetensors))
+
+
+def _refuse_format(safetensors: bool, sharded_save: bool) -> None:
+    if safetensors and sharded_save:
+        raise UsageError("safetensors=True writes whole weights, which no rank has with sharded_save=True: leave one of them out")
+    if safetensors and importlib.util.find_spec("safetensors") is None:
+        raise UsageError("safetensors=True needs a package that is not installed: pip install safetensors")
+    if sharded_save:
+        saving.need_safe_parts()
+
+
+def _resume(resume: str | os.PathLike[str], folder: Path | None) -> str | Path:
+    if resume in RESUME:
+        return str(resume)
+    if not Path(resume).is_dir():
+        raise UsageError(f"resume={str(resume)!r} is no checkpoint: use 'auto', 'never' or the folder of one")
+    if folder is None:
+        raise UsageError(f"resume={str(resume)!r} without checkpoint=...: name the folder that new checkpoints are written to")
+    return Path(resume).absolute()
