@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import hookimpl, session
+from torchbus import session
 from torchbus.errors import UsageError
+from torchbus.testing import RecordingLogger
 from torchmetrics import MeanMetric
 
 CPU_READS = ("item", "cpu", "numpy", "tolist", "__float__", "__int__", "__bool__", "__index__", "__array__")
-
-
-class Hears:
-    """A logger that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, int | None, dict[str, float], frozenset[str]]] = []
-        self.values: list[dict] = []
-
-    @hookimpl
-    def metrics_ready(self, metrics, step, epoch, prog_bar):
-        self.lines.append((step, epoch, metrics, prog_bar))
-
-    @hookimpl
-    def hyperparameters(self, values):
-        self.values.append(values)
-
-    def of(self, name: str) -> list[tuple[int, float]]:
-        return [(step, metrics[name]) for step, _, metrics, _ in self.lines if name in metrics]
 
 
 def steps(count: int):
@@ -45,7 +26,7 @@ def steps(count: int):
 
 
 def test_values_are_told_at_log_points_with_their_own_steps():
-    hears = Hears()
+    hears = RecordingLogger()
     with session(strategy=None, logger=hears, log_every_n_steps=3, autolog=False) as s:
         for index in steps(4):
             s.log("loss", torch.tensor(float(index)), prog_bar=True)
@@ -57,7 +38,7 @@ def test_values_are_told_at_log_points_with_their_own_steps():
 
 
 def test_what_follows_a_log_point_in_the_same_step_is_told_at_once():
-    hears = Hears()
+    hears = RecordingLogger()
     with session(strategy=None, logger=hears, log_every_n_steps=2, autolog=False) as s:
         for _ in steps(2):
             pass
@@ -67,7 +48,7 @@ def test_what_follows_a_log_point_in_the_same_step_is_told_at_once():
 
 def test_nothing_is_read_in_a_step(monkeypatch):
     """Values may be on a GPU: whatever would wait for it, or copy from it, is not called before a log point."""
-    hears = Hears()
+    hears = RecordingLogger()
     data = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,7 +75,7 @@ def _refuse(name):
 
 
 def test_a_value_is_what_it_was_when_it_was_logged():
-    hears = Hears()
+    hears = RecordingLogger()
     total = torch.zeros(())
     with session(strategy=None, logger=hears) as s:
         for _ in range(3):
@@ -104,7 +85,7 @@ def test_a_value_is_what_it_was_when_it_was_logged():
 
 
 def test_no_graph_is_kept():
-    hears = Hears()
+    hears = RecordingLogger()
     with session(strategy=None, logger=hears) as s:
         weight = torch.ones(1, requires_grad=True)
         graph = (weight * 2).mean().grad_fn
@@ -114,7 +95,7 @@ def test_no_graph_is_kept():
 
 
 def test_epoch_means_are_means_over_samples_and_evaluation_waits_for_a_log_point():
-    hears = Hears()
+    hears = RecordingLogger()
     train, test = (DataLoader(TensorDataset(torch.arange(size)), batch_size=4) for size in (9.0, 5.0))
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -136,7 +117,7 @@ def test_epoch_means_are_means_over_samples_and_evaluation_waits_for_a_log_point
 
 
 def test_a_pass_left_by_break_is_told_by_what_it_had():
-    hears = Hears()
+    hears = RecordingLogger()
     with session(strategy=None, logger=hears, autolog=False) as s:
         for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=2):
             s.log("x", x.mean(), on_epoch=True)
@@ -147,7 +128,7 @@ def test_a_pass_left_by_break_is_told_by_what_it_had():
 
 
 def test_metric_objects_are_computed_at_the_end_of_the_pass():
-    hears, metric = Hears(), MeanMetric()
+    hears, metric = RecordingLogger(), MeanMetric()
     with session(strategy=None, logger=hears) as s:
         for _ in range(2):
             for (x,) in DataLoader(TensorDataset(torch.arange(9.0)), batch_size=4):
@@ -156,63 +137,6 @@ def test_metric_objects_are_computed_at_the_end_of_the_pass():
         metric.update(5.0)
         s.log("outside", metric)
     assert hears.of("mean") == [(0, 4.0), (0, 4.0)] and hears.of("outside") == [(0, 5.0)]
-
-
-def test_steps_last_as_long_as_their_pass():
-    """From its first batch on; what comes between two passes is part of no step."""
-    hears = Hears()
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    took = []
-    with session(strategy=None, logger=hears, log_every_n_steps=1):
-        for _ in range(2):
-            began = time.perf_counter()
-            for (x,) in DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2):
-                time.sleep(0.02)
-                model(x).mean().backward()
-                optimizer.step()
-            took.append(time.perf_counter() - began)
-            time.sleep(0.2)
-    steps, seconds = zip(*hears.of("step_time_s"), strict=True)
-    assert steps == (1, 2, 3, 4) and min(seconds) >= 0.02
-    assert sum(seconds[:2]) <= took[0] and sum(seconds[2:]) <= took[1]
-
-
-def test_the_session_logs_what_it_hears():
-    hears = Hears()
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.25}], lr=0.5)
-    losses = []
-    with session(strategy=None, logger=hears, log_every_n_steps=2) as s:
-        for _ in range(2):
-            for (x,) in DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2):
-                loss = model(x[:, None]).square().mean()
-                loss.backward()
-                losses.append(loss.item())
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-        s.log("lr", 3.0)
-    assert hears.of("loss") == [(step, losses[step - 1]) for step in (2, 3, 4, 6)]
-    assert hears.of("lr/group1") == [(step, 0.25) for step in (2, 3, 4, 6)]
-    assert hears.of("grad_norm")[-1] == (6, norm.item())
-    assert {step for step, value in hears.of("samples_per_s") if value > 0} == {2, 3, 4, 6}
-    assert all(value > 0 for _, value in hears.of("step_time_s"))
-    assert hears.of("lr") == [(6, 3.0)]  # the script's own names are its own
-
-
-def test_two_optimizers_have_two_losses():
-    hears = Hears()
-    nets = [torch.nn.Linear(1, 1) for _ in range(2)]
-    optimizers = [torch.optim.SGD(net.parameters(), lr=rate) for net, rate in zip(nets, (0.1, 0.2), strict=True)]
-    with session(strategy=None, logger=hears, log_every_n_steps=1):
-        for _ in range(2):
-            for factor, net, optimizer in zip((1.0, 10.0), nets, optimizers, strict=True):
-                optimizer.zero_grad()
-                (net(torch.ones(1, 1)).sum() * 0 + factor).backward()
-                optimizer.step()
-    assert {value for _, value in hears.of("loss")} == {1.0} and {value for _, value in hears.of("loss_2")} == {10.0}
-    assert dict.fromkeys(value for _, value in hears.of("lr_2")) == {0.2: None}
 
 
 def test_without_a_logger_nothing_is_gathered_or_written(tmp_path, monkeypatch):
@@ -229,7 +153,7 @@ def test_hyperparameters_of_any_form():
     class Settings:
         depth: int = 3
 
-    hears = Hears()
+    hears = RecordingLogger()
     with session(strategy=None, logger=hears) as s:
         s.log_hyperparams({"lr": 0.1})
         s.log_hyperparams(argparse.Namespace(seed=1))
@@ -240,7 +164,7 @@ def test_hyperparameters_of_any_form():
 
 
 def test_nan_and_infinity_are_values():
-    hears = Hears()
+    hears = RecordingLogger()
     with session(strategy=None, logger=hears) as s:
         for value in (math.nan, math.inf, -math.inf):
             s.log("x", torch.tensor(value), on_epoch=True, on_step=True)
@@ -250,7 +174,7 @@ def test_nan_and_infinity_are_values():
 
 @pytest.mark.parametrize("error", [None, SystemExit(0), ValueError("boom")])
 def test_however_the_block_ends_nothing_is_lost(error):
-    hears = Hears()
+    hears = RecordingLogger()
     try:
         with session(strategy=None, logger=hears, autolog=False) as s:
             s.log("x", 1.0, sync_dist=True)
@@ -280,7 +204,7 @@ def test_however_the_block_ends_nothing_is_lost(error):
         ),
     ],
 )
-@pytest.mark.parametrize("logger", [None, Hears()])
+@pytest.mark.parametrize("logger", [None, RecordingLogger()])
 def test_what_can_not_be_logged(call, words, logger):
     with session(strategy=None, logger=logger) as s, pytest.raises(UsageError) as error:
         call(s)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from torchbus.testing.environments import empty_environment
 from torchbus.testing.forking import ForkServer, fork_script
 from torchbus.testing.processes import MARKER, listening_ports, orphans
-from torchbus.testing.recorder import ALL_EVENTS, Recorder
+from torchbus.testing.recorder import ALL_EVENTS, Recorder, RecordingLogger
 from torchbus.testing.recording import RecordingServer, recording_server
 from torchbus.testing.scripts import Result, Script, run, run_script, start, write_script
 from torchbus.testing.state import OWNERS, assert_torch_unchanged, torch_state
@@ -30,6 +30,7 @@ __all__ = [
     "OWNERS",
     "ForkServer",
     "Recorder",
+    "RecordingLogger",
     "RecordingServer",
     "Result",
     "Script",

@@ -14,7 +14,10 @@ from torchbus.errors import RanksDiverged
 from torchbus_ddp import header
 from torchbus_ddp.header import DeviceHeader, Header
 
-SEED = "seed what draws the order and what chooses the samples (random_split), make both inside the block, and let every rank take every batch"
+SEED = (
+    "seed what draws the order and what chooses the samples (random_split), make both inside the block, and let every rank take every batch, "
+    "in evaluation as well"
+)
 
 
 class Facts(NamedTuple):

@@ -1,0 +1,67 @@
+"""What a session with a logger logs by itself."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+from torchbus.testing import RecordingLogger
+
+
+def test_steps_last_as_long_as_their_pass():
+    """From its first batch on; what comes between two passes is part of no step."""
+    hears = RecordingLogger()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    took = []
+    with session(strategy=None, logger=hears, log_every_n_steps=1):
+        for _ in range(2):
+            began = time.perf_counter()
+            for (x,) in DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2):
+                time.sleep(0.02)
+                model(x).mean().backward()
+                optimizer.step()
+            took.append(time.perf_counter() - began)
+            time.sleep(0.2)
+    steps, seconds = zip(*hears.of("step_time_s"), strict=True)
+    assert steps == (1, 2, 3, 4) and min(seconds) >= 0.02
+    assert sum(seconds[:2]) <= took[0] and sum(seconds[2:]) <= took[1]
+
+
+def test_the_session_logs_what_it_hears():
+    hears = RecordingLogger()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.25}], lr=0.5)
+    losses = []
+    with session(strategy=None, logger=hears, log_every_n_steps=2) as s:
+        for _ in range(2):
+            for (x,) in DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2):
+                loss = model(x[:, None]).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        s.log("lr", 3.0)
+    assert hears.of("loss") == [(step, losses[step - 1]) for step in (2, 3, 4, 6)]
+    assert hears.of("lr/group1") == [(step, 0.25) for step in (2, 3, 4, 6)]
+    assert hears.of("grad_norm")[-1] == (6, norm.item())
+    assert {step for step, value in hears.of("samples_per_s") if value > 0} == {2, 3, 4, 6}
+    assert all(value > 0 for _, value in hears.of("step_time_s"))
+    assert hears.of("lr") == [(6, 3.0)]  # the script's own names are its own
+
+
+def test_two_optimizers_have_two_losses():
+    hears = RecordingLogger()
+    nets = [torch.nn.Linear(1, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=rate) for net, rate in zip(nets, (0.1, 0.2), strict=True)]
+    with session(strategy=None, logger=hears, log_every_n_steps=1):
+        for _ in range(2):
+            for factor, net, optimizer in zip((1.0, 10.0), nets, optimizers, strict=True):
+                optimizer.zero_grad()
+                (net(torch.ones(1, 1)).sum() * 0 + factor).backward()
+                optimizer.step()
+    assert {value for _, value in hears.of("loss")} == {1.0} and {value for _, value in hears.of("loss_2")} == {10.0}
+    assert dict.fromkeys(value for _, value in hears.of("lr_2")) == {0.2: None}
