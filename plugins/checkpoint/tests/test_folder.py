@@ -21,7 +21,6 @@ from torchbus.errors import UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
 
 from torchbus_checkpoint import Checkpoint, CheckpointError, best, folder, latest
-from torchbus_checkpoint.plain import decode, encode
 
 
 def train(s: Any, model: nn.Module | None = None, epochs: int = 2) -> nn.Module:
@@ -221,32 +220,6 @@ def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: b
     assert sorted(os.listdir(written)) == ["step-00000004", "step-00000008"]
     assert_torch_unchanged(before)
     assert folder.verify(written / "step-00000008")
-
-
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner) | st.sets(st.integers()), max_leaves=20))  # fmt: skip
-def test_plain_values(value: Any) -> None:
-    import io
-
-    buffer = io.BytesIO()
-    torch.save(encode(value, "it"), buffer)
-    buffer.seek(0)
-    assert decode(torch.load(buffer, weights_only=True)) == value
-
-
-def test_what_is_not_plain_is_refused_by_name() -> None:
-    with session() as s, pytest.raises(UsageError, match=r"s.register\('mine'\) holds a builtins.object"):
-        s.register("mine", _Odd())
-        s.save("nowhere")
-
-
-class _Odd:
-    def state_dict(self) -> Any:
-        return {"it": object()}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
 
 
 @pytest.mark.parametrize(("options", "words"), [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchbus.errors import UsageError
 
-ARRAY, BYTES = "torchbus ndarray", "torchbus bytes"
+ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
@@ -36,11 +36,17 @@ def _encode_numpy(value: Any, what: str) -> Any:
     if numpy is not None and isinstance(value, numpy.generic):
         return value.item()
     if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biuf":
-        return {ARRAY: torch.from_numpy(value.copy())}
+        return _encode_array(value)
     raise UsageError(
         f"{what} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: its state_dict() must be made "
         "of tensors, numbers, strings, arrays, and lists, tuples, sets and dicts of them"
     )
+
+
+def _encode_array(array: Any) -> dict[str, Any]:
+    """Unsigned numbers as the signed ones of the same bits: torch 2.4 saves no others."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    return {ARRAY: torch.from_numpy(array.copy().view(f"i{size}" if kind == "u" else array.dtype)), DTYPE: array.dtype.name}
 
 
 def decode(value: Any) -> Any:
@@ -48,8 +54,8 @@ def decode(value: Any) -> Any:
     kind = type(value)
     if kind in (list, tuple, set):
         return kind(decode(item) for item in value)
-    if kind is dict and set(value) == {ARRAY}:
-        return value[ARRAY].numpy()
+    if kind is dict and set(value) == {ARRAY, DTYPE}:
+        return value[ARRAY].numpy().view(value[DTYPE])
     if kind is dict and set(value) == {BYTES}:
         return value[BYTES].encode("latin-1")
     if kind in (dict, OrderedDict, Counter):

@@ -1,0 +1,52 @@
+"""What a checkpoint can hold."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchbus import session
+from torchbus.errors import UsageError
+
+from torchbus_checkpoint.plain import decode, encode
+
+
+def written_and_read(value: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(encode(value, "it"), buffer)
+    buffer.seek(0)
+    return decode(torch.load(buffer, weights_only=True))
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner) | st.sets(st.integers()), max_leaves=20))  # fmt: skip
+def test_plain_values(value: Any) -> None:
+    assert written_and_read(value) == value
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "float16", "float64"])
+def test_arrays(dtype: str) -> None:
+    array = np.arange(-3, 3).astype(dtype).reshape(2, 3).T
+    read = written_and_read({"it": array})["it"]
+    assert read.dtype == array.dtype
+    assert np.array_equal(read, array)
+
+
+def test_what_is_not_plain_is_refused_by_name() -> None:
+    with session() as s, pytest.raises(UsageError, match=r"s.register\('mine'\) holds a builtins.object"):
+        s.register("mine", _Odd())
+        s.save("nowhere")
+
+
+class _Odd:
+    def state_dict(self) -> Any:
+        return {"it": object()}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
