@@ -55,7 +55,7 @@ class Accumulate:
             session.bus.register(self._windows, "accumulate.windows")
 
     @hookimpl(trylast=True)
-    def batch_ready(self, batch: Any, iterator: LoaderIterator) -> None:
+    def batch_ready(self, loader: Any, batch: Any, order: Any, iterator: LoaderIterator) -> None:
         if torch.is_grad_enabled():
             self._place.took(iterator)
             if self._windows is not None:

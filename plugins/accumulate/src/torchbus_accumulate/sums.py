@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.errors import Unsupported, UsageError
 
-Pairs = list[tuple[Tensor, Tensor]]
+Held = list[tuple[Tensor, Tensor, int]]
 COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
 
 
@@ -22,14 +21,15 @@ class WindowSum:
     ``weight`` is the part of the window that was committed, ``samples`` the number of samples in it.
     """
 
+    __slots__ = ("_held", "_state", "_touched", "_zeroes_twice", "calls", "optimizer", "samples", "skipped", "weight")
+
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.weight = 0.0
         self.samples = 0.0
         self.calls = 0
         self.skipped = False
-        self._pairs: Pairs = []
-        self._versions: list[int] = []
+        self._held: Held = []  # parameter, gradient, and the gradient's version when it was committed
         self._state = ZEROED
         self._touched = False
         self._zeroes_twice = False
@@ -51,36 +51,42 @@ class WindowSum:
     def before_backward(self, total: float | None) -> None:
         """``total`` is the number of samples in the window that this backward ends: what was committed is put in
         proportion to it, if this backward adds to it."""
-        if not self.calls or self._state == IN_PLACE:
-            self._touched |= self._state in (ZEROED, IN_PLACE)
-            return
-        if self._state == COMMITTED:
-            self._check_untouched()
-        if self._state == ZEROED or self._cleared():
-            self._put_back(1.0 if total is None or not self.weight else self.samples / total / self.weight)
-        elif self._state == COMMITTED:
-            self._set_grads(None)
+        if self._state == ZEROED and self.calls:
+            self._put_back(total)
+        elif self._state != COMMITTED:
+            self._touched |= self._state != ASIDE
+        elif self.calls:
+            self._before_uncleared(total)
+
+    def _before_uncleared(self, total: float | None) -> None:
+        """The loop has not called ``zero_grad`` since its step."""
+        self._check_untouched()
+        if self._cleared():
+            self._put_back(total)
+        else:
+            self._clear()
             self._state = ASIDE
 
     def before_zero_grad(self) -> bool:
         """The loop clears gradients: what was committed is kept. Returns whether nothing is left to clear."""
         if self._touched:
-            if self.calls and not self._zeroes_twice:
-                raise Unsupported("zero_grad() after backward, where the loop had not called it before: accumulation can't tell them apart")
-            self._zeroes_twice = True
+            self._zeroed_after_backward()
         cleared = self.calls > 0 and self._state == COMMITTED
         if self.calls:
-            self._set_grads(None)
-        self._state, self._touched = ZEROED, False
+            self._clear()
+        self._state = ZEROED
         return cleared
+
+    def _zeroed_after_backward(self) -> None:
+        if self.calls and not self._zeroes_twice:
+            raise Unsupported("zero_grad() after backward, where the loop had not called it before: accumulation can't tell them apart")
+        self._zeroes_twice, self._touched = True, False
 
     def commit(self, optimizer: Optimizer, weight: float, samples: float) -> None:
         """Instead of a step."""
         if self.calls and self._state != IN_PLACE:
             self._merge()
-        groups = optimizer.param_groups
-        self._pairs = [(one, gradient) for group in groups for one in group["params"] if (gradient := one.grad) is not None]
-        self._versions = [gradient._version for _, gradient in self._pairs]
+        self._held = [(one, found, found._version) for group in optimizer.param_groups for one in group["params"] if (found := one.grad) is not None]
         self.weight += weight
         self.samples += samples
         self.calls += 1
@@ -100,7 +106,7 @@ class WindowSum:
 
     def drop(self) -> None:
         """Nothing is committed any more."""
-        self._pairs, self._versions = [], []
+        self._held = []
         self.weight = self.samples = 0.0
         self.calls = 0
         self._state, self._touched = COMMITTED, False
@@ -112,7 +118,7 @@ class WindowSum:
 
     def committed(self) -> list[Tensor | None]:
         """What was committed, for each parameter."""
-        found = {id(parameter): gradient for parameter, gradient in self._pairs}
+        found = {id(parameter): gradient for parameter, gradient, _ in self._held}
         return [found.get(id(parameter)) for parameter in self.parameters()]
 
     def restore(self, calls: int, weight: float, samples: float, gradients: list[Tensor | None]) -> None:
@@ -122,39 +128,45 @@ class WindowSum:
             raise UsageError(f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer has {len(parameters)}")
         self.calls, self.weight, self.samples = calls, weight, samples
         both = zip(parameters, gradients, strict=True)
-        self._pairs = [(parameter, gradient.to(parameter.device)) for parameter, gradient in both if gradient is not None]
-        self._versions = [gradient._version for _, gradient in self._pairs]
-        self._set_grads(None)
+        placed = [(parameter, gradient.to(parameter.device)) for parameter, gradient in both if gradient is not None]
+        self._held = [(parameter, gradient, gradient._version) for parameter, gradient in placed]
+        self._clear()
         self._state, self._touched = ZEROED, False
 
-    def _put_back(self, scale: float) -> None:
-        if abs(scale - 1.0) > 1e-12:
-            scale_all([gradient for _, gradient in self._pairs], scale)
-            self.weight *= scale
-        for parameter, gradient in self._pairs:
-            parameter.grad = gradient.clone() if self._zeroes_twice else gradient
+    def _put_back(self, total: float | None) -> None:
+        if total is not None:
+            self._rescale(total)
+        twice = self._zeroes_twice
+        for parameter, gradient, _ in self._held:
+            parameter.grad = gradient.clone() if twice else gradient
         self._state, self._touched = IN_PLACE, True
+
+    def _rescale(self, total: float) -> None:
+        scale = self.samples / total / self.weight if self.weight else 1.0
+        if abs(scale - 1.0) > 1e-12:
+            scale_all([gradient for _, gradient, _ in self._held], scale)
+            self.weight *= scale
 
     def _merge(self) -> None:
         """What was set aside, and not put back, joins what the loop has made since."""
-        for parameter, gradient in self._pairs:
+        for parameter, gradient, _ in self._held:
             own = parameter.grad
             parameter.grad = gradient if own is None or own is gradient else gradient + own
 
     def _cleared(self) -> bool:
         """Whether the loop has set gradients to None by hand, or by ``model.zero_grad()``."""
-        return self._state == COMMITTED and all(parameter.grad is None for parameter, _ in self._pairs)
+        return self._state == COMMITTED and all(parameter.grad is None for parameter, _, _ in self._held)
 
     def _check_untouched(self) -> None:
-        if any(gradient._version != version for (_, gradient), version in zip(self._pairs, self._versions, strict=True)):
+        if any(gradient._version != version for _, gradient, version in self._held):
             raise Unsupported(
                 "gradients were changed in place between optimizer.step() and the next backward, in the middle of a window: "
                 "clear them by optimizer.zero_grad() or model.zero_grad(), or accumulate in the loop under s.accumulating(...)"
             )
 
-    def _set_grads(self, value: Any) -> None:
-        for parameter, _ in self._pairs:
-            parameter.grad = value
+    def _clear(self) -> None:
+        for parameter, _, _ in self._held:
+            parameter.grad = None
 
 
 @torch.no_grad()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torchbus import Session
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_accumulate.place import expected_samples, rows
+from torchbus_accumulate.place import expected_samples
 from torchbus_accumulate.position import Position
 from torchbus_accumulate.sums import WindowSum
 
@@ -19,36 +18,31 @@ class Weights:
     """Each backward is weighted by its samples over those expected in the window; where that was wrong, the last
     backward of the window finds the sum rescaled, so that the loop never sees anything but the true gradient.
 
-    ``samples`` and ``factor`` are those of the last backward; ``counted``: its samples are tokens that the loop counted.
+    ``samples`` and ``factor`` are those of the last backward; ``counted``: its samples are tokens that the loop counted;
+    ``batch_samples``: those of the batch that the loop was handed last.
     """
 
     def __init__(self, session: Session, position: Position) -> None:
         self._session = session
         self._position = position
-        self._batch_samples = 1.0
+        self.batch_samples = 1.0
         self.samples = 1.0
         self.expected = 1.0
         self.factor = 1.0
         self.counted = False
 
-    def took(self, batch: Any) -> None:
-        """The loop was handed a batch."""
-        self._batch_samples = float(self._session.share.count or rows(batch))
-
     def weigh(
-        self, call: BackwardCall, tokens: float | None, iterator: LoaderIterator | None, sums: Sequence[WindowSum], last: bool
+        self, call: BackwardCall, tokens: float | None, iterator: LoaderIterator | None, sums: Sequence[WindowSum], first: bool, last: bool
     ) -> float | None:
-        """Set the weight of this backward; returns the samples of the window, if it is the ``last`` one of it."""
+        """Set the weight of this backward, on the ``first`` batch of a window or the ``last``; returns the samples of the
+        window, if it is the last."""
         self.counted = tokens is not None
         if tokens is not None:
             self.samples = self._count(call, tokens)
         else:
-            self.samples = self._batch_samples if iterator is not None else float(self._session.share.count or 1)
-        if iterator is not None:
-            if self._position.index == 1:
-                self.expected = expected_samples(iterator, self.samples or 1.0, self._position.size)
-        elif not max([one.calls for one in sums], default=0):
-            self.expected = (self.samples or 1.0) * self._position.size
+            self.samples = self.batch_samples if iterator is not None else float(self._session.share.count or 1)
+        if first:
+            self.expected = self._expect(iterator)
         total = self._total(iterator, sums) if last else None
         if total is not None and tokens is not None:
             total = self._over_ranks(call, total)
@@ -56,6 +50,10 @@ class Weights:
             self.factor = self.samples / (total or self.expected)
         call.factor = call.factor * self.factor
         return total
+
+    def _expect(self, iterator: LoaderIterator | None) -> float:
+        samples = self.samples or 1.0
+        return samples * self._position.size if iterator is None else expected_samples(iterator, samples, self._position.size)
 
     def _count(self, call: BackwardCall, tokens: float) -> float:
         call.weight = float(tokens > 0.0 and self._session.share.weight > 0.0)

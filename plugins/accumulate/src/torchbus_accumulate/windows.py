@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl, inventory
-from torchbus.errors import Unsupported
+from torchbus import Session, hookimpl
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
 
-from torchbus_accumulate.place import Place
+from torchbus_accumulate.optimizers import Optimizers
+from torchbus_accumulate.place import Place, rows
 from torchbus_accumulate.position import Position
 from torchbus_accumulate.saved import refuse_between, restore, state_of
+from torchbus_accumulate.steady import Steady
 from torchbus_accumulate.sums import WindowSum
 from torchbus_accumulate.weights import Weights
+
+SKIPPED = Answer()
 
 
 class Windows:
@@ -33,17 +34,17 @@ class Windows:
         self._place = place
         self._position = Position(windows)
         self._weights = Weights(session, self._position)
-        self._sums: dict[int, WindowSum] = {}
+        self._optimizers = Optimizers(session)
         self._flushing = False
-        self._checked = False
         self._begun = False
-        session.on_close.callback(self._sums.clear)
+        self._steady: Steady | None = None
 
     # Which batch -----------------------------------------------------------------------------------------------
 
     def took(self, batch: Any) -> None:
         """The loop was handed a batch."""
-        self._weights.took(batch)
+        self._weights.batch_samples = float(self._session.share.count or rows(batch))
+        self._steady = None
 
     @hookimpl
     def loader_opened(self, iterator: LoaderIterator) -> None:
@@ -62,7 +63,7 @@ class Windows:
             self._flush()
             self._place.leave()
             self._position.end_pass()
-            for one in self._sums.values():
+            for one in self._optimizers.sums:
                 one.skipped = False
 
     @hookimpl(tryfirst=True)
@@ -74,28 +75,37 @@ class Windows:
 
     def weigh(self, call: BackwardCall, tokens: float | None) -> None:
         """Before each backward: its weight in the window, and whether it ends it."""
+        steady = self._steady
+        if steady is None or tokens is not None or not steady.weigh(call):
+            self._weigh(call, tokens)
+
+    def _weigh(self, call: BackwardCall, tokens: float | None) -> None:
         if not self._begun:
-            self._find_optimizers()
-        iterator = self._iterator_of_step()
-        sums = list(self._sums.values())
-        last = self._position.last if iterator is not None else self._ends_by_steps(sums)
+            self._begin()
+        sums = self._optimizers.sums
+        iterator = self._iterator_of_step() if self._place.recent else None
+        if iterator is not None:
+            first, last = self._position.index == 1, self._position.last
+        else:
+            first, last = not any(one.calls for one in sums), self._ends_by_steps(sums)
         call.sync &= last
-        total = self._weights.weigh(call, tokens, iterator, sums, last)
+        total = self._weights.weigh(call, tokens, iterator, sums, first, last)
         for one in sums:
             one.before_backward(total)
+        like_this = first and not last and iterator is None and tokens is None and len(sums) == 1
+        self._steady = Steady(self._session, self._optimizers, self._weights, self._position.size) if like_this else None
 
-    def _find_optimizers(self) -> None:
-        """Those made before the block, which no variable named."""
+    def _begin(self) -> None:
         self._begun = True
-        for optimizer in inventory.alive(Optimizer):
-            self._add(optimizer)
+        self._optimizers.find()
 
     def _iterator_of_step(self) -> LoaderIterator | None:
         """Where the batch comes from; the position moves on at the first use of a batch."""
-        iterator = self._place.iterator
-        if iterator is not None and self._place.pending:
-            self._place.pending = False
-            self._position.next_batch(iterator, self._place.is_last)
+        place = self._place
+        iterator = place.iterator
+        if iterator is not None and place.pending:
+            place.pending = False
+            self._position.next_batch(iterator, place.is_last)
         return iterator
 
     def _ends_by_steps(self, sums: Sequence[WindowSum]) -> bool:
@@ -110,41 +120,33 @@ class Windows:
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
         if optimizer is not None:
-            self._add(optimizer)
-
-    def _add(self, optimizer: Optimizer) -> None:
-        if not self._session.captures(optimizer) or id(optimizer) in self._sums:
-            return
-        if isinstance(optimizer, LBFGS):
-            raise Unsupported("accumulate_grad_batches with LBFGS: it evaluates its closure many times, on the last batch of a window only")
-        self._sums[id(optimizer)] = WindowSum(optimizer)
-        weakref.finalize(optimizer, self._sums.pop, id(optimizer), None)
+            self._optimizers.add(optimizer)
 
     @hookimpl
     def before_zero_grad(self, optimizer: Optimizer) -> bool:
-        one = self._sums.get(id(optimizer))
+        one = self._optimizers.of.get(id(optimizer))
         return one is not None and one.before_zero_grad()
 
     @hookimpl(tryfirst=True)
     def step_called(self, optimizer: Optimizer, closure: Callable[[], Any] | None, run: Callable[..., Any]) -> Answer | None:
-        one = self._sums.get(id(optimizer))
+        one = self._optimizers.of.get(id(optimizer))
         if one is None or self._flushing:
             return None
-        iterator = self._place.iterator if closure is None else self._iterator_of_step()  # its backward is still to come
-        if self._position.last if iterator is not None else one.calls + 1 >= self._position.size:
+        if self._ends_step(one, closure) if self._place.recent else one.calls + 1 >= self._position.size:
             one.skipped = False
             if closure is None:
                 self._finish(one)
             return None
-        if not self._checked:
-            self._refuse_foreign_scaler(optimizer)
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        if not self._optimizers.checked:
+            self._optimizers.refuse_foreign_scaler(optimizer)
+        answer = SKIPPED if closure is None else run_alone(closure)
         one.commit(optimizer, self._weights.factor, self._weights.samples)
         one.skipped = True
-        return Answer(result)
+        return answer
+
+    def _ends_step(self, one: WindowSum, closure: Callable[[], Any] | None) -> bool:
+        iterator = self._place.iterator if closure is None else self._iterator_of_step()  # its backward is still to come
+        return self._position.last if iterator is not None else one.calls + 1 >= self._position.size
 
     @hookimpl(tryfirst=True)
     def before_optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> None:
@@ -153,7 +155,7 @@ class Windows:
 
     @hookimpl(tryfirst=True)
     def after_closure(self, optimizer: Optimizer) -> None:
-        one = self._sums.get(id(optimizer))
+        one = self._optimizers.of.get(id(optimizer))
         if one is not None:
             self._finish(one)
 
@@ -164,7 +166,7 @@ class Windows:
         """What is left of a window that nothing else ended is stepped now."""
         self._flushing = True
         try:
-            for one in list(self._sums.values()):
+            for one in self._optimizers.sums:
                 optimizer = one.optimizer()
                 if one.calls and optimizer is not None:
                     optimizer.step()
@@ -173,19 +175,11 @@ class Windows:
             self._flushing = False
             self._position.end_window()
 
-    def _refuse_foreign_scaler(self, optimizer: Optimizer) -> None:
-        self._checked = True
-        if any(id(optimizer) in getattr(scaler, "_per_optimizer_states", ()) for scaler in inventory.alive(GradScaler)):
-            raise Unsupported(
-                "accumulate_grad_batches with the loop's own GradScaler, which unscales at each step: use precision='16-mixed' "
-                "instead of it, or accumulate in the loop under s.accumulating(...)"
-            )
-
     # What goes by steps ----------------------------------------------------------------------------------------
 
     @hookimpl
     def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
-        one = self._sums.get(id(getattr(scheduler, "optimizer", None)))
+        one = self._optimizers.of.get(id(getattr(scheduler, "optimizer", None)))
         if one is not None and self._position.left:
             self._flush()
             one.skipped = False
@@ -195,29 +189,30 @@ class Windows:
     def skip_clipping(self) -> bool | None:
         """In the middle of a window the loop clips nothing: the gradients of a window are clipped at its end."""
         by_loader = self._place.iterator is not None
-        ends = self._position.last if by_loader else self._ends_by_steps(list(self._sums.values()))
+        ends = self._position.last if by_loader else self._ends_by_steps(self._optimizers.sums)
         return None if ends else True
 
     # State -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        sums = list(self._sums.values())
+        sums = self._optimizers.sums
         refuse_between(sums, self._position)
         states = [state_of(one, self._session) for one in sums]
         return {"position": self._position.state_dict(), "expected": self._weights.expected, "sums": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if len(self._sums) < len(state["sums"]):
-            self._find_optimizers()
-        restore(list(self._sums.values()), state["sums"])
+        if len(self._optimizers.sums) < len(state["sums"]):
+            self._begin()
+        restore(self._optimizers.sums, state["sums"])
         self._position.load_state_dict(state["position"])
         self._weights.expected = state["expected"]
+        self._steady = None
 
     # Explain ---------------------------------------------------------------------------------------------------
 
     @hookimpl
     def describe(self, thing: Any) -> str | None:
-        known = isinstance(thing, Optimizer) and id(thing) in self._sums
+        known = isinstance(thing, Optimizer) and id(thing) in self._optimizers.of
         return f"one real step for {self._position.size} calls of step()" if known else None
 
     def words(self) -> str:
@@ -227,3 +222,9 @@ class Windows:
             f"batches per real step: {counted}; step(), zero_grad(), schedulers and clipping wait for the end of the window, "
             "gradients are weighted by samples, nothing is communicated in between"
         )
+
+
+def run_alone(closure: Callable[[], Any]) -> Answer:
+    """The closure of a step that is not taken."""
+    with torch.enable_grad():
+        return Answer(closure())
