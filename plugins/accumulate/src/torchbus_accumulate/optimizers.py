@@ -23,6 +23,7 @@ class Optimizers:
         self.checked = False
         self.of: dict[int, WindowSum] = {}
         self.sums: tuple[WindowSum, ...] = ()
+        self._alone: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         session.on_close.callback(self.close)
 
     def find(self) -> None:
@@ -30,8 +31,12 @@ class Optimizers:
         for optimizer in inventory.alive(Optimizer):
             self.add(optimizer)
 
+    def leave_alone(self, optimizer: Optimizer) -> None:
+        """Its steps are no steps of the training loop."""
+        self._alone.add(optimizer)
+
     def add(self, optimizer: Optimizer) -> None:
-        if not self._session.captures(optimizer) or id(optimizer) in self.of:
+        if not self._session.captures(optimizer) or id(optimizer) in self.of or optimizer in self._alone:
             return
         if isinstance(optimizer, LBFGS):
             raise Unsupported("accumulate_grad_batches with LBFGS: it evaluates its closure many times, on the last batch of a window only")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
+from torchbus import Session, hookimpl, inventory
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
@@ -35,6 +36,7 @@ class Windows:
         self._position = Position(windows)
         self._weights = Weights(session, self._position)
         self._optimizers = Optimizers(session)
+        self._rows = 0
         self._flushing = False
         self._begun = False
         self._steady: Steady | None = None
@@ -43,7 +45,8 @@ class Windows:
 
     def took(self, batch: Any) -> None:
         """The loop was handed a batch."""
-        self._weights.batch_samples = float(self._session.share.count or rows(batch))
+        self._rows = rows(batch)
+        self._weights.batch_samples = float(self._session.share.count or self._rows)
         self._steady = None
 
     @hookimpl
@@ -118,9 +121,17 @@ class Windows:
     # Step ------------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if optimizer is not None:
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is not None and self._is_of_batch(parameters):
+            self._optimizers.leave_alone(optimizer)
+        elif optimizer is not None:
             self._optimizers.add(optimizer)
+
+    def _is_of_batch(self, parameters: list[Tensor]) -> bool:
+        """A perturbation of these very samples, say: a row for each of them, in no module."""
+        if self._place.iterator is None or any(not one.dim() or len(one) != self._rows for one in parameters):
+            return False
+        return not inventory.models_of(parameters)
 
     @hookimpl
     def before_zero_grad(self, optimizer: Optimizer) -> bool:
