@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from torch._guards import detect_fake_mode
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from torchbus.bus import Bus
 
@@ -27,7 +29,9 @@ def install(bus: Bus) -> Callable[[], None]:
     def first_call(module: Module, inputs: Any) -> None:
         if id(module) in known or detect_fake_mode() is not None:  # torch.compile of an older torch calls its copies
             return
-        known.update((id(part), remembered(part)) for part in module.modules())
-        bus.hook.model_found(model=module, calling=True)
+        waits = any(map(is_lazy, chain(module.parameters(), module.buffers())))  # for this call to give them their shapes
+        known.update((id(part), remembered(part)) for part in module.modules() if not (waits and part is module))
+        if not waits:
+            bus.hook.model_found(model=module, calling=True)
 
     return register_module_forward_pre_hook(first_call).remove

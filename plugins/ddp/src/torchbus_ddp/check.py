@@ -16,7 +16,7 @@ from torchbus_ddp.header import DeviceHeader, Header
 
 SEED = (
     "seed what draws the order and what chooses the samples (random_split), make both inside the block, and let every rank take every batch, "
-    "in evaluation as well"
+    "in evaluation as well; a loop that skips the smaller batch at the end of an epoch needs drop_last=True, for only some ranks have one"
 )
 
 
@@ -71,7 +71,8 @@ class HeaderCheck:
         if not self._may_differ and header.drifted(mean, sent):
             raise RanksDiverged(
                 "a parameter is not the same on all ranks any more: something changed it on one rank alone (an optimizer that computes "
-                "with this rank's own data or random numbers, or a rank that loaded other weights)"
+                "with this rank's own data or random numbers, a rank that loaded other weights, or weights that were drawn anew in training: "
+                "draw them in eval mode, where random numbers are alike on all ranks, or build the model anew)"
             )
         self.watch.look(mean, sent)
 

@@ -16,7 +16,7 @@ from torchbus import Session, hookimpl, inventory
 
 from torchbus_ddp.batchnorm import convert
 from torchbus_ddp.own import OwnTensors
-from torchbus_ddp.values import copy_from_rank0, refuse_meta
+from torchbus_ddp.values import copy_from_rank0, refuse_empty
 
 
 class Trained:
@@ -59,7 +59,7 @@ class Trained:
         else:
             self._adopted.update(map(id, parameters))
         if new:
-            refuse_meta(new, models)
+            refuse_empty(new, models)
             self._add([*new, *owned], models, f"the parameters of {type(optimizer).__name__}" if optimizer else "adopted tensors")
 
     def _shared(self, optimizer: Optimizer, parameters: list[Tensor], new: list[Tensor], owned: Sequence[Tensor]) -> list[Tensor]:

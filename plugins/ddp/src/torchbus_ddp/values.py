@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged, UsageError
 
@@ -32,15 +33,23 @@ def copy_from_rank0(tensors: Sequence[Tensor], what: str) -> None:
         broadcast(chunk)
 
 
-def refuse_meta(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:
+def refuse_empty(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:
     """Raises UsageError: there is nothing that rank 0 could send."""
-    without = {id(tensor) for tensor in tensors if tensor.is_meta}
-    if without:
-        names = [type(model).__name__ for model in models if any(id(parameter) in without for parameter in model.parameters())]
+    lazy = [tensor for tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        owner = _owner(lazy, models)
+        raise UsageError(f"{owner} has lazy parameters, which get their values in its first call: call it before its optimizer is made")
+    meta = [tensor for tensor in tensors if tensor.is_meta]
+    if meta:
         raise UsageError(
-            f"{names[0] if names else 'a tensor'} is on the meta device, so its parameters have no values: model.to_empty(device=...) and its "
+            f"{_owner(meta, models)} is on the meta device, so its parameters have no values: model.to_empty(device=...) and its "
             "initialisation come before its optimizer; or use strategy='fsdp', which does both"
         )
+
+
+def _owner(tensors: Sequence[Tensor], models: Sequence[Module]) -> str:
+    wanted = set(map(id, tensors))
+    return next((type(model).__name__ for model in models if any(id(p) in wanted for p in model.parameters())), "a tensor")
 
 
 def broadcast(tensors: Sequence[Tensor]) -> None:
