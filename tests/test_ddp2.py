@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torchbus.testing import Result, start, write_script
+from nodes import run_nodes
+from torchbus.testing import write_script
 
 LOOP = """
 import json, sys, torch
@@ -65,41 +64,16 @@ with session(strategy="ddp2", accelerator="cpu"):
 """
 
 
-def environment(nodes: list[int], rank: int, address: str, port: int) -> dict[str, str]:
-    """What a launcher tells one rank."""
-    node = next(index for index in range(len(nodes)) if rank < sum(nodes[: index + 1]))
-    place = {"RANK": rank, "WORLD_SIZE": sum(nodes), "LOCAL_RANK": rank - sum(nodes[:node]), "LOCAL_WORLD_SIZE": nodes[node], "GROUP_RANK": node}
-    return {**{name: str(value) for name, value in place.items()}, "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-
-
-def run_nodes(nodes: list[int], folder: Path, address: str = "127.0.0.1", prefixes: dict[int, list[str]] | None = None) -> list[object]:
-    """What rank 0 prints; ``prefixes`` is a command to run the ranks of a node under."""
-    results = run_ranks(LOOP, nodes, folder, address, prefixes)
+def facts(nodes: list[int], folder: Path, address: str = "127.0.0.1", prefixes: dict[int, list[str]] | None = None) -> list[object]:
+    """What rank 0 prints."""
+    results = run_nodes(nodes, write_script(folder, LOOP), address=address, prefixes=prefixes)
     assert all(result.ok() for result in results)
     return list(results[0].json())
 
 
-def run_ranks(loop: str, nodes: list[int], folder: Path, address: str = "127.0.0.1", prefixes: dict[int, list[str]] | None = None) -> list[Result]:
-    """What each rank did."""
-    script, port = str(write_script(folder, loop)), free_port()
-    with contextlib.ExitStack() as stack:
-        running = []
-        for rank in range(sum(nodes)):
-            env = environment(nodes, rank, address, port)
-            command = [*(prefixes or {}).get(int(env["GROUP_RANK"]), []), sys.executable, script]
-            running.append(stack.enter_context(start(command, env=env)))
-        return [script.wait(110) for script in running]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.mark.parametrize("nodes", [[2, 2], pytest.param([2, 1], marks=pytest.mark.slow)])
 def test_ddp2_that_was_broken_equals_one_process_that_computes_the_loss_of_each_node(nodes, tmp_path):
-    difference, ranks_agree, text = run_nodes(nodes, tmp_path)
+    difference, ranks_agree, text = facts(nodes, tmp_path)
     assert difference < 1e-9 and all(ranks_agree) and len(ranks_agree) == sum(nodes)
     assert "each node has its share of the data" in " ".join(text.split())
 
@@ -129,11 +103,11 @@ def hosts() -> Iterator[dict[int, list[str]]]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2")
 def test_ddp2_on_two_hosts(hosts, tmp_path):
-    difference, ranks_agree, _ = run_nodes([2, 2], tmp_path, "10.77.0.1", hosts)
+    difference, ranks_agree, _ = facts([2, 2], tmp_path, "10.77.0.1", hosts)
     assert difference < 1e-9 and all(ranks_agree)
 
 
 def test_an_optimizer_over_the_samples_of_a_node_is_refused(tmp_path: Path) -> None:
-    results = run_ranks(OWN, [2, 2], tmp_path)
+    results = run_nodes([2, 2], write_script(tmp_path, OWN))
     assert all(result.status for result in results)
     assert "SGD: a tensor of shape (8, 6) belongs to the samples of a batch, of which under this strategy each rank" in results[0].stderr

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import Result, run_script
+from nodes import run_nodes
+from torchbus.testing import Result, run_script, write_script
 
 from torchbus_checkpoint import folder
 
@@ -96,6 +97,28 @@ def test_it_ends_as_one_process_does(tmp_path: Path, strategy: str, before: int,
     found = facts(RESUMED, tmp_path, STRATEGY=strategy, BEFORE=before, AFTER=after, OPTIONS=options)
     assert found["stopped"] == ["step-00000007"] and found["steps"] == 12 + 8 + 5
     assert found["apart"] < 1e-9
+
+
+HYBRID = """
+import sys
+alone = train()
+before = next(made)
+options = {"checkpoint": "checkpoints", "every_n_steps": 7, "batch": "global", "sharded_save": True, "async_save": True}
+with contextlib.suppress(PowerCut), session(strategy="fsdp", hybrid=True, accelerator="cpu", timeout_s=30, **options) as s:
+    found["apart"] = apart(train(int(sys.argv[1]), s), alone)
+    found["steps"] = next(made) - before - 1
+"""
+
+
+@pytest.mark.slow
+def test_in_parts_of_a_node_that_other_nodes_have_too(tmp_path: Path) -> None:
+    """Two nodes of two ranks, stopped and resumed."""
+    script = write_script(tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{HEAD}{HYBRID}\nprint(json.dumps(found))\n")
+    assert all(result.ok() for result in run_nodes([2, 2], script, "8"))
+    results = run_nodes([2, 2], script, "0")
+    assert all(result.ok() for result in results)
+    found = results[0].json()
+    assert found["apart"] < 1e-9 and found["steps"] == 5
 
 
 ALIKE = """
