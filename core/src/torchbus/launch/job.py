@@ -26,7 +26,7 @@ CHILD_GRACE_S = 5.0
 
 
 class Job:
-    """``waiting`` is what the main thread waits for with the other ranks (a description and a count), or None."""
+    """``waiting`` is what the main thread waits for with the other ranks, in words and numbers, or None."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Job:
     ) -> None:
         self.world = world
         self.ends_with_block = ends_with_block
-        self.waiting: tuple[str, int] | None = None
+        self.waiting: tuple[object, ...] | None = None
         self.backwards = 0
         self._children = children or []
         self._forked = forked

@@ -38,13 +38,13 @@ class Place:
         return f"rank {self.rank} {what}, at {self.line}: {self.source}" + (f" ({self.note})" if self.note else "")
 
 
-def find(rank: int, waiting: tuple[str, int] | None, backwards: int) -> Place:
-    """Where the main thread is now. ``waiting``: what it has said itself that it waits for, and a count."""
+def find(rank: int, waiting: tuple[object, ...] | None, backwards: int) -> Place:
+    """Where the main thread is now. ``waiting``: what it has said itself that it waits for."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     chain = _chain(innermost)
     user = next((index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1)
     line, source = _line(chain[user]) if chain else ("an unknown line", "")
-    waits_in = f"{waiting[0]} {waiting[1]}" if waiting is not None else _synchronisation(chain[: user + 1])
+    waits_in = " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
     return Place(rank, waits_in, line, source, backwards, _note(chain[:user]))
 
 

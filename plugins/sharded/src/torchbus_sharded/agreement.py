@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torchbus import Session, hookimpl
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
+DIGESTS = struct.Struct("<II")
 
 
 class Agreement:
     """Has connections of its own: there a collective of one rank never meets another one of another rank, which aborts gloo, hangs NCCL,
-    or, where the sizes agree by chance, mixes up what is sent."""
+    or, where the sizes agree by chance, mixes up what is sent. For the same reason all its messages have one size."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -25,44 +27,74 @@ class Agreement:
         self._group: Any = dist.new_group(backend="gloo", timeout=session.timeout)
         own = sockets_opened() - before
         assert session.job is not None
-        session.job.guard.on_release(lambda: shut(own))
+        self._job = session.job
+        self._job.guard.on_release(lambda: shut(own))
         session.bus.register(self, "fsdp.agreement")
         session.on_close.callback(self._forget)
+        self._counted = _counter()
+        self._met_at = 0
         self._passed = 0
         self._steps = 0
-        self._numbers = torch.zeros(2, dtype=torch.int64)
+        self.room = 0
 
     @hookimpl
     def after_optimizer_step(self) -> None:
         self._steps += 1
 
+    def make_room(self, count: int) -> int:
+        """For so many more flags; returns the place of the first. All ranks call it alike."""
+        self.room += count
+        return self.room - count
+
     def passing(self, what: str) -> None:
         """To be compared when the ranks meet next."""
         self._passed = crc32(what.encode(), self._passed)
 
-    def meet(self, what: str) -> None:
-        """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
-        what = f"{what}, after {self._steps} optimizer steps"
-        mine = crc32(what.encode(), self._passed)
-        self._passed = 0
-        self._steps = 0
-        self._numbers[0], self._numbers[1] = mine, -mine
-        dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group)
-        if self._numbers.tolist() != [mine, -mine]:
-            self._raise(what)
+    def collectives(self) -> int:
+        """How many the main process group has seen since the ranks met."""
+        return self._counted() - self._met_at
 
-    def total(self, numbers: Tensor) -> Any:
-        """Add up a tensor on the CPU over ranks, in place: it is done once ``wait()`` of what is returned has come back."""
-        return dist.all_reduce(numbers, group=self._group, async_op=True)
+    def meet(self, what: str, flags: bytes = b"") -> bytearray:
+        """Returns the flags that any rank has set.
+
+        Raises RanksDiverged, on all ranks, where one has come with something else, or by another way.
+        """
+        what = f"{what}, after {self._steps} optimizer steps"
+        self.passing(what)
+        mine = DIGESTS.pack(self._passed, ~self._passed & 0xFFFFFFFF)
+        self._passed = self._steps = 0
+        message = bytearray(mine + flags.ljust(self.room, b"\0"))
+        waiting, self._job.waiting = self._job.waiting, self._job.waiting or (what,)
+        dist.all_reduce(torch.frombuffer(message, dtype=torch.uint8), dist.ReduceOp.BOR, group=self._group)
+        self._job.waiting = waiting
+        if not message.startswith(mine):
+            self._raise(what)
+        self._met_at = self._counted()
+        return message[DIGESTS.size :]
+
+    def told(self, what: Any) -> list[Any]:
+        """By every rank. All ranks call it, having met."""
+        told: list[Any] = [None] * self._session.world_size
+        dist.all_gather_object(told, what, group=self._group)
+        return told
 
     def _forget(self) -> None:
         """A process that is forked later and collects this garbage would wait for the group's threads, which it does not have."""
         self._group = None
 
     def _raise(self, what: str) -> None:
-        told: list[str] = [""] * self._session.world_size
-        dist.all_gather_object(told, what, group=self._group)
+        told = self.told(what)
         if len(set(told)) == 1:
-            raise RanksDiverged(f"at {what} the ranks had computed different parts of the model before. {REMEDY}")
+            raise RanksDiverged(f"on the way to {what} the ranks had called different things: parts of models, or what all ranks call. {REMEDY}")
         places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(told))
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")
+
+
+def _counter() -> Callable[[], int]:
+    """Counts the collectives of the main process group, where its backend does."""
+    count: Callable[[], int] = dist.group.WORLD._get_sequence_number_for_group  # type: ignore[union-attr]
+    try:
+        count()
+    except RuntimeError:
+        return lambda: 0
+    return count

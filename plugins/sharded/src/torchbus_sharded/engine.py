@@ -3,8 +3,9 @@ keeps, and the whole one, which is there while its unit computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +14,38 @@ from torch.distributed.tensor import DTensor, _redistribute
 from torch.nn import Module
 from torchbus.errors import Unsupported
 
+T = TypeVar("T")
 
+
+def _once(find: Callable[[Any], T]) -> Callable[[Module], T]:
+    """Kept with what the engine knows of the model, which stays as it is until the end of the block."""
+    name = f"torchbus_{find.__name__}"
+
+    @functools.wraps(find)
+    def found(model: Any) -> T:
+        state = vars(model._get_fsdp_state())
+        if name not in state:
+            state[name] = find(model)
+        kept: T = state[name]
+        return kept
+
+    return found
+
+
+@_once
 def units_in(model: Module) -> list[FSDPModule]:
     """The model's units, itself first."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+@_once
 def groups_in(model: Module) -> list[Any]:
     """The units' groups of parameters: one for each, in newer releases of torch several."""
     states = [unit._get_fsdp_state() for unit in units_in(model)]
     return [group for state in states for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group] if group is not None]
 
 
+@_once
 def pairs_in(model: Module) -> list[Any]:
     """The parameters: ``sharded_param``, and once they were gathered ``_unsharded_param``."""
     return [pair for group in groups_in(model) for pair in group.fsdp_params]
@@ -58,6 +79,8 @@ def reset(model: Module) -> None:
             f"an exception left a forward or backward of {original_class(model).__name__} under strategy='fsdp', and this torch can't go on "
             "after that: let it end the run, install torch 2.13 or later, or use strategy='ddp'"
         )
+    if unit._get_fsdp_state()._is_root is None:
+        return  # it has computed nothing yet, and torch can't reset what it makes at the first call
     unit.reset_iter_state()
     for whole, _ in gathered_in(model):
         whole.grad = None

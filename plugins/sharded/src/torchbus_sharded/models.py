@@ -43,6 +43,7 @@ class ShardedModels:
         self._mesh = strategy.mesh(session)
         self.agreement = Agreement(session)
         self.passes = Passes(session, self.agreement)
+        self.reached = Reached(self.agreement)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
         self._old: list[Tensor] = []  # kept without their values, so that no new tensor gets one of their ids
@@ -73,16 +74,11 @@ class ShardedModels:
         elif all(model is not part for divided in self._models for part in divided.modules()):
             self.whole.add(model)
 
-    def begin_backward(self) -> Reached:
-        """All ranks call it alike, as the next one."""
-        return Reached(self._models)
-
-    def end_backward(self, reached: Reached, counts: bool) -> None:
-        """The engine has run."""
+    def end_backward(self) -> None:
+        """The engine has run. All ranks call it alike."""
         for model in self._models:
             reduce_late(model)
         self.passes.end()
-        reached.ask(self.agreement, counts)
 
     def share_buffers(self) -> None:
         """Rank 0's, on all ranks, in one broadcast for each dtype. All ranks call it."""
@@ -104,7 +100,8 @@ class ShardedModels:
         if model in self._models or not _can_be_divided(model):
             return
         on_meta = MetaModules(model, self._strategy.param_init_fn)
-        self.agreement.meet(f"dividing {type(model).__name__}, model {len(self._models) + 1}: {sum(p.numel() for p in model.parameters())} numbers")
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        self.agreement.meet(f"dividing {type(model).__name__}, model {len(self._models) + 1}: {sum(sizes)} numbers in {len(sizes)} tensors")
         for tensor in [*model.parameters(), *model.buffers()]:
             if not tensor.is_meta:
                 dist.broadcast(tensor.data, 0)
@@ -112,6 +109,7 @@ class ShardedModels:
         self._models[model] = self._shard(model)
         if on_meta:
             self._fill(model, on_meta)
+        self.reached.add(model)
         self._hook(model)
         after = named(model)
         self._replaced |= {id(before[name]): after[name] for name in before}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torchbus.errors import RanksDiverged
@@ -15,36 +15,51 @@ from torchbus_sharded.engine import original_class, pairs_in
 
 
 class Reached:
-    """From before a backward until after it: the ranks tell each other while the loss and the buffers are on their way."""
+    """Of each model the ranks tell each other: one flag if it was reached, one if it was not, and one for each parameter that was."""
 
-    def __init__(self, models: Iterable[Module]) -> None:
-        self._models = [(original_class(model).__name__, pairs_in(model)) for model in models]
-        self._pairs = [pair for _, pairs in self._models for pair in pairs]
-        self._had_none = [pair.sharded_param.grad is None for pair in self._pairs]
-        for pair in self._pairs:
-            _watch(pair)
-            pair.torchbus_reached = False
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._places: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
-    def ask(self, agreement: Agreement, counts: bool) -> None:
-        """Tell the other ranks. ``counts``: the gradients of this rank are not of samples that it had before."""
-        mine = [any(pair.torchbus_reached for pair in pairs) for _, pairs in self._models]
-        made = [counts and pair.torchbus_reached for pair in self._pairs]
-        self._told = torch.tensor([*mine, *made], dtype=torch.int32)
-        self._work = agreement.total(self._told)
+    def add(self, model: Module) -> None:
+        """Once it is divided. All ranks call it alike."""
+        self._places[model] = self._agreement.make_room(2 + len(pairs_in(model)))
 
-    def settle(self) -> None:
-        """After ``ask``. A gradient is None where no rank has made one that counts.
+    def begin(self) -> None:
+        """Before a backward."""
+        for model in self._places:
+            for pair in pairs_in(model):
+                _watch(pair)
+                pair.torchbus_reached = False
+                pair.torchbus_had_none = pair.sharded_param.grad is None
+
+    def flags(self, counts: bool) -> bytes:
+        """After the backward. ``counts``: the gradients of this rank are not of samples that it had before."""
+        flags = bytearray(self._agreement.room)
+        for model, place in self._places.items():
+            reached = bytes(pair.torchbus_reached for pair in pairs_in(model))
+            flags[place] = any(reached)
+            flags[place + 1] = not any(reached)
+            if counts:
+                flags[place + 2 : place + 2 + len(reached)] = reached
+        return bytes(flags)
+
+    def settle(self, told: bytearray) -> None:
+        """The flags of all ranks. A gradient is None where no rank has made one that counts.
 
         Raises RanksDiverged, on all ranks, where some have reached a model and some not.
         """
-        self._work.wait()
-        told, ranks = self._told.tolist(), torch.distributed.get_world_size()
-        for (name, _), count in zip(self._models, told, strict=False):
-            if 0 < count < ranks:
-                raise RanksDiverged(f"backward reached {name} on {count} of {ranks} ranks. {REMEDY}")
-        for pair, count, had_none in zip(self._pairs, told[len(self._models) :], self._had_none, strict=True):
-            if not count and had_none:
-                pair.sharded_param.grad = None
+        for model, place in self._places.items():
+            if told[place] and told[place + 1]:
+                self._refuse(model)
+            for pair, reached in zip(pairs_in(model), told[place + 2 :], strict=False):
+                if not reached and pair.torchbus_had_none:
+                    pair.sharded_param.grad = None
+
+    def _refuse(self, model: Module) -> None:
+        told = self._agreement.told(any(pair.torchbus_reached for pair in pairs_in(model)))
+        ranks = ", ".join(str(rank) for rank, reached in enumerate(told) if reached)
+        raise RanksDiverged(f"backward reached {original_class(model).__name__} on rank {ranks} alone, of {len(told)} ranks. {REMEDY}")
 
 
 def _watch(pair: Any) -> None:

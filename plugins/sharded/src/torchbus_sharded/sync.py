@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 from torch.nn import Module
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
@@ -14,8 +14,7 @@ from torchbus.seams.backward import BackwardCall
 
 from torchbus_sharded.loose import LooseTensors
 from torchbus_sharded.models import ShardedModels
-
-DISCOVERY_BACKWARDS = 3
+from torchbus_sharded.passes import CLOSELY
 
 
 class ShardedBackward:
@@ -36,37 +35,60 @@ class ShardedBackward:
         if call.inputs:
             raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
         weight = self._weight(call)
+        self._begin()
+        mean = self._mean(call, weight)
         tensors, gradients = call.start(weight)
-        self._job.waiting = ("backward", self._job.backwards + 1)
-        self._models.agreement.meet(f"backward {self._job.backwards + 1}")
-        reached = self._models.begin_backward()
         with self._loose.averaged():
             engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
-        self._models.end_backward(reached, counts=weight != 0)
-        loss = call.loss
-        if loss is not None and loss.dim() == 0 and not loss.is_leaf and not loss._is_view() and not call.retain_graph:
-            loss.data.copy_(self._mean(loss, weight))
+        self._settle(counts=weight != 0)
+        mean()
         self._models.share_buffers()
-        reached.settle()
         self._models.whole.refuse_gradients()
+        self._end()
+
+    def _begin(self) -> None:
+        """Gloo never takes collectives of two kinds for one. So once the ranks are known to do the same it is enough that they compare what they
+        have done before they use the gradients."""
+        number = self._job.backwards + 1
+        agreement = self._models.agreement
+        self._job.waiting = ("backward", number, "after", agreement.collectives(), "collectives")
+        closely = number <= CLOSELY or dist.get_backend() != "gloo"
+        (agreement.meet if closely else agreement.passing)(f"backward {number}")
+        self._models.reached.begin()
+
+    def _settle(self, counts: bool) -> None:
+        """Another rank's `s.reduce` may have taken part in what was reduced here: then their numbers of collectives differ."""
+        self._models.end_backward()
+        agreement, reached = self._models.agreement, self._models.reached
+        agreement.passing(f"{agreement.collectives()} collectives")
+        reached.settle(agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts)))
+
+    def _end(self) -> None:
         self._job.waiting = None
         self._job.backwards += 1
         if not self._session.random.is_split:
             self._session.random.split(self._session.rank)
-        if self._job.backwards == DISCOVERY_BACKWARDS:
+        if self._job.backwards == CLOSELY:
             self._session.end_discovery()
 
     @hookimpl
     def backward_failed(self) -> None:
+        self._job.waiting = None
         self._models.passes.reset_all()
 
     def _weight(self, call: BackwardCall) -> float:
         weight = self._session.share.weight if call.weight is None else call.weight
         return weight if self._loss_reduction == "mean" else float(self._session.world_size if weight else 0)
 
-    def _mean(self, loss: Tensor, weight: float) -> Tensor:
-        """Over the samples of all ranks; a rank without any of its own adds nothing, whatever its loss is."""
-        return self._session.reduce(loss.detach() * weight if weight else torch.zeros_like(loss))
+    def _mean(self, call: BackwardCall, weight: float) -> Callable[[], object]:
+        """Over the samples of all ranks, underway while the engine runs; what is returned puts it into the loss. A rank without any samples
+        of its own adds nothing, whatever its loss is."""
+        loss = call.loss
+        if loss is None or loss.dim() or loss.is_leaf or loss._is_view() or call.retain_graph:
+            return lambda: None
+        total = (loss.detach() * weight if weight else torch.zeros_like(loss)).to(self._session.device)
+        work: Any = dist.all_reduce(total, async_op=True)
+        return lambda: (work.wait(), loss.data.copy_(total / self._session.world_size))
 
     @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:

@@ -1,0 +1,97 @@
+"""Ranks that go different ways after the first steps, where backward is compared at its end alone, end in an error that says where each is."""
+
+from __future__ import annotations
+
+import pytest
+from torchbus.testing import fork_script
+
+LOOP = """
+import torch
+from torch import nn
+from torchbus import session
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+def step(net, optimizer):
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+
+with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_timeout=5.0) as s:
+    torch.manual_seed(0)
+    net, other, x = Net(), Net(), torch.ones(2, 4)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
+    for number in range(9):
+        if number == 5:
+            {odd}
+        step(net, optimizer)
+    print("trained to the end")
+"""
+FORWARD = "the forward of Net, model 1 (training), after 0 optimizer steps"
+WAIT = "the ranks wait for each other in different places, for good: "
+PLACES = "the ranks are at different places of the loop: "
+DIVERGING = {  # what is done after five good steps, and what is said
+    "a backward that one rank leaves out": (
+        "loss = net(x).mean(); loss.backward() if s.rank == 0 else None",
+        (WAIT, "rank 0 waits in backward 6", f"rank 1 waits in {FORWARD}"),
+    ),
+    "a backward that one rank makes twice": (
+        "loss = net(x).mean(); loss.backward(retain_graph=True); loss.backward() if s.rank == 0 else None",
+        (WAIT, "rank 0 waits in backward 7", f"rank 1 waits in {FORWARD}"),
+    ),
+    "a forward of another model": (
+        "net(x) if s.rank == 0 else other(x)",
+        (PLACES, "rank 0 at the forward of Net, model 1 (training)", "rank 1 at the forward of Net, model 2 (training)"),
+    ),
+    "a forward too many": ("net(x) if s.rank == 0 else None", (WAIT, f"rank 0 waits in {FORWARD}", "rank 1 waits in backward 6")),
+    "a loop that one rank leaves": ("if s.rank == 1: break", (PLACES, "rank 0 at the forward of Net", "rank 1 at the end of the block")),
+    "a loop that one rank leaves between forward and backward": (
+        "loss = net(x).mean()\n            if s.rank == 1: break\n            loss.backward()",
+        (WAIT, "rank 0 waits in backward 6", "rank 1 waits in the end of the block"),
+    ),
+    "a number that one rank reduces while the other is in backward": (
+        "loss = net(x).mean(); loss.backward() if s.rank == 0 else s.reduce(torch.tensor(1.0))",
+        (WAIT, "rank 0 waits in backward 6", f"rank 1 waits in {FORWARD}"),
+    ),
+    "a number that one rank reduces before backward and one after": (
+        "loss = net(x).mean(); s.reduce(torch.tensor(1.0)) if s.rank else 0; loss.backward(); 0 if s.rank else s.reduce(torch.tensor(1.0))",
+        (WAIT, "rank 0 waits in backward 6 after", "rank 1 waits in backward 6 after"),
+    ),
+}
+QUICK = list(DIVERGING)[:2]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in DIVERGING])
+def test_it_ends_in_an_error_that_names_the_places(case):
+    odd, words = DIVERGING[case]
+    result = fork_script(LOOP.replace("{odd}", odd)).ok(1)
+    assert "trained to the end" not in result.stdout and result.seconds < 30
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+SWAPPED = """
+import torch
+from torchbus import session
+
+with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork") as s:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(5):
+        net(torch.ones(2, 2)).mean().backward()
+    loss = torch.ones(1, requires_grad=True).sum()
+    if s.rank == 0:
+        s.reduce(torch.tensor(5.0))
+    loss.backward()
+    if s.rank == 1:
+        s.reduce(torch.tensor(5.0))
+    print("went on")
+"""
+
+
+def test_numbers_that_are_added_to_others_by_chance_are_found():
+    """One rank's number is added to the loss of the other: neither gloo nor the watch sees anything wrong."""
+    result = fork_script(SWAPPED).ok(1)
+    assert "went on" not in result.stdout
+    assert "on the way to the end of backward 6, after 0 optimizer steps the ranks had called different things" in result.stderr
