@@ -18,7 +18,13 @@ from rounds import table
 from torch import Tensor
 from torchbus import session
 
-DIVIDED = {"ddp": (), "ddp_sharded": ("optimizer state",), "fsdp": ("parameters", "gradients", "optimizer state")}
+DIVIDED = {
+    "ddp": (),
+    "ddp_sharded": ("optimizer state",),
+    "ddp_sharded, shard_gradients": ("parameters", "gradients", "optimizer state"),
+    "fsdp": ("parameters", "gradients", "optimizer state"),
+}
+"""Between two steps: with shard_gradients parameters are whole from forward to backward."""
 
 
 def bytes_of(tensors: Iterable[Any]) -> int:
@@ -29,7 +35,8 @@ def bytes_of(tensors: Iterable[Any]) -> int:
 
 def kept(strategy: str, ranks: int, width: int) -> dict[str, int]:
     """The largest number of bytes on any rank, by what they are for."""
-    with session(strategy=strategy, devices=ranks, accelerator="cpu", launch="fork") as s:
+    name, *options = strategy.split(", ")
+    with session(strategy=name, devices=ranks, accelerator="cpu", launch="fork", **dict.fromkeys(options, True)) as s:
         torch.manual_seed(0)
         model = Transformer(4, width, 1000)
         optimizer = torch.optim.Adam(model.parameters())

@@ -94,6 +94,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "hybrid": "torchbus-sharded",
         "forward_methods": "torchbus-sharded",
         "param_init_fn": "torchbus-sharded",
+        "shard_gradients": "torchbus-sharded",
         "activation_checkpointing": "torchbus-activation",
     },
     "verb": {

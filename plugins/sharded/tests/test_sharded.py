@@ -57,11 +57,14 @@ def train(make, mine):
     return torch.cat([torch.tensor(printed), *(value.reshape(-1) for value in values.values())]), model, optimizer
 
 def opened(strategy, **options):
+    if strategy == "ddp_sharded, gradients too":
+        strategy, options["shard_gradients"] = "ddp_sharded", True
     return session(strategy=strategy, devices=2, accelerator="cpu", launch="fork", replace_sampler=False, **options)
 
 def part(s):
     return slice(4 * s.rank, 4 * s.rank + 4)
 """
+GRADIENTS = "ddp_sharded, gradients too"
 NUMBERS = HEAD + """
 for strategy in STRATEGIES:
     for name, make in MODELS.items():
@@ -78,7 +81,7 @@ def facts(source: str, **replaced: str) -> dict[str, Any]:
     return dict(fork_script("\n".join(f"{name} = {value}" for name, value in replaced.items()) + source, timeout_s=115).json())
 
 
-@pytest.fixture(scope="module", params=["fsdp", "ddp_sharded"])
+@pytest.fixture(scope="module", params=["fsdp", "ddp_sharded", GRADIENTS])
 def numbers(request) -> dict[str, Any]:
     return facts(NUMBERS, STRATEGIES=repr([request.param]))
 
@@ -108,6 +111,9 @@ with opened(STRATEGY) as s:
     found["loaded"] = all(v.equal(saved[n]) for n, v in model.state_dict().items())
     whole = sum(p.numel() for p in alone.parameters())
     own = sum(v.to_local().numel() if hasattr(v, "to_local") else v.numel() for s_ in optimizer.state.values() for k, v in s_.items() if k != "step")
+    kept = [p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad for p in model.parameters()]
+    memory = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in kept}
+    found["part of the gradients"] = sum(memory.values()) / (8 * whole)
     found["part of the state"] = own / (2 * whole)
     if STRATEGY == "ddp_sharded":
         entire = optimizer.state_dict()["state"]
@@ -139,6 +145,17 @@ def fsdp() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def sharded() -> dict[str, Any]:
     return facts(BEFORE, STRATEGY="'ddp_sharded'")
+
+
+@pytest.fixture(scope="module")
+def gradients() -> dict[str, Any]:
+    return facts(BEFORE, STRATEGY=repr(GRADIENTS))
+
+
+def test_ddp_sharded_divides_gradients_where_it_is_asked_to(sharded, gradients):
+    assert sharded["part of the gradients"] == 1.0 and 0.4 < gradients["part of the gradients"] < 0.6 and 0.4 < gradients["part of the state"] < 0.6
+    assert gradients["before"] < 1e-12 and gradients["plain tensors"] and gradients["loaded"] and gradients["whole after"] == [True] * 4
+    assert "parameters are whole from forward to the end of backward" in " ".join(gradients["explain"].split())
 
 
 def test_an_optimizer_that_was_made_and_used_before_goes_on(fsdp, sharded):
@@ -208,6 +225,11 @@ def test_wrong_options(options, words):
     with pytest.raises(UsageError) as error:
         session(strategy="fsdp", **options)
     assert str(error.value).startswith(words)
+
+
+def test_shard_gradients_is_true_or_false():
+    with pytest.raises(UsageError, match="shard_gradients=2 is a int: it must be True or False"):
+        session(strategy="ddp_sharded", shard_gradients=2)
 
 
 class Block(nn.Sequential):
