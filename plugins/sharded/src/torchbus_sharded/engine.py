@@ -100,3 +100,10 @@ def original_class(module: Module) -> type[Module]:
     """The script's own class of a divided module."""
     found: type[Module] = type(module).__mro__[2] if isinstance(module, FSDPModule) else type(module)
     return found
+
+
+def name_as_before(unit: Module) -> Callable[[], None]:
+    """The class that torch has made is called what the script's own is. Returns what puts torch's name back."""
+    made, name = type(unit), type(unit).__name__
+    made.__name__ = original_class(unit).__name__
+    return lambda: setattr(made, "__name__", name)

@@ -16,7 +16,7 @@ from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
 
 from torchbus_sharded.agreement import Agreement
-from torchbus_sharded.engine import gathered_in, original_class, reduce_late
+from torchbus_sharded.engine import gathered_in, name_as_before, original_class, reduce_late
 from torchbus_sharded.meta import MetaModules
 from torchbus_sharded.moved import empty
 from torchbus_sharded.numbers import read_whole
@@ -127,6 +127,7 @@ class ShardedModels:
         for part in [*parts, model]:
             options = self._strategy.engine_options(dtype if part is model else None)
             fully_shard(part, mesh=self._mesh, **options)  # type: ignore[call-overload]
+            self._session.on_close.callback(name_as_before(part))
         if hasattr(model, "set_reduce_scatter_unused_params"):  # newer releases of torch
             model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         for name in self._strategy.forward_methods:
@@ -175,7 +176,8 @@ class ShardedModels:
             return None
         if thing not in self._models:
             return "whole on every rank, not synchronised: in no optimizer"
-        return f"divided in {self._models[thing]} units; each rank keeps 1/{self._mesh.size(-1)} of it"
+        units = self._models[thing]
+        return f"divided in {units} {'units' if units > 1 else 'unit'}; each rank keeps 1/{self._mesh.size(-1)} of it"
 
 
 def _can_be_divided(model: Module) -> bool:

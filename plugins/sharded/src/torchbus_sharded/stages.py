@@ -20,8 +20,10 @@ class ShardedGradients(FSDP):
 
     @hookimpl
     def explain_lines(self, session: Session) -> dict[str, list[str]]:
-        line = f"divided over {session.world_size} ranks, by the engine of fsdp; parameters are whole from forward to the end of backward"
-        return {"gradients, optimizer state": [line]}
+        if session.world_size == 1:
+            return super().explain_lines(session)
+        line = "ddp_sharded: gradients and optimizer states are divided over ranks, by the engine of fsdp; parameters are whole from forward to the "
+        return {"strategy": [line + "end of backward, and divided between steps"]}
 
 
 def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedGradients:
