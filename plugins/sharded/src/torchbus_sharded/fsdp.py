@@ -14,7 +14,6 @@ from torchbus.errors import UsageError
 from torchbus_sharded import wrapping
 from torchbus_sharded.alone import OneRank
 from torchbus_sharded.engine import forget_earlier_blocks
-from torchbus_sharded.loose import LooseTensors
 from torchbus_sharded.meta import ParamInit
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.sync import ShardedBackward
@@ -87,6 +86,8 @@ class FSDP:
             raise UsageError("strategy='fsdp' needs a process group, which torchbus-ddp makes: pip install torchbus-ddp")
         if self.cpu_offload and session.device.type == "cpu":
             raise UsageError("cpu_offload=True needs GPUs: on CPU the parts are in host memory as it is. Leave it out")
+        from torchbus_sharded.loose import LooseTensors  # the rest of the package can be imported without torchbus-ddp
+
         forget_earlier_blocks()
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")

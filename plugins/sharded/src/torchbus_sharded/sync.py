@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,11 @@ from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.seams.backward import BackwardCall
 
-from torchbus_sharded.loose import LooseTensors
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.passes import CLOSELY
+
+if TYPE_CHECKING:
+    from torchbus_sharded.loose import LooseTensors
 
 
 class ShardedBackward:
