@@ -107,6 +107,7 @@ def test_ddp2_on_two_hosts(hosts, tmp_path):
     assert difference < 1e-9 and all(ranks_agree)
 
 
+@pytest.mark.slow
 def test_an_optimizer_over_the_samples_of_a_node_is_refused(tmp_path: Path) -> None:
     results = run_nodes([2, 2], write_script(tmp_path, OWN))
     assert all(result.status for result in results)
