@@ -186,3 +186,16 @@ def test_each_rank_gets_the_same_words_and_directory_and_no_variable(tmp_path, b
 
 def with_path(folder: Path) -> str:
     return os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+
+
+def test_a_forked_rank_that_does_not_begin_is_an_error() -> None:
+    late = """
+from torchbus.launch import fork
+fork.JOINS_WITHIN_S = 1.0
+os.register_at_fork(after_in_child=lambda: time.sleep(100))  # it waits for a lock
+with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="fork"):
+    pass
+"""
+    result = run_script(RANKS + late)
+    assert result.status and "has not begun" in result.stderr and "launch='script'" in result.stderr
+    assert not result.orphans

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 
 import torch
@@ -15,6 +16,12 @@ from torchbus.launch.job import Job
 from torchbus.launch.nodes import find_nodes
 from torchbus.launch.relaunch import wait_until_joined
 from torchbus.launch.request import Request
+
+JOINS_WITHIN_S = 60.0
+LATE = (
+    "a rank that was forked a minute ago has not begun: a lock that another thread of this process held at that moment is held for ever there. "
+    "End other threads before the block, or use launch='script'"
+)
 
 
 def start(request: Request) -> Job:
@@ -48,7 +55,7 @@ def start(request: Request) -> Job:
             return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=store)
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
     world = nodes.world(0, request, store, "fork")
-    wait_until_joined(store, world, children)
+    wait_until_joined(store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE)
     return Job(world, request, children=children)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -55,10 +56,15 @@ def command() -> list[str]:
     return [sys.executable, *words]
 
 
-def wait_until_joined(store: dist.Store, world: World, children: list[Child]) -> None:
-    """Count the ranks in; a child that ends before it has joined is an error that shows its stderr."""
+def wait_until_joined(store: dist.Store, world: World, children: list[Child], within_s: float = math.inf, late: str = "") -> None:
+    """Count the ranks in; a child that ends before it has joined is an error that shows its stderr, and so is one that has not come
+    ``within_s``, with the words ``late``."""
     store.add("joined", 1)
+    deadline = time.monotonic() + within_s
     while int(store.add("joined", 0)) < world.world_size:
+        if time.monotonic() > deadline:
+            end(children, 0)
+            raise LaunchError(late)
         for child in children:
             if child.poll() is not None:
                 message = f"rank {child.rank} {child.words()} before it reached the session"
