@@ -22,8 +22,9 @@ from torchbus_sampler.decision import Decision, decide
 from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import DividedOrder, steps_in
+from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.sharding import ShardedItems, is_batch, shard_batch
-from torchbus_sampler.stream import Collate, DividedStream, Once, SharedBatch, probe
+from torchbus_sampler.stream import Collate, DividedStream, Once, probe
 from torchbus_sampler.workers import SeedWorker
 
 BATCH = ("per_device", "global")
@@ -176,7 +177,7 @@ class Divider:
         decision = self._decisions.get(loader)
         if decision is None:
             return None
-        share, instead = _unpack(batch, order)
+        share, instead = unpack(batch, order)
         if self._ledger is not None:
             self._ledger.take(loader, iterator.taken - 1, share)
         if not decision.evaluation:
@@ -187,7 +188,7 @@ class Divider:
 
     @hookimpl
     def batches_skipped(self, loader: DataLoader[Any], order: Pass | None, count: int) -> None:
-        decision, divided = self._decisions.get(loader), _divided(order)
+        decision, divided = self._decisions.get(loader), divided_order(order)
         if decision is not None and decision.divide and not decision.evaluation:
             self._feeding.add(loader)  # it did so in an earlier run
         if divided is not None:
@@ -245,17 +246,3 @@ class Divider:
             self._models = weakref.WeakSet(inventory.models_of(list(self._trained.values())))
         deciding = list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
         return [model for model in deciding if not inventory.is_internal(model)]
-
-
-def _unpack(batch: Any, order: Pass | None) -> tuple[Share, Any]:
-    """The share of a batch, and what to hand to the loop instead of it, if anything."""
-    if isinstance(batch, SharedBatch):
-        return batch.share, batch.batch
-    divided = _divided(order)
-    return (Share() if divided is None else divided.pending.popleft()), None
-
-
-def _divided(order: Pass | None) -> DividedOrder | None:
-    """The divided order that a pass draws from, if it does."""
-    found = None if order is None else order.replacements.get("batch_sampler", order.replacements.get("sampler"))
-    return found if isinstance(found, DividedOrder) else None
