@@ -17,20 +17,11 @@ class Verbs:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._log_listeners: tuple[Callable[..., None], ...] = ()
-        self._log_skips: tuple[Callable[..., bool], ...] = ()
-
-    def log(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
-        listeners = self._log_listeners or self._find_log_listeners()
-        for skip in self._log_skips:
-            if skip():
-                return
-        for listener in listeners:
-            listener(metrics, options)
+        self.forget_listeners()
 
     def forget_listeners(self) -> None:
         """There are more plugins."""
-        self._log_listeners = ()
+        self.log: Callable[[dict[str, Any], dict[str, Any]], object] = self._first_log
 
     def need(self, event: str, verb: str) -> None:
         """Somebody must hear the event that a verb sends."""
@@ -51,11 +42,19 @@ class Verbs:
             raise AttributeError(f"session has no {name!r}: {error}") from None
         return getattr(self._activate(name), name)
 
-    def _find_log_listeners(self) -> tuple[Callable[..., None], ...]:
+    def _first_log(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
+        """Find who listens; from then on it is called without a search."""
         self.need("log_metrics", "log")
         bus = self._session.bus
-        self._log_listeners, self._log_skips = bus.listeners("log_metrics"), bus.listeners("skip_logging")
-        return self._log_listeners
+        listeners, skips = bus.listeners("log_metrics"), bus.listeners("skip_logging")
+
+        def log(metrics: dict[str, Any], options: dict[str, Any]) -> None:
+            if not any(skip() for skip in skips):
+                for listener in listeners:
+                    listener(metrics, options)
+
+        self.log = log if skips or len(listeners) > 1 else listeners[0]
+        self.log(metrics, options)
 
     def _activate(self, verb: str) -> Any:
         """Add the plugin that brings a verb, in mid-session."""

@@ -46,8 +46,12 @@ def test_what_follows_a_log_point_in_the_same_step_is_told_at_once():
         assert hears.of("late") == [(2, 1.0)]
 
 
-def test_nothing_is_read_in_a_step(monkeypatch):
-    """Values may be on a GPU: whatever would wait for it, or copy from it, is not called before a log point."""
+class OnDevice(torch.Tensor):
+    """A tensor that is not known to be in the host's memory: it is treated as one on a GPU."""
+
+
+def test_nothing_that_may_be_on_a_device_is_read_in_a_step(monkeypatch):
+    """Whatever would wait for a GPU, or copy from it, is not called before a log point."""
     hears = RecordingLogger()
     data = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
     model = torch.nn.Linear(1, 1)
@@ -55,7 +59,7 @@ def test_nothing_is_read_in_a_step(monkeypatch):
     with session(strategy=None, logger=hears) as s:
         for (x,) in data:
             optimizer.zero_grad()
-            loss = model(x[:, None]).mean()
+            loss = model(x[:, None]).mean().as_subclass(OnDevice)
             loss.backward()
             with monkeypatch.context() as patch:
                 for name in CPU_READS:
@@ -74,9 +78,10 @@ def _refuse(name):
     return refuse
 
 
-def test_a_value_is_what_it_was_when_it_was_logged():
+@pytest.mark.parametrize("kind", [torch.Tensor, OnDevice])
+def test_a_value_is_what_it_was_when_it_was_logged(kind):
     hears = RecordingLogger()
-    total = torch.zeros(())
+    total = torch.zeros(()).as_subclass(kind)
     with session(strategy=None, logger=hears) as s:
         for _ in range(3):
             total += 1
@@ -84,14 +89,15 @@ def test_a_value_is_what_it_was_when_it_was_logged():
     assert hears.of("total") == [(0, 1.0), (0, 2.0), (0, 3.0)]
 
 
-def test_no_graph_is_kept():
+@pytest.mark.parametrize("kind", [torch.Tensor, OnDevice])
+def test_no_graph_is_kept(kind):
     hears = RecordingLogger()
     with session(strategy=None, logger=hears) as s:
         weight = torch.ones(1, requires_grad=True)
         graph = (weight * 2).mean().grad_fn
-        s.log("x", (weight * 2).mean())
+        s.log("x", (weight * 2).mean().as_subclass(kind))
         waiting = s.bus.plugins()[-2][1].waiting
-        assert graph is not None and all(part.grad_fn is None for record in waiting for part in record.parts)
+        assert graph is not None and all(getattr(part, "grad_fn", None) is None for record in waiting for part in record.parts)
 
 
 def test_epoch_means_are_means_over_samples_and_evaluation_waits_for_a_log_point():
@@ -191,6 +197,7 @@ def test_however_the_block_ends_nothing_is_lost(error):
         (lambda s: s.log("loss", "low"), "s.log('loss', 'low'): a str is not a number"),
         (lambda s: s.log("loss", None), "s.log('loss', None): a NoneType is not a number"),
         (lambda s: s.log("loss", torch.ones(2, 3)), "s.log('loss', ...): a tensor of shape (2, 3) is not one number: take its mean, say"),
+        (lambda s: s.log("loss", torch.tensor(1j)), "s.log('loss', tensor(0.+1.j)): a tensor of torch.complex64 is not a number"),
         (lambda s: s.log(3, 1.0), "s.log(3, ...): the name must be a string"),
         (lambda s: s.log("", 1.0), "s.log('', ...): the name must be a string"),
         (
@@ -209,6 +216,11 @@ def test_what_can_not_be_logged(call, words, logger):
     with session(strategy=None, logger=logger) as s, pytest.raises(UsageError) as error:
         call(s)
     assert str(error.value) == words
+
+
+def test_a_value_of_many_samples_under_vmap_is_not_a_number():
+    with session(strategy=None, logger=RecordingLogger()) as s, pytest.raises(UsageError, match=r"(?s)BatchedTensor.*is not a number"):
+        torch.func.vmap(lambda x: s.log("loss", x))(torch.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from torchbus.seams.loader import LoaderIterator
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.exchange import Exchange, Key
+from torchbus_log.how import How
 from torchbus_log.passes import LoaderPass, Passes
 from torchbus_log.records import Record, lines, merged, numbers_of
 from torchbus_log.values import Metric, Value, kept
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
+_new = tuple.__new__  # half the time of Record(...), in a call that comes in every step
 
 
 class Gatherer:
@@ -44,10 +46,25 @@ class Gatherer:
 
     # What the loop logs ----------------------------------------------------------------------------------------
 
-    def add_to_epoch(self, name: str, number: Value, batch_size: float | None, reduce: str, sync: bool, prog_bar: bool) -> None:
-        """Gather a value until the pass over the current loader ends."""
-        samples = self.passes.samples if batch_size is None else float(batch_size)
-        self.passes.current.total(name, reduce, sync, prog_bar).add(number, samples)
+    def add(self, name: str, number: Value, how: How) -> None:
+        """Gather a value for this step, or until the pass over the current loader ends, or both."""
+        passes = self.passes
+        if how.on_epoch:
+            self.names.add(name)
+            total = passes.current.total(f"{name}_epoch" if how.on_step else name, how.reduce, how.sync_dist is not False, how.prog_bar)
+            total.add(number, self._samples(how))
+        if how.in_step:
+            samples = self._samples(how) if how.sync_dist else 1.0
+            scale = samples if how.reduce == "mean" else 1.0
+            named, step = f"{name}_step" if how.on_epoch else name, self.steps if how.step is None else how.step
+            self.waiting.append(Record(named, step, passes.epoch, (number,), scale, samples, how.reduce, how.sync_dist is True, how.prog_bar))
+
+    def add_plainly(self, name: str, number: Value) -> None:
+        """The same for this step, where no option is given: in half the time."""
+        self.waiting.append(_new(Record, (name, self.steps, self.passes.epoch, (number,), 1.0, 1.0, "mean", False, False)))
+
+    def _samples(self, how: How) -> float:
+        return self.passes.samples if how.batch_size is None else float(how.batch_size)
 
     def add_metric(self, name: str, metric: Metric) -> None:
         """Compute a metric object when the pass ends; outside of one, what it holds now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -14,13 +15,9 @@ from torchbus.errors import UsageError
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.gatherer import Gatherer
+from torchbus_log.how import PLAINLY, how
 from torchbus_log.passes import Passes
-from torchbus_log.records import Record
 from torchbus_log.values import Metric, Value, check_name, kept
-
-OPTIONS = frozenset(("on_step", "on_epoch", "sync_dist", "reduce", "batch_size", "prog_bar", "step"))
-_new = tuple.__new__  # half the time of Record(...), in a call that comes in every step
-REDUCTIONS = ("mean", "sum", "max", "min")
 
 
 class Log:
@@ -64,47 +61,24 @@ class Log:
 
     @hookimpl
     def log_metrics(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
-        if options and not options.keys() <= OPTIONS:
-            unknown = sorted(options.keys() - OPTIONS)
-            raise UsageError(f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}")
-        self._log(metrics, **options)
-
-    def _log(
-        self,
-        metrics: dict[str, Any],
-        on_step: bool | None = None,
-        on_epoch: bool = False,
-        sync_dist: bool | None = None,
-        reduce: str = "mean",
-        batch_size: float | None = None,
-        prog_bar: bool = False,
-        step: int | None = None,
-    ) -> None:
-        if reduce not in REDUCTIONS:
-            raise UsageError(f"reduce={reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
         gatherer = self._gatherer
+        manner = how(options) if options else PLAINLY
         for name, value in metrics.items():
             if not name or type(name) is not str:
                 check_name(name)
             if type(value) is float:
                 number: Value = value
-            elif type(value) is not Tensor and isinstance(value, Metric):
-                self._log_metric(name, value, on_step)
-                continue
-            else:
+            elif isinstance(value, (Tensor, Real)) or not isinstance(value, Metric):
                 number = kept(name, value)
+            else:
+                self._log_metric(name, value, manner.on_step)
+                continue
             if gatherer is None:
                 continue
-            if on_epoch:
-                gatherer.names.add(name)
-                gatherer.add_to_epoch(f"{name}_epoch" if on_step else name, number, batch_size, reduce, sync_dist is not False, prog_bar)
-            if on_step or (on_step is None and not on_epoch):
-                samples = 1.0 if not sync_dist else gatherer.passes.samples if batch_size is None else float(batch_size)
-                scale = samples if reduce == "mean" else 1.0
-                at = gatherer.steps if step is None else step
-                named = f"{name}_step" if on_epoch else name
-                record = (named, at, gatherer.passes.epoch, (number,), scale, samples, reduce, sync_dist is True, prog_bar)
-                gatherer.waiting.append(_new(Record, record))
+            if manner is PLAINLY:
+                gatherer.add_plainly(name, number)
+            else:
+                gatherer.add(name, number, manner)
         if gatherer is not None:
             gatherer.logged()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchbus.errors import UsageError
 
 Value: TypeAlias = float | Tensor
-"""A number, or a 0-dim tensor on whatever device."""
+"""A number, or a 0-dim tensor on a device."""
 
 
 @runtime_checkable
@@ -32,17 +32,23 @@ def check_name(name: object) -> str:
 
 
 def kept(name: str, value: Any) -> Value:
-    """The number of a Python or NumPy number, or a copy of a tensor with one element, on its device. Nothing waits for it.
+    """The number of a Python or NumPy number, or of a tensor with one element in the host's memory. Any other tensor may be on a
+    device that one would wait for: of such a one, a copy that stays there, for the loop may go on to change it in place.
 
-    A copy, for the loop may go on to change the tensor in place. Raises UsageError naming the metric.
+    Raises UsageError naming the metric.
     """
-    if isinstance(value, Tensor):
-        one = _only_element(name, value) if value.dim() else value
-        return (one.detach() if one.requires_grad else one).clone()
     try:
+        if type(value) is Tensor and value.is_cpu:  # to read it waits for nothing, and takes a tenth of the time of a copy
+            number: Any = value.tolist()
+            return number if type(number) is float else float(_only_element(name, value).item())
+        if isinstance(value, Tensor):
+            return _only_element(name, value).detach().clone()
         return float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"s.log({name!r}, {value!r}): a {type(value).__name__} is not a number") from None
+    except UsageError:
+        raise
+    except (TypeError, ValueError, RuntimeError):
+        what = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise UsageError(f"s.log({name!r}, {value!r}): a {what} is not a number") from None
 
 
 def _only_element(name: str, value: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""How a value is to be logged: the options of ``s.log``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from torchbus.errors import UsageError
+
+REDUCTIONS = ("mean", "sum", "max", "min")
+
+
+@dataclass(slots=True)
+class How:
+    """``on_step`` is what ``on_epoch`` is not, unless it is given."""
+
+    on_step: bool | None = None
+    on_epoch: bool = False
+    sync_dist: bool | None = None
+    reduce: str = "mean"
+    batch_size: float | None = None
+    prog_bar: bool = False
+    step: int | None = None
+
+    @property
+    def in_step(self) -> bool:
+        return not self.on_epoch if self.on_step is None else self.on_step
+
+
+OPTIONS = frozenset(field.name for field in dataclasses.fields(How))
+PLAINLY = How()
+
+
+def how(options: dict[str, Any]) -> How:
+    """Raises UsageError for an unknown option or reduction."""
+    if not options.keys() <= OPTIONS:
+        unknown = sorted(options.keys() - OPTIONS)
+        raise UsageError(f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}")
+    told = How(**options)
+    if told.reduce not in REDUCTIONS:
+        raise UsageError(f"reduce={told.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
+    return told
