@@ -37,10 +37,10 @@ class Shadows:
 
     @hookimpl
     def session_start(self, session: Session) -> None:
+        tempfile.gettempdir()  # the first call removes a file, under a lock: not in there
         places = [(builtins, "open", self._open), (io, "open", self._open)]
         if not session.is_main:
-            self._folder = tempfile.mkdtemp(prefix="torchbus-")
-            session.on_close.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            session.on_close.callback(lambda: shutil.rmtree(self._folder, ignore_errors=True))
             session.on_close.callback(self._put_in_place)
             places += [(os, name, self._move) for name in ("rename", "replace")]
             places += [(os, name, self._remove) for name in ("remove", "unlink")]
@@ -89,6 +89,7 @@ class Shadows:
             self._session.world.shared.set(f"wrote/{path}", "")
 
     def _shadow(self, path: str, mode: str) -> str:
+        self._folder = self._folder or tempfile.mkdtemp(prefix="torchbus-")
         if path not in self._shadows:
             self._shadows[path] = shadow = os.path.join(self._folder, f"{len(self._shadows)}{os.path.splitext(path)[1]}")
             if "r" in mode and os.path.exists(path):

@@ -29,11 +29,14 @@ ORPHANS_S = 8.0
 def run(script: str, args: list[str], folder: str, told: str, timeout_s: float, kill_after_s: float | None, whom: int) -> dict[str, Any]:
     """``told`` is the folder of the files that the script writes its stdout and stderr to."""
     outputs = [Path(told, name) for name in ("stdout", "stderr")]
+    files = [os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in outputs]  # there even if it is killed at once
     begun_s = time.monotonic()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        become(Path(script), args, Path(folder), *(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in outputs))
+        become(Path(script), args, Path(folder), *files)
+    for file in files:
+        os.close(file)
     if kill_after_s is not None:
         time.sleep(kill_after_s)
         children = Path(f"/proc/{pid}/task/{pid}/children")
