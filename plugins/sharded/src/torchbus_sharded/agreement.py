@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -14,7 +14,14 @@ from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-DIGESTS = struct.Struct("<II")
+HEAD = struct.Struct("<Id")
+
+
+class Told(NamedTuple):
+    """What the ranks have told each other: flags that any of them has set, and the sum of their numbers."""
+
+    flags: bytes
+    total: float
 
 
 class Agreement:
@@ -54,23 +61,24 @@ class Agreement:
         """How many the main process group has seen since the ranks met."""
         return self._counted() - self._met_at
 
-    def meet(self, what: str, flags: bytes = b"") -> bytearray:
-        """Returns the flags that any rank has set.
-
-        Raises RanksDiverged, on all ranks, where one has come with something else, or by another way.
-        """
+    def meet(self, what: str, flags: bytes = b"", number: float = 0.0) -> Told:
+        """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
         what = f"{what}, after {self._steps} optimizer steps"
         self.passing(what)
-        mine = DIGESTS.pack(self._passed, ~self._passed & 0xFFFFFFFF)
-        self._passed = self._steps = 0
-        message = bytearray(mine + flags.ljust(self.room, b"\0"))
         waiting, self._job.waiting = self._job.waiting, self._job.waiting or (what,)
-        dist.all_reduce(torch.frombuffer(message, dtype=torch.uint8), dist.ReduceOp.BOR, group=self._group)
+        told = self._gather(HEAD.pack(self._passed, number) + flags.ljust(self.room, b"\0"))
         self._job.waiting = waiting
-        if not message.startswith(mine):
+        self._passed = self._steps = 0
+        heads = [HEAD.unpack_from(message) for message in told]
+        if any(digest != heads[0][0] for digest, _ in heads):
             self._raise(what)
         self._met_at = self._counted()
-        return message[DIGESTS.size :]
+        return Told(bytes(map(max, zip(*told, strict=True)))[HEAD.size :], sum(part for _, part in heads))
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        told = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)
+        dist.all_gather(list(told), torch.frombuffer(bytearray(message), dtype=torch.uint8), group=self._group)
+        return [bytes(row) for row in told.tolist()]
 
     def told(self, what: Any) -> list[Any]:
         """By every rank. All ranks call it, having met."""

@@ -51,6 +51,12 @@ def pairs_in(model: Module) -> list[Any]:
     return [pair for group in groups_in(model) for pair in group.fsdp_params]
 
 
+@_once
+def buffers_in(model: Module) -> list[dict[str, Tensor | None]]:
+    """Those of each of its modules, which may come to hold others."""
+    return [module._buffers for module in model.modules()]
+
+
 def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
     """Whole tensors that were made, and the parts that are kept."""
     return [(pair._unsharded_param, pair.sharded_param) for pair in pairs_in(model) if hasattr(pair, "_unsharded_param")]

@@ -16,7 +16,7 @@ from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
 
 from torchbus_sharded.agreement import Agreement
-from torchbus_sharded.engine import gathered_in, name_as_before, original_class, reduce_late
+from torchbus_sharded.engine import buffers_in, gathered_in, name_as_before, original_class, reduce_late
 from torchbus_sharded.meta import MetaModules
 from torchbus_sharded.moved import empty
 from torchbus_sharded.numbers import read_whole
@@ -82,7 +82,8 @@ class ShardedModels:
 
     def share_buffers(self) -> None:
         """Rank 0's, on all ranks, in one broadcast for each dtype. All ranks call it."""
-        buffers = {id(buffer): buffer for model in self._models for buffer in model.buffers() if buffer.numel()}.values()
+        held = [buffer for model in self._models for some in buffers_in(model) for buffer in some.values()]
+        buffers = {id(buffer): buffer for buffer in held if buffer is not None and buffer.numel()}.values()
         for kind in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
             same = [buffer for buffer in buffers if (buffer.dtype, buffer.device) == kind]
             packed = torch.cat([buffer.reshape(-1) for buffer in same])

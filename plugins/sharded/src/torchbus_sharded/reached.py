@@ -44,7 +44,7 @@ class Reached:
                 flags[place + 2 : place + 2 + len(reached)] = reached
         return bytes(flags)
 
-    def settle(self, told: bytearray) -> None:
+    def settle(self, told: bytes) -> None:
         """The flags of all ranks. A gradient is None where no rank has made one that counts.
 
         Raises RanksDiverged, on all ranks, where some have reached a model and some not.

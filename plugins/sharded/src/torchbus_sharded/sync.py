@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.nn import Module
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.seams.backward import BackwardCall
 
+from torchbus_sharded.mean_loss import MeanLoss
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.passes import CLOSELY
 
@@ -38,19 +38,18 @@ class ShardedBackward:
             raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
         weight = self._weight(call)
         self._begin()
-        mean = self._mean(call, weight)
+        loss = MeanLoss(self._session, call, weight)
         tensors, gradients = call.start(weight)
         with self._loose.averaged():
             engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
-        self._settle(counts=weight != 0)
-        mean()
+        loss.put(self._settle(weight != 0, loss.number))
         self._models.share_buffers()
         self._models.whole.refuse_gradients()
         self._end()
 
     def _begin(self) -> None:
         """Gloo never takes collectives of two kinds for one. So once the ranks are known to do the same it is enough that they compare what they
-        have done before they use the gradients."""
+        have done before they use the gradients. The number of collectives tells waiting ranks apart, one of which has made another call before."""
         number = self._job.backwards + 1
         agreement = self._models.agreement
         self._job.waiting = ("backward", number, "after", agreement.collectives(), "collectives")
@@ -58,12 +57,14 @@ class ShardedBackward:
         (agreement.meet if closely else agreement.passing)(f"backward {number}")
         self._models.reached.begin()
 
-    def _settle(self, counts: bool) -> None:
-        """Another rank's `s.reduce` may have taken part in what was reduced here: then their numbers of collectives differ."""
+    def _settle(self, counts: bool, number: float) -> float:
+        """Returns the sum of all ranks' numbers."""
         self._models.end_backward()
         agreement, reached = self._models.agreement, self._models.reached
         agreement.passing(f"{agreement.collectives()} collectives")
-        reached.settle(agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts)))
+        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), number)
+        reached.settle(told.flags)
+        return told.total
 
     def _end(self) -> None:
         self._job.waiting = None
@@ -81,16 +82,6 @@ class ShardedBackward:
     def _weight(self, call: BackwardCall) -> float:
         weight = self._session.share.weight if call.weight is None else call.weight
         return weight if self._loss_reduction == "mean" else float(self._session.world_size if weight else 0)
-
-    def _mean(self, call: BackwardCall, weight: float) -> Callable[[], object]:
-        """Over the samples of all ranks, underway while the engine runs; what is returned puts it into the loss. A rank without any samples
-        of its own adds nothing, whatever its loss is."""
-        loss = call.loss
-        if loss is None or loss.dim() or loss.is_leaf or loss._is_view() or call.retain_graph:
-            return lambda: None
-        total = (loss.detach() * weight if weight else torch.zeros_like(loss)).to(self._session.device)
-        work: Any = dist.all_reduce(total, async_op=True)
-        return lambda: (work.wait(), loss.data.copy_(total / self._session.world_size))
 
     @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:
