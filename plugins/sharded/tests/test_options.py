@@ -85,6 +85,14 @@ with opened(loss_reduction="sum") as s:
     model, optimizer = made(torch.optim.SGD)
     optimizer.param_groups[0]["lr"] /= 2
     found["sum"] = apart(steps(model, optimizer, part(s)), total)
+with opened() as s:
+    model, optimizer = made()
+    torch.set_default_dtype(torch.float32)
+    loss = model(torch.full((2, 6), 0.1 + s.rank, dtype=torch.float64)).mean()
+    mean = s.reduce(loss.detach().clone())
+    loss.backward()
+    found["loss"] = [str(loss.dtype), float(loss - mean)]
+    torch.set_default_dtype(torch.float64)
 kept = Net()
 holder = {"model": kept, "optimizer": torch.optim.SGD(kept.parameters(), lr=1.0)}
 def later(s):
@@ -114,6 +122,11 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_parameters_whole(states):
 
 def test_sums_are_added_over_ranks(states):
     assert states["sum"] < 1e-9 < states["the sum of means over two ranks is twice the mean"]
+
+
+def test_the_loss_is_the_mean_of_all_ranks_in_its_own_precision(states):
+    dtype, difference = states["loss"]
+    assert dtype == "torch.float64" and abs(difference) < 1e-15
 
 
 def test_a_model_made_with_its_optimizer_before_the_block_is_divided_wherever_it_is_kept(states):

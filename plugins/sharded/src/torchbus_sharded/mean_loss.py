@@ -34,10 +34,11 @@ class MeanLoss:
         """``told``: the sum of what the ranks have told."""
         if self._loss is None:
             return
-        if self._work is not None:
+        if self._total is None:
+            self._loss.data.fill_(told / self._world_size)
+        else:
             self._work.wait()
-        total = told if self._total is None else self._total
-        self._loss.data.copy_(torch.as_tensor(total / self._world_size))
+            self._loss.data.copy_(self._total / self._world_size)
 
 
 def _is_the_loops_own(call: BackwardCall) -> bool:
