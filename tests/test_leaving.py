@@ -91,15 +91,9 @@ def check_words(result: Result, who: int, how: str) -> None:
     assert sum(line.startswith("Traceback") for line in text.splitlines()) == 1, text
 
 
-def temporary(folder: Path) -> Path:
-    """A folder of its own for what a job puts into the system's one."""
-    made = folder / "temporary"
-    made.mkdir()
-    return made
-
-
 def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
-    own = temporary(folder)
+    own = folder / "temporary"  # for what a job puts into the system's one
+    own.mkdir()
     result = run([sys.executable, str(SCRIPT), str(folder), launch, str(ranks), str(who), how], env={"TMPDIR": str(own)})
     torchs = ("torchinductor_", "tmp") if how == "SIGKILL" else ("torchinductor_",)  # its cache; 2.4 has a folder while it runs
     assert [path.name for path in own.iterdir() if not path.name.startswith(torchs)] == []

@@ -13,7 +13,7 @@ from torchbus_log.values import Value, to_host
 class Record(NamedTuple):
     """One name's contribution to a log point.
 
-    ``parts`` are numbers still on their device, which ``reduce`` makes one of; times ``scale`` it is what all ranks add up.
+    ``parts`` are numbers, or tensors still on their device, which ``reduce`` makes one of; times ``scale`` it is what all ranks add up.
     They stand for ``weight`` samples. ``sync``: reduce it over ranks.
     """
 

@@ -1,4 +1,4 @@
-"""Running means, sums and extremes of values that stay on their device."""
+"""Running means, sums and extremes of numbers, and of tensors that stay on their device."""
 
 from __future__ import annotations
 
