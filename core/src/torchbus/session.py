@@ -12,9 +12,7 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
-from torchbus import arguments, collectives
+from torchbus import arguments
 from torchbus.active import current
 from torchbus.adoption import Adopted
 from torchbus.block import Block
@@ -23,6 +21,7 @@ from torchbus.devices import DevicePlan, Devices, plan_devices
 from torchbus.explain import explain
 from torchbus.launch import Call, Job, Request, inherited, joining, start
 from torchbus.random_streams import RandomStreams
+from torchbus.ranks import Ranks
 from torchbus.seams import Seams
 from torchbus.share import Share
 from torchbus.verbs import Verbs
@@ -32,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Session:
+class Session(Ranks):
     """Everything that plugins do to the loop inside, and nothing outside.
 
     ``with session(...) as s:``, ``@session(...)`` on a function, or ``s = session(...).start()`` closed by
@@ -135,48 +134,6 @@ class Session:
 
         return run
 
-    # The ranks -------------------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This process's number among all ranks, from 0."""
-        return self.world.rank
-
-    @property
-    def local_rank(self) -> int:
-        """This process's number among the ranks of its node, from 0."""
-        return self.world.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.world.world_size
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device."""
-        return self.world.device
-
-    @property
-    def timeout(self) -> timedelta:
-        """After how long torch gives a collective up."""
-        return self._request.timeout
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0."""
-        return self.world.is_main
-
-    def start_ranks(self, launch: str | None = None) -> World:
-        """For strategies: join or start the ranks (in the form ``launch``, if it is given), and return this one's world. A
-        world of one needs nothing."""
-        if not self._many_ranks():
-            return self.world
-        self.job = start(self._request if launch is None else dataclasses.replace(self._request, launch=launch), self._call)
-        self.job.evaluates = lambda: self.random.current == "evaluation"
-        self.world = self.job.world
-        return self.world
-
     # Verbs -----------------------------------------------------------------------------------------------------
 
     def log(self, name: str, value: Any, **options: Any) -> None:
@@ -200,11 +157,6 @@ class Session:
         self._verbs.need("shard", "shard")
         return self.bus.hook.shard(value=value)
 
-    def print(self, *values: object, **options: Any) -> None:
-        """Print on rank 0."""
-        if self.is_main:
-            print(*values, **options)
-
     def explain(self) -> str:
         """What the session found, and what it does to each model, optimizer and loader, and why: one screen."""
         return explain(self)
@@ -220,24 +172,22 @@ class Session:
         """For plugins: whether the session may act on this model, optimizer or loader."""
         return self.adopted.includes(thing)
 
-    def reduce(self, value: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
-        """The "mean", "sum", "max" or "min" over ranks of a tensor of any shape, or a number (float64). All ranks call it."""
-        return collectives.reduce(value, op, self.device, self.world_size)
-
-    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """The tensor of every rank, in rank order; sizes in dim 0 may differ. All ranks call it."""
-        return collectives.all_gather(value, self.device, self.world_size)
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """A small picklable object of every rank, in rank order. All ranks call it."""
-        return collectives.all_gather_object(value, self.world_size)
-
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        if self.world_size > 1:
-            torch.distributed.barrier()
-
     # For plugins -----------------------------------------------------------------------------------------------
+
+    @property
+    def timeout(self) -> timedelta:
+        """After how long torch gives a collective up."""
+        return self._request.timeout
+
+    def start_ranks(self, launch: str | None = None) -> World:
+        """For strategies: join or start the ranks (in the form ``launch``, if it is given), and return this one's world. A
+        world of one needs nothing."""
+        if not self._many_ranks():
+            return self.world
+        self.job = start(self._request if launch is None else dataclasses.replace(self._request, launch=launch), self._call)
+        self.job.evaluates = lambda: self.random.current == "evaluation"
+        self.world = self.job.world
+        return self.world
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
         """Register one more plugin while the session runs."""
@@ -260,6 +210,10 @@ class Session:
             yield
         finally:
             self.gathers_states = before
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Until the end of the block ``owner.name`` is ``make(original)``; ``explain()`` lists it among the seams."""
+        self.on_close.callback(self.seams.replace(owner, name, make))
 
     def end_discovery(self) -> None:
         """The models are known: remove the hook that looks for them."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchbus.events import hookimpl
-from torchbus.seams._patch import replace
 
 if TYPE_CHECKING:
     from torchbus.session import Session
@@ -36,4 +35,4 @@ class SharedFolders:
 
             return mkdir
 
-        session.on_close.callback(replace(os, "mkdir", make))
+        session.replace(os, "mkdir", make)

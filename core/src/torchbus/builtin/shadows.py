@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbus.events import hookimpl
-from torchbus.seams._patch import replace
 
 if TYPE_CHECKING:
     from torchbus.session import Session
@@ -45,7 +44,7 @@ class Shadows:
             places += [(os, name, self._move) for name in ("rename", "replace")]
             places += [(os, name, self._remove) for name in ("remove", "unlink")]
         for owner, name, make in places:
-            session.on_close.callback(replace(owner, name, make))
+            session.replace(owner, name, make)
 
     def _put_in_place(self) -> None:
         """Once all ranks have met: what rank 0 has not written is this rank's own."""

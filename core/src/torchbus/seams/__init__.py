@@ -7,10 +7,11 @@ Only seams with a listener are installed; ``Seams.close`` puts torch back as it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchbus.bus import Bus
 from torchbus.seams import backward, calls, clipping, loader, mode, model, optimizer, save, scheduler, skipping
+from torchbus.seams._patch import replace
 
 
 class Seam(Protocol):
@@ -46,6 +47,7 @@ class Seams:
         self._bus = bus
         self._installed: list[tuple[Seam, Callable[[], None]]] = []
         self._retired: set[str] = set()
+        self._replaced: list[str] = []
 
     def refresh(self) -> None:
         """Install exactly the seams that somebody listens to, with listeners compiled anew."""
@@ -62,9 +64,21 @@ class Seams:
             self._installed.remove(entry)
             entry[1]()
 
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+        """What a plugin replaces; returns what puts it back."""
+        place = f"{getattr(owner, '__name__', owner)}.{name}"
+        undo = replace(owner, name, make)
+        self._replaced.append(place)
+
+        def put_back() -> None:
+            self._replaced.remove(place)
+            undo()
+
+        return put_back
+
     def places(self) -> list[str]:
-        """The places in torch that are being heard."""
-        return [seam.PLACE for seam, _ in self._installed]
+        """The places that are being heard, and what plugins have replaced."""
+        return [seam.PLACE for seam, _ in self._installed] + self._replaced
 
     def close(self) -> None:
         """Put torch back as it was."""

@@ -73,6 +73,8 @@ def torch_state() -> dict[str, Any]:
         state[f"inside {function.__name__}"] = [cell.cell_contents for cell in function.__closure__ or ()]
     for cls in _optimizer_classes():
         state[f"{cls.__module__}.{cls.__qualname__}.step"] = vars(cls).get("step")
+        update = cls.__module__.rpartition(".")[2]
+        state[f"{cls.__module__}.{update}"] = vars(sys.modules[cls.__module__]).get(update)
     state["threads of torch"] = torch.get_num_threads()
     state["threads of torchbus"] = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("torchbus"))
     state["process group"] = dist.is_available() and dist.is_initialized()

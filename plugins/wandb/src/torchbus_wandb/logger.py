@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
-from torchbus.seams._patch import replace
 from torchbus.trackers import Tracker, chosen_by_rank0
 from torchbus.trackers.nothing import Nothing
 
@@ -87,7 +86,7 @@ class WandbLogger(Tracker):
         super().session_start(session)
         wandb = sys.modules.get("wandb")
         if wandb is not None and not isinstance(self.experiment, Nothing):
-            session.on_close.callback(replace(wandb, "init", self._same_run))
+            session.replace(wandb, "init", self._same_run)
 
     def _same_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``wandb.init`` in the script gives the session's run: one, not two."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torchbus import Session, hookimpl
-from torchbus.seams._patch import replace
 
 from torchbus_wandb.logger import WandbLogger
 
@@ -28,7 +27,7 @@ class OneRun:
         os.environ["WANDB_MODE"] = "disabled"
         wandb = sys.modules.get("wandb")
         if wandb is not None:
-            session.on_close.callback(replace(wandb, "init", _disabled))
+            session.replace(wandb, "init", _disabled)
 
     @hookimpl
     def explain_lines(self, session: Session) -> dict[str, list[str]] | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchbus.seams._patch import replace
 
 from torchbus_ddp.dp.team import Team
 
@@ -24,8 +23,8 @@ class MeanOverTeam(torch.autograd.Function):
         return gradient, None
 
 
-def install(team: Team) -> Callable[[], None]:
-    """Replace ``torch.autograd.grad``; returns what puts it back. All ranks of the team call it alike."""
+def over_team(team: Team) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes another ``torch.autograd.grad`` of torch's, which all ranks of the team call alike."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,4 +39,4 @@ def install(team: Team) -> Callable[[], None]:
 
         return grad
 
-    return replace(torch.autograd, "grad", make)
+    return make

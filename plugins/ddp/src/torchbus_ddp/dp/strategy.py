@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
 from torchbus import Session, World, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
@@ -71,7 +72,7 @@ class DP(DDP):
     def make_sync(self, session: Session) -> TeamSync:
         team = self.make_team(session)
         session.bus.register(DividedForward(session, team, self.batch_dim, self.numbers), f"{self.name}.forward")
-        session.on_close.callback(derivatives.install(team))
+        session.replace(torch.autograd, "grad", derivatives.over_team(team))
         return TeamSync(session, self, team)
 
     def make_watch(self, session: Session) -> Any:
