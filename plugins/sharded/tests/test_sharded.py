@@ -198,10 +198,11 @@ def test_training_a_model_that_is_not_divided_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded"])
-def test_lbfgs_is_refused(strategy):
-    result = fork_script(HEAD + f"with opened('{strategy}') as s:\n    m = Mlp(); torch.optim.LBFGS(m.parameters())\n")
-    assert result.ok(1) and f"strategy='{strategy}' with LBFGS: its step looks at all parameters together" in result.stderr
+@pytest.mark.parametrize(("strategy", "optimizer"), [("fsdp", "LBFGS"), ("ddp_sharded", "LBFGS"), ("fsdp", "Adafactor")])
+def test_optimizers_that_are_refused(strategy, optimizer):
+    words = {"LBFGS": "all parameters together", "Adafactor": "whole rows and columns"}[optimizer]
+    result = fork_script(HEAD + f"with opened('{strategy}') as s:\n    m = Mlp(); torch.optim.{optimizer}(m.parameters())\n")
+    assert result.ok(1) and f"strategy='{strategy}' with {optimizer}: its step looks at {words}" in result.stderr
 
 
 @pytest.mark.slow

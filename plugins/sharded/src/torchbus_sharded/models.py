@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
 
@@ -23,7 +23,7 @@ from torchbus_sharded.numbers import read_whole
 from torchbus_sharded.optimizers import Optimizers
 from torchbus_sharded.passes import Passes
 from torchbus_sharded.reached import Reached
-from torchbus_sharded.refusals import refuse_copies, refuse_derivatives, translate
+from torchbus_sharded.refusals import refuse_copies, refuse_derivatives, refuse_optimizer, translate
 from torchbus_sharded.states import divided_states, whole_states
 from torchbus_sharded.swap import named, swap
 from torchbus_sharded.undo import make_whole
@@ -51,14 +51,13 @@ class ShardedModels:
         self.whole = WholeModels(session)
         session.on_close.callback(self._forget)
         session.on_close.callback(read_whole())
-        session.on_close.callback(refuse_derivatives(self._models))
+        session.replace(torch.autograd, "grad", refuse_derivatives(self._models))
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None or not self._session.captures(optimizer):
             return
-        if isinstance(optimizer, LBFGS):
-            raise UsageError("strategy='fsdp' with LBFGS: its step looks at all parameters together, of which a rank has a part; use 'ddp'")
+        refuse_optimizer(optimizer)
         self._optimizers.add(optimizer)
         for model in inventory.models_of([parameter for parameter in parameters if not isinstance(parameter, DTensor)]):
             self._divide(model)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torchbus import Session, inventory
 
 from torchbus_sharded.agreement import Agreement
+from torchbus_sharded.local_steps import LocalSteps
 from torchbus_sharded.swap import like, swap
 
 
@@ -21,12 +22,14 @@ class Optimizers:
     def __init__(self, session: Session, agreement: Agreement) -> None:
         self._session = session
         self._agreement = agreement
+        self._local_steps = LocalSteps(session)
         self._known: list[weakref.ref[Optimizer]] = []
 
     def add(self, optimizer: Optimizer) -> None:
         if any(reference() is optimizer for reference in self._known):
             return
         self._known.append(weakref.ref(optimizer))
+        self._local_steps.add(optimizer)
         stack = self._session.on_close
         stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
         stack.callback(optimizer.register_load_state_dict_post_hook(_divide).remove)

@@ -12,15 +12,26 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torchbus.errors import Unsupported
-from torchbus.seams._patch import replace
+from torch.optim import LBFGS, Adafactor, Optimizer
+from torchbus.errors import Unsupported, UsageError
 
 from torchbus_sharded.engine import original_class, pairs_in, units_in
 from torchbus_sharded.moved import Moved
 
 OUTSIDE = ("mixed torch.Tensor and DTensor", "sharding strategy", "Sharding propagation failed")
+TOGETHER = {
+    LBFGS: ("all parameters together", "'ddp'"),
+    Adafactor: ("whole rows and columns of a parameter", "'ddp_sharded', or Adam"),
+}  # fmt: skip
 COPIES = ("__deepcopy__", "__reduce_ex__")
 INSIDE_TORCH = torch.__path__[0]
+
+
+def refuse_optimizer(optimizer: Optimizer) -> None:
+    """Raises UsageError for one whose step needs more than the parts of a rank."""
+    for cls, (what, remedy) in TOGETHER.items():
+        if isinstance(optimizer, cls):
+            raise UsageError(f"strategy='fsdp' with {cls.__name__}: its step looks at {what}, of which a rank has a part; use {remedy}")
 
 
 def refuse_copies(model: Module) -> Callable[[], None]:
@@ -61,8 +72,8 @@ def refuse_borrowed(model: Module) -> None:
         )
 
 
-def refuse_derivatives(models: Iterable[Module]) -> Callable[[], None]:
-    """``torch.autograd.grad`` for parameters; for other tensors it is as it was. Returns what puts it back."""
+def refuse_derivatives(models: Iterable[Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes another ``torch.autograd.grad`` of torch's: for parameters it is an error, for other tensors what it was."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +88,7 @@ def refuse_derivatives(models: Iterable[Module]) -> Callable[[], None]:
 
         return grad
 
-    return replace(torch.autograd, "grad", make)
+    return make
 
 
 def translate(error: BaseException | None, models: Iterable[Module]) -> Unsupported | None:

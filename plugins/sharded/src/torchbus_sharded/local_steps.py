@@ -1,0 +1,75 @@
+"""Optimizers that go element by element get the parts of parameters as the plain tensors that they are: to find out, for each operation, what
+it means for a DTensor takes torch longer than the operation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torchbus import Session
+
+BY_ELEMENT = ("adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
+"""Modules of torch.optim, each with a function of its name by which the step updates lists of tensors in place."""
+
+
+class LocalSteps:
+    """Replaces these functions. What hooks see around a step, and the state, are DTensors as ever."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._replaced: set[ModuleType] = set()
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Those that the optimizer's class and its bases use."""
+        for module in [sys.modules[cls.__module__] for cls in type(optimizer).__mro__ if cls.__module__.startswith("torch.optim.")]:
+            name = module.__name__.rpartition(".")[2]
+            if name in BY_ELEMENT and module not in self._replaced:
+                self._session.replace(module, name, _on_parts)
+                self._replaced.add(module)
+
+
+def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
+    def update(params: list[Any], *args: Any, **kwargs: Any) -> None:
+        lists = [value for value in (params, *args, *kwargs.values()) if isinstance(value, list)]
+        if torch.is_grad_enabled() or not _divided_alike(lists):
+            return original(params, *args, **kwargs)
+        parts = {id(tensors): [_part(tensor) for tensor in tensors] for tensors in lists}
+        given = [list(own) for own in parts.values()]
+        original(
+            *(parts.get(id(value), value) for value in (params, *args)),
+            **{name: parts.get(id(value), value) for name, value in kwargs.items()},
+        )
+        for tensors, own, before in zip(lists, parts.values(), given, strict=True):
+            for index, made in enumerate(own):
+                if made is not before[index]:
+                    tensors[index] = _whole_like(made, params[index])
+
+    return update
+
+
+def _divided_alike(lists: list[list[Any]]) -> bool:
+    """Whether there are parts, and those of each parameter, its gradient and its state are parts of the same elements."""
+    params = lists[0]
+    layouts = [(one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in params]
+    return any(layouts) and all(
+        (one.device_mesh, one.placements) == layout
+        for tensors in lists
+        for one, layout in zip(tensors, layouts, strict=False)
+        if isinstance(one, DTensor)
+    )
+
+
+def _part(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole_like(made: Any, parameter: Any) -> Any:
+    """A tensor of the state that the first step has made."""
+    if not isinstance(parameter, DTensor):
+        return made
+    return DTensor.from_local(made, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
