@@ -2,36 +2,7 @@
 
 from __future__ import annotations
 
-from textwrap import dedent, indent
-from typing import Any
-
-from torchbus.testing import Result, fork_script
-
-HEAD = """
-import json, torch
-from torch import nn
-from torch.nn.functional import mse_loss
-from torchbus import hookimpl, session
-torch.set_default_dtype(torch.float64)
-torch.manual_seed(0)
-data = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(1))  # a batch for each rank
-found = {}
-"""
-TAIL = """
-print(json.dumps(found))
-"""
-
-
-def run(body: str, options: str = "", before: str = "", fails: bool = False) -> Result:
-    """Run a block on two ranks; ``options`` are further arguments of the session."""
-    line = f'with session({options + ", " if options else ""}strategy="ddp", devices=2, launch="fork") as s:'
-    result = fork_script("\n".join([HEAD, before, line, indent(dedent(body), "    "), TAIL]))
-    assert fails or result.ok()
-    return result
-
-
-def facts(result: Result) -> dict[str, Any]:
-    return result.json()
+from .gradients_script import facts, run
 
 
 def test_gradients_and_loss_are_the_mean_over_ranks() -> None:
@@ -140,61 +111,6 @@ def test_gradients_that_were_assigned_are_averaged_at_the_step() -> None:
         found["equal"] = torch.equal(*s.all_gather(net.weight))
     """))
     assert found["equal"]
-
-
-def test_a_parameter_that_one_rank_changes_alone_is_found_out() -> None:
-    result = run("""
-        net = nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(6):
-            optimizer.zero_grad()
-            net(data[s.rank]).mean().backward()
-            optimizer.step()
-            if s.rank == 1 and step == 1:
-                with torch.no_grad():
-                    net.weight.mul_(2)
-    """, fails=True)  # fmt: skip
-    assert result.status == 1
-    assert "RanksDiverged: a parameter is not the same on all ranks any more" in result.stderr
-
-
-def test_steps_that_one_rank_skips_are_found_out() -> None:
-    result = run("""
-        net = nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-        for step in range(4):
-            net(data[s.rank]).mean().backward()
-            if s.rank == 0 or step != 1:
-                optimizer.step()
-    """, fails=True)  # fmt: skip
-    assert result.status == 1
-    assert "optimizer steps: 2 on rank 0, 1 on rank 1" in result.stderr
-
-
-def test_backward_in_two_threads_at_once_is_refused() -> None:
-    result = run("""
-        import threading
-        net = nn.Linear(3, 1)
-        net(data[s.rank]).mean().backward()
-        inside, refusals = threading.Event(), []
-        loss = net(data[s.rank]).mean()
-        slow = net(data[s.rank])
-        slow.register_hook(lambda gradient: (inside.set(), thread.join())[0])
-
-        def other():
-            inside.wait()
-            try:
-                loss.backward()
-            except Exception as error:
-                refusals.append(str(error))
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        slow.mean().backward()
-        thread.join()
-        found["refusals"] = refusals
-    """)
-    assert "two threads at once" in facts(result)["refusals"][0]
 
 
 def test_a_rank_without_samples_adds_exact_zeros() -> None:

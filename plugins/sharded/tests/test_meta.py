@@ -6,80 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from torchbus import session
-from torchbus.errors import UsageError
 from torchbus.testing import run_script
 
-HEAD = """
-import json, torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-from torchbus import session
-torch.set_default_dtype(torch.float64)
-found = {}
+from .meta_script import HEAD
 
-class Rotary(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("angles", torch.arange(5.0), persistent=False)
-        self.register_buffer("order", torch.arange(5))
-        self.gain = nn.Parameter(torch.ones(1))
-
-    def reset_parameters(self):
-        self.angles = torch.arange(5.0) / 5
-        self.order.copy_(torch.arange(5))
-        self.gain.data.uniform_(0.5, 1.0)  # as many people write it
-
-    def forward(self, x):
-        return x * self.gain + self.angles[self.order]
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(7, 5, padding_idx=3), nn.Linear(5, 7, bias=False)
-        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(5, 5), nn.LayerNorm(5), Rotary()) for _ in range(2)])
-        self.norm = nn.BatchNorm1d(5).eval()
-        self.out.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.out(self.norm(self.blocks(self.embed(x))))
-
-def steps(model, optimizer, mine=slice(None)):
-    for x in torch.randint(7, (3, 12), generator=torch.Generator().manual_seed(1)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[mine]), x[mine]).backward()
-        optimizer.step()
-    return numbers(model)
-
-def numbers(model):
-    buffers = [value.reshape(-1) for value in model.buffers()]
-    return torch.cat([value.double().reshape(-1) for value in [*model.state_dict().values(), *buffers]])
-
-def made(make=Net, then=lambda model: torch.optim.Adam(model.parameters(), lr=0.1)):
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        model = make()
-    return model, then(model)
-
-def alone():
-    model, _ = made(then=lambda model: None)
-    model.to_empty(device="cpu")
-    model.out.weight = model.embed.weight
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    return model.eval()
-
-def opened(ranks=2, **options):
-    return session(strategy="fsdp", devices=ranks, accelerator="cpu", launch="fork", replace_sampler=False, **options)
-
-def part(s):
-    each = 12 // s.world_size
-    return slice(each * s.rank, each * s.rank + each)
-
-def apart(ours, alone):
-    return float((ours - alone).abs().max() / alone.abs().max())
-"""
 VALUES = HEAD + """
 model = alone()
 first, drawn_next = numbers(model), torch.rand(3)
@@ -212,48 +142,3 @@ def test_a_state_dict_may_be_loaded(ways: dict[str, Any], case: str):
 def test_an_optimizer_that_was_made_before_holds_the_parts(ways: dict[str, Any]):
     same, difference = ways["made before the block"]
     assert same and difference < 1e-9 and ways["after"] == [True] * len(ways["after"])
-
-
-REFUSED = {
-    "nobody knows": (
-        "Own.reset_parameters = None; del Own.reset_parameters",
-        "",
-        "Sequential.1 (Own) has weight, mask on the meta device and has no reset_parameters(): give it reset_parameters(), or say param_init_fn=...",
-    ),
-    "a buffer is left": (
-        "Own.reset_parameters = lambda self: self.weight.fill_(1.0)",
-        "",
-        "Sequential.1 (Own) has mask on the meta device, and its reset_parameters() gives it no values: give it reset_parameters()",
-    ),
-    "a parameter is left": (
-        "Own.reset_parameters = lambda self: self.mask.fill_(True)",
-        "",
-        "Sequential.1 (Own) has weight on the meta device, and its reset_parameters() gives it no values",
-    ),
-    "the function leaves what no state_dict has": (
-        "",
-        "param_init_fn=lambda module: None",
-        "Sequential.1 (Own) has mask on the meta device, and param_init_fn gives it no values",
-    ),
-}
-OWN = """
-class Own(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 2))
-        self.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
-"""
-
-
-@pytest.mark.parametrize("case", [name if name == "a buffer is left" else pytest.param(name, marks=pytest.mark.slow) for name in REFUSED])
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_refused(case: str, ranks: int):
-    change, options, words = REFUSED[case]
-    body = f"{HEAD}{OWN}{change}\nwith opened({ranks}, {options}) as s:\n    made(lambda: nn.Sequential(nn.Linear(2, 2), Own()))\n"
-    result = run_script(body, timeout_s=60)
-    assert result.ok(1) and f"UsageError: {words}" in result.stderr
-
-
-def test_a_function_that_is_none():
-    with pytest.raises(UsageError, match="param_init_fn='ones': it must be a function of a module, or None"):
-        session(strategy="fsdp", param_init_fn="ones")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchbus.errors import UsageError
 from torchbus.notices import warn
 
 from torchbus_checkpoint import folder
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.options import Options
 
 PREFIX = "step-"
 
@@ -35,6 +37,22 @@ def latest(parent: str | Path) -> Path | None:
     if problems:
         raise CheckpointError(f"no checkpoint in {parent} is whole: {'; '.join(problems)}. Remove them to begin anew")
     return None
+
+
+def to_begin_with(options: Options) -> str:
+    """The checkpoint that a run goes on from, "" where it begins anew."""
+    assert options.folder is not None
+    folder.sweep(options.folder)
+    if isinstance(options.resume, Path):
+        folder.verify(options.resume)
+        return str(options.resume)
+    there = automatic(options.folder)
+    if options.resume == "never" and there:
+        raise UsageError(
+            f"resume='never', but {options.folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
+            "use another folder, remove them, or go on with resume='auto'"
+        )
+    return str(latest(options.folder) or "")
 
 
 def best(parent: str | Path, mode: str = "min") -> Path | None:

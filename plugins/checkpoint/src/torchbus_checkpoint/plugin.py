@@ -9,24 +9,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
-from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, folder, options, saving, state
+from torchbus_checkpoint import choice, folder, options
 from torchbus_checkpoint.contents import Finder
 from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.exchange import agree
-from torchbus_checkpoint.plain import decode, encode
 from torchbus_checkpoint.position import Position
 from torchbus_checkpoint.replay import Replay
 from torchbus_checkpoint.requests import Requests, seconds
+from torchbus_checkpoint.snapshot import Snapshot
 from torchbus_checkpoint.steps import Steps
 from torchbus_checkpoint.when import When
-from torchbus_checkpoint.writer import Writer
 
 
 class Checkpoint:
@@ -77,11 +74,7 @@ class Checkpoint:
         self._when = When(every_n_steps, every_n_epochs, every_minutes)
         self._time_limit_s = None if time_limit is None else seconds(time_limit)
         self._requests: Requests | None = None
-        self._metric: float | None = None
-        self._registered: dict[str, Any] = {}
         self._replay: Replay | None = None
-        self._ended = False
-        self._end_is_saved = False
 
     # Events ----------------------------------------------------------------------------------------------------
 
@@ -92,11 +85,11 @@ class Checkpoint:
         self._finder = Finder(session)
         self._steps = Steps(self._boundary)
         self._epochs = Epochs(session, self._position, self._steps, lambda: self._boundary(None))
-        self._writer = Writer(session, self._options.async_save)
+        self._snapshot = Snapshot(session, self._options, self._finder, self._position, self._steps, self._epochs)
         for name, part in (("position", self._position), ("contents", self._finder), ("steps", self._steps)):
             session.bus.register(part, f"checkpoint.{name}")
         if self._options.folder is not None:
-            found = agree(session, "checkpoint/resume", self._choose)
+            found = agree(session, "checkpoint/resume", lambda: choice.to_begin_with(self._options))
             if found:
                 self._begin_replay(Path(found))
             self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
@@ -115,7 +108,7 @@ class Checkpoint:
     @hookimpl
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         if self._options.monitor in metrics:
-            self._metric = float(self._session.reduce(float(metrics[self._options.monitor])))
+            self._snapshot.metric = float(self._session.reduce(float(metrics[self._options.monitor])))
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
@@ -123,14 +116,14 @@ class Checkpoint:
         if error is None:
             if replay is not None and replay.pending:
                 replay.end()
-            elif self._options.folder is not None and self._position.trains and (self._steps.since_save or not self._end_is_saved):
-                self._ended = True
+            elif self._options.folder is not None and self._position.trains and (self._steps.since_save or not self._snapshot.end_is_saved):
+                self._snapshot.loop_has_ended = True
                 self._save_automatically()
         elif replay is not None and replay.pending:
             instead = replay.explain_failure(error)
             if instead is not None:
                 raise instead from error
-        self._writer.wait()
+        self._snapshot.wait()
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
@@ -144,11 +137,7 @@ class Checkpoint:
 
     def register(self, name: str, thing: Any) -> Any:
         """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint, as rank 0 has it. Returns it."""
-        if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
-            raise UsageError(f"s.register({name!r}, {type(thing).__name__}): it needs the methods state_dict() and load_state_dict(state)")
-        if name in self._registered and self._registered[name] is not thing:
-            raise UsageError(f"s.register({name!r}): there is one of this name already")
-        self._registered[name] = thing
+        self._snapshot.register(name, thing)
         return thing
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -158,7 +147,7 @@ class Checkpoint:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, a folder. All ranks call it, at the end of what they do with a batch or an epoch."""
-        self._save(Path(path).absolute())
+        self._snapshot.write(Path(path).absolute())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Put back what ``save`` wrote. Before the first step of this session, the loop that follows is led on to where the
@@ -169,7 +158,7 @@ class Checkpoint:
         agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: str(folder.verify(chosen)["step"]))
         begins = not self._position.trains
         replay = self._begin_replay(chosen)
-        self._put_back()
+        replay.put_back()
         if begins:
             self._position.trains = False
             self._session.seams.refresh()
@@ -195,7 +184,7 @@ class Checkpoint:
 
     def _leave(self, status: int) -> None:
         """With a status that schedulers start a job again for."""
-        self._writer.wait()
+        self._snapshot.wait()
         if self._session.is_main:
             print(f"torchbus: saved after step {self._steps.count} as asked, and leaving with exit status {status}", file=sys.stderr)
         raise SystemExit(status)
@@ -203,97 +192,21 @@ class Checkpoint:
     def _save_automatically(self) -> None:
         assert self._options.folder is not None
         os.makedirs(self._options.folder, exist_ok=True)
-        parent = self._options.folder
-        self._save(parent / f"{choice.PREFIX}{self._steps.count:08d}")
+        self._snapshot.write(self._options.folder / f"{choice.PREFIX}{self._steps.count:08d}")
         self._when.saved(self._steps.count, self._steps.epochs)
         self._steps.saved()
         if self._requests is not None:
             self._requests.saved()
 
-    def _save(self, final: Path) -> None:
-        contents = self._finder.find_at_end() if self._ended else self._finder.find()
-        registered = state.of_registered(self._registered)
-        with self._session.in_parts():
-            weights = state.weights(contents)
-            training = state.training(contents, self._steps.has_gradients, registered)
-            shared, groups = saving.files(self._options.format, weights, training, self._session.is_main)
-        facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self._metric,
-                 "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
-        automatic = final.parent == self._options.folder
-
-        def prune() -> None:
-            if automatic:
-                choice.prune(final.parent, self._options.keep, self._options.monitor is not None, self._options.mode)
-
-        self._writer.write(final, shared, self._own_state(), groups, facts, prune)
-
-    def _own_state(self) -> dict[str, Any]:
-        """What each rank has for itself."""
-        plugins = {name: encode(plugin.state_dict(), f"plugin {name}") for name, plugin in self._stateful_plugins().items()}
-        return {
-            "position": self._position.state() | {"loop_ends": self._epochs.state(), "ended": self._ended},
-            "plugins": plugins,
-            "steps": self._steps.count,
-            "epochs": self._steps.epochs,
-            "metric": self._metric,
-        }
-
-    def _stateful_plugins(self) -> dict[str, Any]:
-        plugins = self._session.bus.plugins()
-        return {name: one for name, one in plugins if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")}
-
-    @property
-    def _batches_per_step(self) -> int:
-        return 1 if self._session.options.get("batch") == "global" else self._session.world_size
-
-    # Resume ----------------------------------------------------------------------------------------------------
-
-    def _choose(self) -> str:
-        assert self._options.folder is not None
-        folder.sweep(self._options.folder)
-        if isinstance(self._options.resume, Path):
-            folder.verify(self._options.resume)
-            return str(self._options.resume)
-        there = choice.automatic(self._options.folder)
-        if self._options.resume == "never" and there:
-            raise UsageError(
-                f"resume='never', but {self._options.folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
-                "use another folder, remove them, or go on with resume='auto'"
-            )
-        return str(choice.latest(self._options.folder) or "")
-
     def _begin_replay(self, found: Path) -> Replay:
-        self._resumed_from, manifest = found, folder.manifest(found)
-        alike = manifest["world_size"] == self._session.world_size
-        self._own = folder.read_file(found, f"rank-{self._session.rank if alike else 0}.pt")
-        if not alike and self._session.is_main:
-            warn(
-                f"{found} was written by {manifest['world_size']} ranks, and there are {self._session.world_size} now: the order of the data "
-                "goes on, the ranks' own random numbers begin anew"
-            )
-        scale = 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
-        self._replay = Replay(self._session, self._position, self._own["position"], self._put_back, alike, scale)
+        own, alike, scale = self._snapshot.own_of(found)
+
+        def put_back() -> None:
+            self._snapshot.put_back(found, own)
+            self._when.saved(self._steps.count, self._steps.epochs)
+
+        self._resumed_from = found
+        self._replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
         self._epochs.replay = self._replay
         self._session.bus.register(self._replay, "checkpoint.replay")
         return self._replay
-
-    def _put_back(self) -> None:
-        found = self._resumed_from
-        contents = self._finder.find()
-        with self._session.in_parts():
-            saved, weights, read_parts = saving.loaded(found, contents)
-            state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
-            read_parts()
-            state.put_weights(contents, weights)
-            state.put_loose(contents, saved)
-            state.put_training(contents, saved)
-        state.put_registered(saved, self._registered)
-        for name, plugin in self._stateful_plugins().items():
-            if name in self._own["plugins"]:
-                plugin.load_state_dict(decode(self._own["plugins"][name]))
-        self._metric = self._own["metric"]
-        self._end_is_saved = self._own["position"]["ended"]
-        self._epochs.load(self._own["position"]["loop_ends"])
-        self._steps.put(self._own["steps"], self._own["epochs"])
-        self._when.saved(self._steps.count, self._steps.epochs)
-        self._position.trains = self._steps.count > 0

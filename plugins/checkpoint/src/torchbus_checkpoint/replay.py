@@ -37,7 +37,7 @@ class Replay:
     ) -> None:
         self._session = session
         self._position = position
-        self._put_back = put_back
+        self.put_back = put_back
         position.alike = rank_alike
         position.born(saved)
         self._saved = saved
@@ -100,7 +100,7 @@ class Replay:
         self._position.note(loader, False)
         self._left_out = True
         if self._ended and key[1] == len(over) - 1:
-            self._put_back()  # the run had ended: what comes after its last pass sees what it has made
+            self.put_back()  # the run had ended: what comes after its last pass sees what it has made
         self._silence()
         return True
 
@@ -146,7 +146,7 @@ class Replay:
                 self._go_to(one, one.alive, saved)
         for one in self._open.values():
             warn(f"a pass over a loader that had given {one['taken']} batches is not open where this run arrives: it begins anew")
-        self._put_back()
+        self.put_back()
         self._position.variables.put_back(frames, self._saved["variables"])
         self.drop()
 

@@ -1,0 +1,60 @@
+"""Ranks that drift apart, and backwards that can't be told apart, under ddp."""
+
+from __future__ import annotations
+
+from .gradients_script import facts, run
+
+
+def test_a_parameter_that_one_rank_changes_alone_is_found_out() -> None:
+    result = run("""
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            net(data[s.rank]).mean().backward()
+            optimizer.step()
+            if s.rank == 1 and step == 1:
+                with torch.no_grad():
+                    net.weight.mul_(2)
+    """, fails=True)  # fmt: skip
+    assert result.status == 1
+    assert "RanksDiverged: a parameter is not the same on all ranks any more" in result.stderr
+
+
+def test_steps_that_one_rank_skips_are_found_out() -> None:
+    result = run("""
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        for step in range(4):
+            net(data[s.rank]).mean().backward()
+            if s.rank == 0 or step != 1:
+                optimizer.step()
+    """, fails=True)  # fmt: skip
+    assert result.status == 1
+    assert "optimizer steps: 2 on rank 0, 1 on rank 1" in result.stderr
+
+
+def test_backward_in_two_threads_at_once_is_refused() -> None:
+    result = run("""
+        import threading
+        net = nn.Linear(3, 1)
+        net(data[s.rank]).mean().backward()
+        inside, refusals = threading.Event(), []
+        loss = net(data[s.rank]).mean()
+        slow = net(data[s.rank])
+        slow.register_hook(lambda gradient: (inside.set(), thread.join())[0])
+
+        def other():
+            inside.wait()
+            try:
+                loss.backward()
+            except Exception as error:
+                refusals.append(str(error))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        slow.mean().backward()
+        thread.join()
+        found["refusals"] = refusals
+    """)
+    assert "two threads at once" in facts(result)["refusals"][0]
