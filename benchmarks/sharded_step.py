@@ -1,6 +1,6 @@
 """What a step costs under fsdp and ddp_sharded, against the same engines used by hand: two gloo ranks, one job.
 
-    torchrun --nproc-per-node 2 benchmarks/sharded_step.py [--rounds 20] [--steps 30] [--quantile 0.5]
+    torchrun --nproc-per-node 2 benchmarks/sharded_step.py [--rounds 20] [--steps 30] [--quantile 0.5] [--optimizer Adam]
 
 - fsdp by hand: ``fully_shard`` for each layer and for the model, a plain loop, ``all_reduce`` of the loss (which torchbus does, too).
 - ddp_sharded by hand: ``DistributedDataParallel`` and ``ZeroRedundancyOptimizer``.
@@ -26,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torchbus import session
 
 WARMUP = 5
+LEARNING_RATE = 1e-3
 Loop = Callable[[Batches], None]
+Make = type[torch.optim.Optimizer]
 
 
 def make_model() -> nn.Module:
@@ -44,26 +46,26 @@ def train(model: Any, optimizer: torch.optim.Optimizer, batches: Batches, reduce
         optimizer.step()
 
 
-def fsdp_by_hand(batches: Batches) -> None:
+def fsdp_by_hand(make: Make, batches: Batches) -> None:
     model = make_model()
     for layer in model.encoder.layers:  # type: ignore[union-attr]
         fully_shard(layer)
     fully_shard(model)
-    train(model, torch.optim.Adam(model.parameters()), batches, True)
+    train(model, make(model.parameters(), lr=LEARNING_RATE), batches, True)
 
 
-def zero_by_hand(batches: Batches) -> None:
+def zero_by_hand(make: Make, batches: Batches) -> None:
     model = DistributedDataParallel(make_model())
-    train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), batches, True)
+    train(model, ZeroRedundancyOptimizer(model.parameters(), make, lr=LEARNING_RATE), batches, True)
 
 
-def by_torchbus(strategy: str, batches: Batches) -> None:
+def by_torchbus(strategy: str, make: Make, batches: Batches) -> None:
     with session(strategy=strategy, accelerator="cpu", replace_sampler=False):
         model = make_model()
-        train(model, torch.optim.Adam(model.parameters()), batches, False)
+        train(model, make(model.parameters(), lr=LEARNING_RATE), batches, False)
 
 
-PAIRS: dict[str, dict[str, Loop]] = {
+PAIRS: dict[str, dict[str, Callable[[Make, Batches], None]]] = {
     "fsdp": {"by hand": fsdp_by_hand, "by hand, again": fsdp_by_hand, "torchbus": functools.partial(by_torchbus, "fsdp")},
     "ddp_sharded": {"by hand": zero_by_hand, "by hand, again": zero_by_hand, "torchbus": functools.partial(by_torchbus, "ddp_sharded")},
 }
@@ -82,13 +84,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser, rounds=20)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--optimizer", default="Adam", help="a class of torch.optim")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
+    make = getattr(torch.optim, options.optimizer)
     results = {}
     for name, loops in PAIRS.items():
-        calls = {who: functools.partial(timed, loop, options.steps, options.quantile) for who, loop in loops.items()}
+        calls = {who: functools.partial(timed, functools.partial(loop, make), options.steps, options.quantile) for who, loop in loops.items()}
         results[name] = summarise(interleave(calls, options.rounds), "by hand")
         if dist.get_rank() == 0:
             lines = [[row.contender, f"{row.seconds * 1e3:.2f}", f"{row.ratio:.3f}"] for row in results[name]]
