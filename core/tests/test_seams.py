@@ -67,6 +67,19 @@ def test_all_seams_go_however_the_block_is_left(leave):
     assert_torch_unchanged(before)
 
 
+def test_what_a_plugin_replaces_is_listed_and_put_back():
+    def make(original):
+        return lambda number: original(number) + 1
+
+    before = torch_state()
+    with session(strategy=None) as s:
+        s.replace(torch.nn.functional, "relu", make)
+        assert torch.nn.functional.relu(torch.tensor(2)) == 3
+        assert s.seams.places() == ["torch.nn.functional.relu"] and "seams       torch.nn.functional.relu" in s.explain()
+    assert s.seams.places() == []
+    assert_torch_unchanged(before)
+
+
 def test_a_retired_seam_stays_away():
     bus = Bus()
     installed = Seams(bus)

@@ -175,6 +175,10 @@ def test_explain_says_what_is_divided(fsdp, sharded):
     assert "this rank keeps the state of" in " ".join(sharded["explain"].split())
 
 
+def test_explain_lists_what_is_replaced(fsdp):
+    assert "DTensor.item, torch.autograd.grad, torch.optim.adamw.adamw" in " ".join(fsdp["explain"].split())
+
+
 def fails(body: str, options: str = "") -> Result:
     return fork_script(HEAD + f"with opened('fsdp'{options}) as s:\n    {body}\n")
 

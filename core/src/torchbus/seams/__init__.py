@@ -65,9 +65,11 @@ class Seams:
             entry[1]()
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-        """What a plugin replaces; returns what puts it back."""
-        place = f"{getattr(owner, '__name__', owner)}.{name}"
-        undo = replace(owner, name, make)
+        """Set ``owner.name`` to ``make(original)``; returns what puts it back."""
+        return self.note(f"{getattr(owner, '__name__', owner)}.{name}", replace(owner, name, make))
+
+    def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
+        """Something else that a plugin has replaced; returns what puts it back."""
         self._replaced.append(place)
 
         def put_back() -> None:

@@ -47,7 +47,7 @@ def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
         for tensors, own, before in zip(lists, parts.values(), given, strict=True):
             for index, made in enumerate(own):
                 if made is not before[index]:
-                    tensors[index] = _whole_like(made, params[index])
+                    tensors[index] = _divided_like(made, params[index])
 
     return update
 
@@ -68,7 +68,7 @@ def _part(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _whole_like(made: Any, parameter: Any) -> Any:
+def _divided_like(made: Any, parameter: Any) -> Any:
     """A tensor of the state that the first step has made."""
     if not isinstance(parameter, DTensor):
         return made

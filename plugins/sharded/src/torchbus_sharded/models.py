@@ -50,7 +50,7 @@ class ShardedModels:
         self._optimizers = Optimizers(session, self.agreement)
         self.whole = WholeModels(session)
         session.on_close.callback(self._forget)
-        session.on_close.callback(read_whole())
+        session.on_close.callback(session.seams.note("DTensor.item", read_whole()))
         session.replace(torch.autograd, "grad", refuse_derivatives(self._models))
 
     @hookimpl(tryfirst=True)
