@@ -17,6 +17,7 @@ from torchbus.notices import INSIDE
 
 END = "the end of the session"
 LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+SESSION = ("torchbus.session", "torchbus.ranks")  # where the methods of the session are
 OPERATORS = ("torch._ops", "torch._library")  # the collectives of divided tensors end there
 DATA = "torch.utils.data.dataloader"
 
@@ -84,7 +85,7 @@ def _synchronisation(chain: list[FrameType]) -> str:
         return f"{owner.__name__}(...)"
     if issubclass(owner, Module):
         return f"the first call of {owner.__name__}"
-    return f"s.{name}" if _name(called) == "torchbus.session" else name
+    return f"s.{name}" if _name(called) in SESSION else name
 
 
 def _note(inner: list[FrameType]) -> str:
