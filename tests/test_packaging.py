@@ -117,7 +117,7 @@ print(json.dumps({"found": found, "imported": imported, "made": made, "version":
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
 def test_installed_beside_the_core_alone_it_is_discovered(folder, wheels, environment, tmp_path):
     names = {project(CORE)["name"], project(folder)["name"]}
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "site")]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(tmp_path / "site")]
     assert run([*install, *(str(wheels[name]) for name in sorted(names))], cwd=tmp_path).ok()
     result = run([environment, "-c", LOOK], env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
     assert result.ok()
