@@ -18,7 +18,10 @@ from torchbus.errors import Unsupported, UsageError
 from torchbus_sharded.engine import original_class, pairs_in, units_in
 from torchbus_sharded.moved import Moved
 
-OUTSIDE = ("mixed torch.Tensor and DTensor", "sharding strategy", "Sharding propagation failed")
+OUTSIDE = (
+    "mixed torch.Tensor and DTensor", "sharding strategy", "Sharding propagation failed",
+    "its data is not allocated yet", "for input.numel() == 0",
+)  # fmt: skip
 TOGETHER = {
     LBFGS: ("all parameters together", "'ddp'"),
     Adafactor: ("whole rows and columns of a parameter", "'ddp_sharded', or Adam"),
