@@ -30,6 +30,7 @@ ALL: tuple[Seam, ...] = (
     calls,
     mode,
     optimizer.parameters,
+    optimizer.copies,
     skipping.zero_grad,
     clipping,
     skipping.step,

@@ -1,4 +1,4 @@
-"""``Optimizer.add_param_group`` and ``Optimizer.step`` (torch's global step hooks)."""
+"""``Optimizer.add_param_group``, ``Optimizer.__setstate__`` and ``Optimizer.step`` (torch's global step hooks)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,27 @@ class parameters:
             return add_param_group
 
         return replace(Optimizer, "add_param_group", make)
+
+
+class copies:
+    """An optimizer that ``torch.load`` or ``copy.deepcopy`` makes gets its groups without a constructor."""
+
+    PLACE = "Optimizer.__setstate__"
+    EVENTS = ("parameters_added",)
+
+    @staticmethod
+    def install(bus: Bus) -> Callable[[], None]:
+        def make(original: Callable[..., None]) -> Callable[..., None]:
+            def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
+                made = "param_groups" not in vars(self)  # else load_state_dict calls it
+                original(self, state)
+                if made:
+                    parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+                    bus.hook.parameters_added(optimizer=self, parameters=parameters)
+
+            return __setstate__
+
+        return replace(Optimizer, "__setstate__", make)
 
 
 class step:
