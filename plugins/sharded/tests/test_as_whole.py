@@ -6,7 +6,7 @@ import pytest
 from torchbus.testing import fork_script
 
 SCRIPT = """
-import json, numpy, torch
+import copy, json, numpy, torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchbus import session
@@ -28,6 +28,7 @@ WAYS = {
     "numpy of a list": lambda model, weight: numpy.array([p.grad.norm() for p in model.parameters()]),
     "tolist": lambda model, weight: weight.tolist(),
     "format": lambda model, weight: float(f"{weight.grad.norm():.6f}"),
+    "deepcopy": lambda model, weight: [float(sum(p.norm() for p in copy.deepcopy(dict(model.named_parameters())).values()))],
     "data, parts": lambda model, weight: setattr(weight, "data", weight.data.clamp(-0.2, 0.2)),
     "data, whole": lambda model, weight: setattr(weight, "data", torch.arange(12.0).view(3, 4)),
     "data, back again": lambda model, weight: nn.utils.vector_to_parameters(torch.arange(19.0), model.parameters()),
@@ -76,7 +77,7 @@ def found():
     return fork_script(SCRIPT).json()
 
 
-READS = ["numpy", "numpy of a sum", "numpy of a list", "tolist", "format"]
+READS = ["numpy", "numpy of a sum", "numpy of a list", "tolist", "format", "deepcopy"]
 WRITES = ["data, parts", "data, whole", "data, back again", "indices", "init", "noise", "mask"]
 
 
