@@ -30,7 +30,6 @@ ALL: tuple[Seam, ...] = (
     calls,
     mode,
     optimizer.parameters,
-    optimizer.copies,
     skipping.zero_grad,
     clipping,
     skipping.step,
