@@ -211,6 +211,7 @@ def test_other_methods_that_are_named():
 
 
 def test_a_part_that_is_called_before_the_whole_is_refused():
-    body = "m = nn.DataParallel(nn.Sequential(Mlp(), nn.ConstantPad1d((0, 4), 0.0), Mlp())); o = torch.optim.SGD(m.parameters(), 0.1); x = torch.ones(2, 6)"
+    made = "m = nn.DataParallel(nn.Sequential(Mlp(), nn.ConstantPad1d((0, 4), 0.0), Mlp()))"
+    body = f"{made}; o = torch.optim.SGD(m.parameters(), 0.1); x = torch.ones(2, 6)"
     result = fails(f"{body}; m.module(x); m(x)")
     assert "a part of a model was called alone before the model that its optimizer has" in result.stderr
