@@ -102,6 +102,31 @@ def test_a_folder_that_another_rank_has_just_made_is_no_error(tmp_path: Path) ->
     assert "made twice" in result.stdout
 
 
+def test_a_file_that_another_rank_has_just_removed_is_no_error(tmp_path: Path) -> None:
+    """Loops that keep the last few checkpoints; one that was never there is an error still."""
+    result = run(f"""
+        import glob, os, time
+        from pathlib import Path
+        os.chdir({str(tmp_path)!r})
+        for epoch in range(3):
+            torch.save(epoch, f"{{epoch}}.pt")
+            s.barrier()
+            old = [name for name in glob.glob("*.pt") if int(name[0]) < epoch]
+            s.barrier()
+            time.sleep(0.1 * (s.rank == epoch % 2))
+            for name in old:
+                os.remove(name) if epoch % 2 else Path(name).unlink()
+            s.barrier()
+        found["left"] = glob.glob("*.pt")
+        try:
+            os.remove("other.pt")
+        except FileNotFoundError:
+            found["other"] = "is an error"
+    """)
+    assert result.ok()
+    assert '"left": ["2.pt"]' in result.stdout and "is an error" in result.stdout
+
+
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:
     result = run(f"""
         class Bad:

@@ -130,6 +130,7 @@ ZOO = [
     Loop("best_checkpoint", values=("best_acc",)),
     Loop("copyfile_checkpoint", values=("best_acc1",)),
     Loop("save_whole_model"),
+    Loop("pickled_optimizer"),
     Loop("deepcopy_model", whole=("TensorDataset[22]",), values=("best_loss", "student_loss")),
     Loop("compiled"),
     Loop("iterable_plain"),

@@ -46,12 +46,14 @@ REFUSED: dict[str, dict[str, str]] = {
         "backward_per_class": IN_GRADIENTS,
         "skip_bad_batch": PLACES,
         "save_whole_model": "pickling Model under strategy='fsdp'",
+        "pickled_optimizer": "pickling Sequential under strategy='fsdp'",
         "deepcopy_model": "copy.deepcopy of Sequential under strategy='fsdp'",
     },
     "ddp_sharded": {
         "lbfgs_closure": LBFGS,
         "lbfgs_full_batch": LBFGS,
         "backward_per_class": IN_GRADIENTS,
+        "pickled_optimizer": "pickling or copying Adam under strategy='ddp_sharded'",
     },
 }
 """Loop, and words of the message. Those that ddp refuses are refused by ddp_sharded too, in its words."""

@@ -52,8 +52,8 @@ def outermost(modules: Iterable[Module]) -> list[Module]:
 
 
 def repeated_blocks(model: Module) -> list[Module]:
-    """Modules that have parts and whose class comes more than once in the model; of those inside each other, the outermost."""
-    inner = [module for module in model.modules() if module is not model]
+    """Modules that are called, have parts, and whose class comes more than once in the model; of those inside each other, the outermost."""
+    inner = [module for module in model.modules() if module is not model and is_called(module)]
     counts = Counter(type(module) for module in inner if any(True for _ in module.children()) and any(True for _ in module.parameters()))
     blocks: list[Module] = []
     inside: set[int] = set()
@@ -62,6 +62,11 @@ def repeated_blocks(model: Module) -> list[Module]:
             blocks.append(module)
             inside.update(id(part) for part in module.modules())
     return blocks
+
+
+def is_called(module: Module) -> bool:
+    """Whether it has a forward: a ModuleList has none."""
+    return type(module).forward is not Module.forward
 
 
 def variables(frame: FrameType | None) -> dict[str, Any]:

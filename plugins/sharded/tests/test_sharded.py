@@ -176,7 +176,9 @@ def test_explain_says_what_is_divided(fsdp, sharded):
 
 
 def test_explain_lists_what_is_replaced(fsdp):
-    assert "DTensor.item, torch.autograd.grad, torch.optim.adamw.adamw" in " ".join(fsdp["explain"].split())
+    told = " ".join(fsdp["explain"].split())
+    assert "DTensor.item, DTensor.normal_, DTensor.numpy, DTensor.tolist, DTensor.__format__, DTensor.__setitem__, DTensor.data, DTensor.__" in told
+    assert "torch.autograd.grad, torch.optim.adamw.adamw" in told
 
 
 def fails(body: str, options: str = "") -> Result:
@@ -206,3 +208,10 @@ def test_other_methods_that_are_named():
     body = "Mlp.loss = lambda self, x: self(x).square().mean(); m = Mlp(); o = torch.optim.SGD(m.parameters(), 0.1); "
     body += "m.loss(torch.ones(2, 6)).backward()"
     assert fails(body, ", forward_methods=('loss',)").ok()
+
+
+def test_a_part_that_is_called_before_the_whole_is_refused():
+    made = "m = nn.DataParallel(nn.Sequential(Mlp(), nn.ConstantPad1d((0, 4), 0.0), Mlp()))"
+    body = f"{made}; o = torch.optim.SGD(m.parameters(), 0.1); x = torch.ones(2, 6)"
+    result = fails(f"{body}; m.module(x); m(x)")
+    assert "a part of a model was called alone before the model that its optimizer has" in result.stderr

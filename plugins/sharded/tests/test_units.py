@@ -46,6 +46,25 @@ def test_units():
     assert units(model, 300) == [model[2]] and units(model, None) == []
 
 
+class Flow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def test_lists_of_modules_are_no_units():
+    """They are not called; where lists hold blocks that hold lists, a list is the outermost class that comes more than once."""
+    model = nn.Sequential()
+    model.flows = nn.ModuleList([Flow(), Flow()])
+    assert units(model, "auto") == [model.flows[1], model.flows[0]]
+    assert units(model, 12) == [model.flows[1], model.flows[0]]
+
+
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 8))
 def test_no_rank_has_more_than_its_part_and_the_largest_tensor(sizes, ranks):
     owners = Owners(ranks)

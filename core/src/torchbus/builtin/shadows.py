@@ -38,11 +38,11 @@ class Shadows:
     def session_start(self, session: Session) -> None:
         tempfile.gettempdir()  # the first call removes a file, under a lock: not in there
         places = [(builtins, "open", self._open), (io, "open", self._open)]
+        places += [(os, name, self._remove) for name in ("remove", "unlink")]
         if not session.is_main:
             session.on_close.callback(lambda: shutil.rmtree(self._folder, ignore_errors=True))
             session.on_close.callback(self._put_in_place)
             places += [(os, name, self._move) for name in ("rename", "replace")]
-            places += [(os, name, self._remove) for name in ("remove", "unlink")]
         for owner, name, make in places:
             session.replace(owner, name, make)
 
@@ -107,10 +107,21 @@ class Shadows:
         return moved
 
     def _remove(self, original: Callable[..., None]) -> Callable[..., None]:
+        """A file that another rank has removed in this session counts as removed by this one: they all tidy up the same folder."""
+
         def removed(path: Any, **options: Any) -> None:
             known = self._path(path)
-            if known is None or self._shadows.pop(known, None) is None:
+            if known is None:
+                return original(path, **options)
+            if self._shadows.pop(known, None) is not None:
+                return None
+            if os.path.lexists(known):
+                self._session.world.shared.set(f"removed/{known}", "")  # before it is gone
+            try:
                 original(path, **options)
+            except FileNotFoundError:
+                if not self._session.world.shared.check([f"removed/{known}"]):
+                    raise
 
         return removed
 

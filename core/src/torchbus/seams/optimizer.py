@@ -1,4 +1,4 @@
-"""``Optimizer.add_param_group`` and ``Optimizer.step`` (torch's global step hooks)."""
+"""``Optimizer.add_param_group``, ``Optimizer.__setstate__`` and ``Optimizer.step`` (torch's global step hooks)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torchbus.seams._patch import replace
 
 
 class parameters:
-    """The constructor of every optimizer calls ``add_param_group`` for each of its groups."""
+    """The constructor of every optimizer calls ``add_param_group`` for each of its groups; one that ``torch.load`` or ``copy.deepcopy`` makes
+    gets them by ``__setstate__``."""
 
-    PLACE = "Optimizer.add_param_group"
+    PLACE = "Optimizer.add_param_group, __setstate__"
     EVENTS = ("parameters_added",)
 
     @staticmethod
@@ -27,7 +28,23 @@ class parameters:
 
             return add_param_group
 
-        return replace(Optimizer, "add_param_group", make)
+        def make_copied(original: Callable[..., None]) -> Callable[..., None]:
+            def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
+                made = "param_groups" not in vars(self)  # else load_state_dict calls it
+                original(self, state)
+                if made:
+                    given = [parameter for group in self.param_groups for parameter in group["params"]]
+                    bus.hook.parameters_added(optimizer=self, parameters=given)
+
+            return __setstate__
+
+        added, copied = replace(Optimizer, "add_param_group", make), replace(Optimizer, "__setstate__", make_copied)
+
+        def undo() -> None:
+            added()
+            copied()
+
+        return undo
 
 
 class step:

@@ -71,8 +71,9 @@ class HeaderCheck:
         if not self._may_differ and header.drifted(mean, sent):
             raise RanksDiverged(
                 "a parameter is not the same on all ranks any more: something changed it on one rank alone (an optimizer that computes "
-                "with this rank's own data or random numbers, a rank that loaded other weights, or weights that were drawn anew in training: "
-                "draw them in eval mode, where random numbers are alike on all ranks, or build the model anew)"
+                "with this rank's own data or random numbers, or a learning rate that is drawn; weights that are set from this rank's first batch; "
+                "a rank that loaded other weights; or weights that were drawn anew in training: draw them in eval mode, where random numbers are "
+                "alike on all ranks, or build the model anew)"
             )
         self.watch.look(mean, sent)
 

@@ -16,10 +16,10 @@ from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
 
 from torchbus_sharded.agreement import Agreement
+from torchbus_sharded.as_whole import as_whole
 from torchbus_sharded.engine import buffers_in, gathered_in, name_as_before, original_class, reduce_late
 from torchbus_sharded.meta import MetaModules
 from torchbus_sharded.moved import empty
-from torchbus_sharded.numbers import read_whole
 from torchbus_sharded.optimizers import Optimizers
 from torchbus_sharded.passes import Passes
 from torchbus_sharded.reached import Reached
@@ -50,7 +50,7 @@ class ShardedModels:
         self._optimizers = Optimizers(session, self.agreement)
         self.whole = WholeModels(session)
         session.on_close.callback(self._forget)
-        session.on_close.callback(session.seams.note("DTensor.item", read_whole()))
+        as_whole(session)
         session.replace(torch.autograd, "grad", refuse_derivatives(self._models))
 
     @hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""``gradient.norm().item()`` is the number over all ranks."""
+"""``gradient.norm().item()`` is the number over all ranks, and ``weight.numpy()`` has all of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 READ = torch.ops.aten._local_scalar_dense.default
@@ -17,9 +18,42 @@ def read_whole() -> Callable[[], None]:
     before = handlers.get(READ)
 
     def read(operator: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
-        tensor = arguments[0]
-        parts = any(not isinstance(placement, Replicate) for placement in tensor.placements)
-        return (tensor.detach().full_tensor() if parts else tensor.to_local()).item()
+        return _whole(arguments[0]).item()
 
     handlers[READ] = read
     return lambda: handlers.update({READ: before}) if before is not None else handlers.pop(READ, None) and None
+
+
+def _whole(tensor: Any) -> Tensor:
+    parts = any(not isinstance(placement, Replicate) for placement in tensor.placements)
+    own = tensor.detach()
+    whole: Tensor = own.full_tensor() if parts else own.to_local()
+    return whole
+
+
+def to_numpy(tensor: DTensor, *, force: bool = False) -> Any:
+    """What is written into the array would be lost, so it can't be."""
+    if tensor.requires_grad and not force:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    array = _whole(tensor).numpy(force=force)
+    array.flags.writeable = False
+    return array
+
+
+def to_list(tensor: DTensor) -> Any:
+    return _whole(tensor).tolist()
+
+
+def formatted(tensor: DTensor, form: str) -> str:
+    return format(tensor.item(), form) if tensor.dim() == 0 else object.__format__(tensor, form)
+
+
+def copied(tensor: DTensor, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy`` of a parameter copies this rank's part, and not its gradient, as without a session: torch fails at that."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+    own = tensor.detach().clone()
+    memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own.requires_grad_(tensor.requires_grad)
+    return memo[id(tensor)]

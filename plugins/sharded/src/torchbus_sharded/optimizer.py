@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl
-from torchbus.errors import UsageError
+from torchbus.errors import Unsupported, UsageError
 
 from torchbus_sharded.owners import EVERY_RANK, Owners
 
@@ -32,7 +32,7 @@ class ShardedOptimizer:
 
     @hookimpl
     def explain_lines(self, session: Session) -> dict[str, list[str]]:
-        return {"optimizer state": [f"divided over {session.world_size} ranks: each steps its part of the parameters, and sends them to the others"]}
+        return {"states": [f"divided over {session.world_size} ranks: each steps its part of the parameters, and sends them to the others"]}
 
 
 class Steps:
@@ -56,6 +56,8 @@ class Steps:
             stack = self._session.on_close
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_own).remove)
+            vars(optimizer)["__getstate__"] = lambda: _no_copy(type(optimizer).__name__)
+            stack.callback(vars(optimizer).pop, "__getstate__")
         owners, own = self._owners[optimizer], self._own.get(optimizer, set())
         owners.add([None if id(parameter) in own else parameter.numel() for parameter in _parameters(optimizer)[len(owners.of) :]])
         self._keep_own(optimizer)
@@ -119,6 +121,16 @@ class Steps:
                     optimizer.state[parameter] = _to(whole[index], parameter.device)
 
     @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        """A loop that looks at the state of a parameter finds it on one rank alone."""
+        names = {name for optimizer in self._owners for entry in optimizer.state.values() for name in entry}
+        if isinstance(error, KeyError) and error.args and error.args[0] in names:
+            raise Unsupported(
+                f"optimizer.state[parameter] has no {error.args[0]!r}: under strategy='ddp_sharded' the state of each parameter is on one rank. "
+                "Read optimizer.state_dict(), which is whole, on all ranks, or use strategy='ddp'"
+            ) from error
+
+    @hookimpl
     def describe(self, thing: Any) -> str | None:
         if not isinstance(thing, Optimizer) or thing not in self._owners:
             return None
@@ -128,6 +140,13 @@ class Steps:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _no_copy(name: str) -> NoReturn:
+    raise Unsupported(
+        f"pickling or copying {name} under strategy='ddp_sharded' (torch.save(optimizer), copy.deepcopy): a rank has a part of its state alone. Save "
+        "optimizer.state_dict(), which is whole, or use strategy='ddp'"
+    )
 
 
 def _broadcast(tensors: list[Tensor], source: int) -> None:

@@ -18,7 +18,11 @@ from torchbus.errors import Unsupported, UsageError
 from torchbus_sharded.engine import original_class, pairs_in, units_in
 from torchbus_sharded.moved import Moved
 
-OUTSIDE = ("mixed torch.Tensor and DTensor", "sharding strategy", "Sharding propagation failed")
+OUTSIDE = (
+    "mixed torch.Tensor and DTensor", "sharding strategy", "Sharding propagation failed",
+    "its data is not allocated yet", "for input.numel() == 0",
+)  # fmt: skip
+PART_FIRST = "FSDP state has already been lazily initialized"
 TOGETHER = {
     LBFGS: ("all parameters together", "'ddp'"),
     Adafactor: ("whole rows and columns of a parameter", "'ddp_sharded', or Adam"),
@@ -97,6 +101,11 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
         return Unsupported(
             "a dict has no entry for a parameter of a model that strategy='fsdp' has divided: it was made with the parameters from before. Make it "
             "after the optimizer, or use strategy='ddp'"
+        )
+    if isinstance(error, RuntimeError) and PART_FIRST in str(error):
+        return Unsupported(
+            "a part of a model was called alone before the model that its optimizer has (such as model.module of a DataParallel, or a block): under "
+            "strategy='fsdp' the whole is called first. Call the whole in both places, or use strategy='ddp'"
         )
     if not isinstance(error, RuntimeError | NotImplementedError) or not any(sign in str(error) for sign in OUTSIDE):
         return None

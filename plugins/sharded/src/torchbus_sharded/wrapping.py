@@ -30,7 +30,7 @@ def units(model: Module, policy: Policy) -> list[Module]:
     elif policy == "auto":
         chosen = inventory.repeated_blocks(model)
     elif isinstance(policy, int):
-        chosen = _large(inner, policy)
+        chosen = _large([module for module in inner if inventory.is_called(module)], policy)
     else:
         chosen = [module for module in inner if isinstance(module, tuple(policy))]  # type: ignore[arg-type]
     return list(reversed(chosen))

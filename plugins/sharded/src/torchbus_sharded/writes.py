@@ -1,0 +1,44 @@
+"""``weight.data = values`` and ``weight.data[0] = 1`` change a divided tensor: torch changes what nobody reads, without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
+from torchbus.errors import Unsupported
+
+from torchbus_sharded.swap import like
+
+SET_ITEM = Tensor.__setitem__
+
+
+def set_data(tensor: DTensor, values: Tensor) -> None:
+    if values.shape != tensor.shape or values.dtype != tensor.dtype:
+        raise Unsupported(
+            f"weight.data = values under strategy='fsdp': values of shape {tuple(values.shape)} and {values.dtype} for a parameter of shape "
+            f"{tuple(tensor.shape)} and {tensor.dtype}, which is divided. Do it before the optimizer is made, or use strategy='ddp'"
+        )
+    _put(tensor, values)
+
+
+def set_item(tensor: Any, index: Any, values: Any) -> None:
+    """All ranks gather the whole, write, and keep their parts."""
+    if (torch.is_grad_enabled() and tensor.requires_grad) or any(one.is_partial() for one in tensor.placements):
+        return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
+    whole: Tensor = tensor.detach().full_tensor()
+    whole[tree_map(_gathered, index)] = _gathered(values)
+    _put(tensor, whole)
+
+
+def _put(tensor: DTensor, values: Tensor) -> None:
+    alike = isinstance(values, DTensor) and values.placements == tensor.placements
+    divided: Any = values if alike else like(_gathered(values), tensor)
+    tensor.to_local().detach().copy_(divided.to_local().detach())
+
+
+def _gathered(value: Any) -> Any:
+    own: Any = value.detach() if isinstance(value, DTensor) else value
+    return own.full_tensor() if isinstance(value, DTensor) else own
