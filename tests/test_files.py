@@ -118,13 +118,17 @@ def test_a_file_that_another_rank_has_just_removed_is_no_error(tmp_path: Path) -
                 os.remove(name) if epoch % 2 else Path(name).unlink()
             s.barrier()
         found["left"] = glob.glob("*.pt")
-        try:
-            os.remove("other.pt")
-        except FileNotFoundError:
-            found["other"] = "is an error"
+        own = f"{{s.rank}}.txt"
+        open(own, "w").close()
+        os.remove(own)
+        for name in ("other.pt", own):
+            try:
+                os.remove(name)
+            except FileNotFoundError:
+                found[name] = "is an error"
     """)
     assert result.ok()
-    assert '"left": ["2.pt"]' in result.stdout and "is an error" in result.stdout
+    assert '"left": ["2.pt"]' in result.stdout and '"other.pt": "is an error"' in result.stdout and '"0.txt": "is an error"' in result.stdout
 
 
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:

@@ -116,14 +116,18 @@ class Shadows:
             if self._shadows.pop(known, None) is not None:
                 return None
             if os.path.lexists(known):
-                self._session.world.shared.set(f"removed/{known}", "")  # before it is gone
+                self._session.world.shared.set(f"removed/{self._session.rank}/{known}", "")  # before it is gone
             try:
                 original(path, **options)
             except FileNotFoundError:
-                if not self._session.world.shared.check([f"removed/{known}"]):
+                if not self._removed_by_another(known):
                     raise
 
         return removed
+
+    def _removed_by_another(self, path: str) -> bool:
+        others = [rank for rank in range(self._session.world_size) if rank != self._session.rank]
+        return any(self._session.world.shared.check([f"removed/{rank}/{path}"]) for rank in others)
 
 
 def is_private(path: str) -> bool:
