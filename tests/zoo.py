@@ -171,6 +171,7 @@ ZOO = [
     Loop("dropout", exact=False, distinct=("noise",), why="noise"),
     Loop("batch_norm", exact=False, values=("accuracy",), why="batch statistics"),
     Loop("assigned_grads"),
+    Loop("architecture_search"),
     Loop("optimizer_in_backward"),
     Loop("create_graph"),
     Loop(

@@ -29,6 +29,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "lbfgs_closure": LBFGS,
         "lbfgs_full_batch": LBFGS,
         "no_optimizer": NO_OPTIMIZER,
+        "architecture_search": NO_OPTIMIZER,
         "rnn_carried_hidden": NO_OPTIMIZER,
         "updated_by_hand": ELSEWHERE,
         "assigned_grads": DERIVATIVES,

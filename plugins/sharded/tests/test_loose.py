@@ -48,6 +48,29 @@ found["told"] = s.explain()
     assert "2 tensors that no module owns are whole on every rank, and averaged after each backward" in " ".join(found["told"].split())
 
 
+ASSIGNED = """
+def search(mine):
+    torch.manual_seed(0)
+    data = torch.randn(4, 8, 3, generator=torch.Generator().manual_seed(1))
+    net, scale = nn.Linear(3, 1), torch.ones(3, requires_grad=True)
+    optimizer, searcher = torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.Adam([scale], lr=0.1)
+    for x in data:
+        scale.grad = torch.autograd.grad(net(x[mine] * scale).square().mean(), [scale])[0]
+        searcher.step()
+        net(x[mine] * scale).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return scale.detach().tolist()
+
+alone, both = search(slice(None)), s.all_gather_object(search(slice(4 * s.rank, 4 * s.rank + 4)))
+found["apart"] = max(abs(ours - one) for rank in both for ours, one in zip(rank, alone))
+"""
+
+
+def test_gradients_that_the_loop_assigns_are_averaged_at_the_step() -> None:
+    assert facts(ASSIGNED)["apart"] < 1e-9
+
+
 def test_rank_0_has_their_first_values() -> None:
     found = facts("""
 weight = (torch.ones(3) * s.rank).requires_grad_()

@@ -14,6 +14,7 @@ from torchbus.errors import Unsupported
 from torchbus.seams.backward import BackwardCall, as_list
 
 from torchbus_ddp import double, header, hooks, reductions
+from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.check import Facts, HeaderCheck, refuse_unlike
 from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header
@@ -47,6 +48,7 @@ class GradientSync:
         self._loss_note = ""
         self._quiet_backwards = 0
         self._local: set[int] = set()
+        self._assigned = Assigned()
         self._synced_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._check = HeaderCheck(session, self._facts, strategy.make_watch(session))
@@ -78,6 +80,7 @@ class GradientSync:
         held = hooks.take_off(self.trained.parameters)
         try:
             self._synchronised(call, engine, tensors, gradients, weight)
+            self._assigned.synchronised()
         finally:
             self._job.waiting = None
             self._lock.release()
@@ -179,20 +182,30 @@ class GradientSync:
 
     # Step ------------------------------------------------------------------------------------------------------
 
+    @hookimpl(trylast=True)
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None:
+            self._assigned.watch(optimizer, self._shared_by(optimizer))
+
     @hookimpl
     def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
         """Gradients that did not come through a synchronised backward (``autograd.grad``, ``no_sync``) are averaged here."""
         fresh = self._synced_at.get(optimizer, 0) != self._job.backwards
         self._synced_at[optimizer] = self._job.backwards
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} & self._local if self._local else None
-        if closure is None and self._session.captures(optimizer) and (held or not fresh):
+        if closure is None and self._session.captures(optimizer) and (held or not fresh or self._assigned.found(optimizer)):
             self._average(optimizer, 1.0 if held else self._session.share.weight)
             self._local -= held or set()
+            self._assigned.synchronised()
 
     def _average(self, optimizer: Optimizer, weight: float) -> None:
-        shared = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter not in self.trained.own]
+        shared = self._shared_by(optimizer)
         if shared:
             average(shared, weight)
+
+    def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:
+        """The optimizer's parameters, but those which are this rank's own."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter not in self.trained.own]
 
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl, inventory
 
+from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.loose import average
 from torchbus_ddp.own import OwnTensors
 from torchbus_ddp.values import copy_from_rank0
@@ -22,6 +24,7 @@ class LooseTensors:
         self._session = session
         self._shared: dict[int, Tensor] = {}
         self._own = OwnTensors(session)
+        self._assigned = Assigned()
         session.on_close.callback(self._shared.clear)
 
     @hookimpl
@@ -36,6 +39,8 @@ class LooseTensors:
         if shared:
             copy_from_rank0(list(shared.values()), what)
             self._shared |= shared
+        if optimizer is not None:
+            self._assigned.watch(optimizer, self._shared_by(optimizer))
 
     def _loose(self, tensors: list[Tensor]) -> list[Tensor]:
         """Those which are new, and which no module owns."""
@@ -59,6 +64,17 @@ class LooseTensors:
             average(tensors, 1.0)
         for tensor, kept in zip(tensors, before, strict=True):
             tensor.grad = kept if tensor.grad is None else tensor.grad if kept is None else kept + tensor.grad
+        self._assigned.synchronised()
+
+    @hookimpl
+    def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
+        """Gradients that the loop has assigned itself are averaged here."""
+        if closure is None and self._assigned.found(optimizer):
+            average(self._shared_by(optimizer), self._session.share.weight)
+            self._assigned.synchronised()
+
+    def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:
+        return [tensor for tensor in _whole_tensors(optimizer) if id(tensor) in self._shared]
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
