@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
@@ -86,6 +88,24 @@ def test_no_code_is_run_from_the_metadata(tmp_path: Path, place: tuple[str, str]
     with pytest.raises(CheckpointError, match=f".metadata holds what a checkpoint does not hold: {module}.{name}"):
         metadata.read(tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+class ByName:
+    """Pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self.asked = getattr, (kind, name)
+
+    def __reduce__(self) -> Any:
+        return self.asked
+
+
+def test_members_of_enumerations_may_be_written_by_name(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(ByName(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")))
+    assert metadata.read(tmp_path) is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(ByName(OrderedDict, "fromkeys")))
+    with pytest.raises(CheckpointError, match="holds what a checkpoint does not hold: builtins.getattr.*OrderedDict.*fromkeys"):
+        metadata.read(tmp_path)
 
 
 @pytest.mark.parametrize("in_background", [False, True])

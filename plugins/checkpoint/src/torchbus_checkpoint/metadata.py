@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,18 @@ def read(folder: Path) -> Any:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module in OF_DCP or module == "torch" or (module, name) in OTHERS:
             found = super().find_class(module, name)
             own = isinstance(found, type) and found.__module__ == module in OF_DCP
             if own or (module, name) in OTHERS or isinstance(found, torch.dtype):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _member(kind: Any, name: str) -> Enum:
+    """Python 3.11.0 to 3.11.3 write a member of an enumeration as ``getattr(kind, name)``."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"builtins.getattr({kind!r}, {name!r})")
+    return kind[name]

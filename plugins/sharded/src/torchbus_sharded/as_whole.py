@@ -9,8 +9,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torchbus import Session
 
+from torchbus_sharded.copies import copied
 from torchbus_sharded.draws import draw_whole
-from torchbus_sharded.numbers import copied, formatted, read_whole, to_list, to_numpy
+from torchbus_sharded.numbers import formatted, read_whole, to_list, to_numpy
 from torchbus_sharded.writes import set_data, set_item
 
 DATA: Any = torch._C.TensorBase.data

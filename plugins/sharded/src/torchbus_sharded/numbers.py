@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 READ = torch.ops.aten._local_scalar_dense.default
@@ -46,14 +46,3 @@ def to_list(tensor: DTensor) -> Any:
 
 def formatted(tensor: DTensor, form: str) -> str:
     return format(tensor.item(), form) if tensor.dim() == 0 else object.__format__(tensor, form)
-
-
-def copied(tensor: DTensor, memo: dict[int, Any]) -> Any:
-    """``copy.deepcopy`` of a parameter copies this rank's part, and not its gradient, as without a session: torch fails at that."""
-    if id(tensor) in memo:
-        return memo[id(tensor)]
-    if not tensor.is_leaf:
-        raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
-    own = tensor.detach().clone()
-    memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own.requires_grad_(tensor.requires_grad)
-    return memo[id(tensor)]
