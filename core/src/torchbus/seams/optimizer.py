@@ -21,30 +21,39 @@ class parameters:
 
     @staticmethod
     def install(bus: Bus) -> Callable[[], None]:
-        def make(original: Callable[..., None]) -> Callable[..., None]:
-            def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
-                original(self, param_group)
-                bus.hook.parameters_added(optimizer=self, parameters=list(self.param_groups[-1]["params"]))
-
-            return add_param_group
-
-        def make_copied(original: Callable[..., None]) -> Callable[..., None]:
-            def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
-                made = "param_groups" not in vars(self)  # else load_state_dict calls it
-                original(self, state)
-                if made:
-                    given = [parameter for group in self.param_groups for parameter in group["params"]]
-                    bus.hook.parameters_added(optimizer=self, parameters=given)
-
-            return __setstate__
-
-        added, copied = replace(Optimizer, "add_param_group", make), replace(Optimizer, "__setstate__", make_copied)
+        added = replace(Optimizer, "add_param_group", _adding(bus))
+        copied = replace(Optimizer, "__setstate__", _copying(bus))
 
         def undo() -> None:
-            added()
             copied()
+            added()
 
         return undo
+
+
+def _adding(bus: Bus) -> Callable[[Any], Any]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
+            original(self, param_group)
+            bus.hook.parameters_added(optimizer=self, parameters=list(self.param_groups[-1]["params"]))
+
+        return add_param_group
+
+    return make
+
+
+def _copying(bus: Bus) -> Callable[[Any], Any]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def __setstate__(self: Optimizer, state: dict[str, Any]) -> None:
+            made = "param_groups" not in vars(self)  # else load_state_dict calls it
+            original(self, state)
+            if made:
+                given = [parameter for group in self.param_groups for parameter in group["params"]]
+                bus.hook.parameters_added(optimizer=self, parameters=given)
+
+        return __setstate__
+
+    return make
 
 
 class step:

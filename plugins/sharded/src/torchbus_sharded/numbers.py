@@ -18,30 +18,31 @@ def read_whole() -> Callable[[], None]:
     before = handlers.get(READ)
 
     def read(operator: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
-        return _whole(arguments[0]).item()
+        return whole(arguments[0]).item()
 
     handlers[READ] = read
     return lambda: handlers.update({READ: before}) if before is not None else handlers.pop(READ, None) and None
 
 
-def _whole(tensor: Any) -> Tensor:
+def whole(tensor: Any) -> Tensor:
+    """A divided tensor, gathered. All ranks call it."""
     parts = any(not isinstance(placement, Replicate) for placement in tensor.placements)
     own = tensor.detach()
-    whole: Tensor = own.full_tensor() if parts else own.to_local()
-    return whole
+    gathered: Tensor = own.full_tensor() if parts else own.to_local()
+    return gathered
 
 
 def to_numpy(tensor: DTensor, *, force: bool = False) -> Any:
     """What is written into the array would be lost, so it can't be."""
     if tensor.requires_grad and not force:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-    array = _whole(tensor).numpy(force=force)
+    array = whole(tensor).numpy(force=force)
     array.flags.writeable = False
     return array
 
 
 def to_list(tensor: DTensor) -> Any:
-    return _whole(tensor).tolist()
+    return whole(tensor).tolist()
 
 
 def formatted(tensor: DTensor, form: str) -> str:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from torchbus.errors import Unsupported
 
+from torchbus_sharded.numbers import whole
 from torchbus_sharded.swap import like
 
 SET_ITEM = Tensor.__setitem__
@@ -28,9 +29,9 @@ def set_item(tensor: Any, index: Any, values: Any) -> None:
     """All ranks gather the whole, write, and keep their parts."""
     if (torch.is_grad_enabled() and tensor.requires_grad) or any(one.is_partial() for one in tensor.placements):
         return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
-    whole: Tensor = tensor.detach().full_tensor()
-    whole[tree_map(_gathered, index)] = _gathered(values)
-    _put(tensor, whole)
+    changed = whole(tensor)
+    changed[tree_map(_gathered, index)] = _gathered(values)
+    _put(tensor, changed)
 
 
 def _put(tensor: DTensor, values: Tensor) -> None:
@@ -40,5 +41,4 @@ def _put(tensor: DTensor, values: Tensor) -> None:
 
 
 def _gathered(value: Any) -> Any:
-    own: Any = value.detach() if isinstance(value, DTensor) else value
-    return own.full_tensor() if isinstance(value, DTensor) else own
+    return whole(value) if isinstance(value, DTensor) else value
