@@ -87,6 +87,19 @@ def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:
     }
 
 
+def test_ranks_that_write_and_rename_the_same_file_at_once_stay_apart(tmp_path: Path) -> None:
+    """Whatever rank 0 does between two looks of another rank at a path."""
+    facts(f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        for number in range(3000):
+            with open("new.tmp", "w") as file:
+                file.write(f"{{s.rank}} {{number}}")
+            os.replace("new.tmp", "new.txt")
+    """)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"new.txt": "0 2999"}
+
+
 def test_a_folder_that_another_rank_has_just_made_is_no_error(tmp_path: Path) -> None:
     result = run(f"""
         import os

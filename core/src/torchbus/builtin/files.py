@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torchbus.builtin.paths import is_special
 from torchbus.events import hookimpl
 from torchbus.notices import warn
 
@@ -60,8 +62,8 @@ class WriteOnce:
 
 def write_whole(path: str, write: Callable[[str], None]) -> None:
     """Write beside the path and rename: a reader sees the old file or the new one, never half of it."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        return write(path)  # a pipe or a device
+    if is_special(path):
+        return write(path)
     folder, name = os.path.split(os.path.realpath(path))
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     os.close(descriptor)
@@ -75,7 +77,7 @@ def write_whole(path: str, write: Callable[[str], None]) -> None:
 
 
 def _mode(path: str) -> int:
-    if os.path.exists(path):
+    with contextlib.suppress(FileNotFoundError):
         return os.stat(path).st_mode & 0o777
     mask = os.umask(0)
     os.umask(mask)

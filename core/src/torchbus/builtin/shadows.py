@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchbus.builtin.paths import is_private, is_special
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ class Shadows:
         tempfile.gettempdir()  # the first call removes a file, under a lock: not in there
         places = [(builtins, "open", self._open), (io, "open", self._open)]
         places += [(os, name, self._remove) for name in ("remove", "unlink")]
+        places += [(os, name, self._move) for name in ("rename", "replace")]
         if not session.is_main:
             session.on_close.callback(lambda: shutil.rmtree(self._folder, ignore_errors=True))
             session.on_close.callback(self._put_in_place)
-            places += [(os, name, self._move) for name in ("rename", "replace")]
         for owner, name, make in places:
             session.replace(owner, name, make)
 
@@ -80,7 +81,7 @@ class Shadows:
         if isinstance(file, int | bytes) or os.getpid() != self._pid or not isinstance(file, str | os.PathLike):
             return None
         path = os.path.abspath(os.fsdecode(os.fspath(file)))
-        return None if is_private(path) or (os.path.exists(path) and not os.path.isfile(path)) else path
+        return None if is_private(path) or is_special(path) else path
 
     def _tell(self, path: str) -> None:
         if path not in self._told:
@@ -91,8 +92,9 @@ class Shadows:
         self._folder = self._folder or tempfile.mkdtemp(prefix="torchbus-")
         if path not in self._shadows:
             self._shadows[path] = shadow = os.path.join(self._folder, f"{len(self._shadows)}{os.path.splitext(path)[1]}")
-            if "r" in mode and os.path.exists(path):
-                shutil.copyfile(path, shadow)
+            if "r" in mode:
+                with contextlib.suppress(FileNotFoundError):  # opening the copy says so
+                    shutil.copyfile(path, shadow)
             if "a" in mode:
                 self._appended.add(path)
         return self._shadows[path]
@@ -100,9 +102,12 @@ class Shadows:
     def _move(self, original: Callable[..., None]) -> Callable[..., None]:
         def moved(source: Any, target: Any, **options: Any) -> None:
             path = self._path(source)
-            if path is None or path not in self._shadows:
-                return original(source, target, **options)
-            self._shadows[os.path.abspath(os.fspath(target))] = self._shadows.pop(path)
+            if path in self._shadows:
+                self._shadows[os.path.abspath(os.fsdecode(target))] = self._shadows.pop(path)
+                return
+            original(source, target, **options)
+            if path in self._told:
+                self._tell(os.path.abspath(os.fsdecode(target)))
 
         return moved
 
@@ -128,12 +133,3 @@ class Shadows:
     def _removed_by_another(self, path: str) -> bool:
         others = [rank for rank in range(self._session.world_size) if rank != self._session.rank]
         return any(self._session.world.shared.check([f"removed/{rank}/{path}"]) for rank in others)
-
-
-def is_private(path: str) -> bool:
-    """Whether a file does not belong to the script: devices, hidden folders at home, and the system's temporary folder,
-    unless the script works in it."""
-    temporary, home = tempfile.gettempdir() + os.sep, os.path.join(os.path.expanduser("~"), ".")
-    if path.startswith(("/dev/", "/proc/", "/sys/", home)):
-        return True
-    return path.startswith(temporary) and not path.startswith(os.getcwd() + os.sep)
