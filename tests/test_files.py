@@ -181,3 +181,59 @@ def test_folders_named_by_the_clock_cost_no_waiting(tmp_path: Path) -> None:
     assert result.ok()
     assert '"own": [0, 1]' in result.stdout and '"waited": false' in result.stdout
     assert "did not save" in result.stdout and "all_gather_object(name)" in result.stdout
+
+
+def test_a_tree_that_rank_0_has_removed_is_not_removed_again(tmp_path: Path) -> None:
+    """Nor what rank 0 has written there since; and a tree is gone once ``rmtree`` is over."""
+    for number in range(300):
+        (tmp_path / "out" / f"{number}").mkdir(parents=True)
+        (tmp_path / "out" / f"{number}" / "old").touch()
+    found = facts(f"""
+        import os, shutil, time
+        os.chdir({str(tmp_path)!r})
+        for turn in range(4):
+            if s.rank == turn % 2:
+                time.sleep(0.2)  # one rank is late
+            shutil.rmtree("out", ignore_errors=True)
+            os.makedirs("out/deep")
+            with open("out/deep/new", "w") as file:
+                file.write(f"{{turn}}")
+            found[str(turn)] = s.all_gather_object(open("out/deep/new").read())
+        found["old"] = os.path.exists("out/0")
+    """)
+    assert found == {"0": ["0", "0"], "1": ["1", "1"], "2": ["2", "2"], "3": ["3", "3"], "old": False}
+    assert (tmp_path / "out/deep/new").read_text() == "3"
+
+
+def test_a_tree_of_a_rank_s_own_is_removed_by_it(tmp_path: Path) -> None:
+    """At once where it has made it, else after a bounded wait."""
+    (tmp_path / "old1").mkdir()
+    found = facts(
+        f"""
+        import os, shutil, tempfile, warnings
+        os.chdir({str(tmp_path)!r})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            os.mkdir(f"rank{{s.rank}}")
+            shutil.rmtree(f"rank{{s.rank}}")
+            with tempfile.TemporaryDirectory(dir="."):
+                pass
+            found["silent"] = s.all_gather_object(len(caught))
+            if s.rank == 1:
+                shutil.rmtree("old1")
+            found["said"] = s.all_gather_object([str(warning.message) for warning in caught])[1]
+        open("file", "w").close()
+        for none in ("none", ""):
+            try:
+                shutil.rmtree(none)
+            except FileNotFoundError:
+                found["none"] = "not found"
+        os.remove("file")
+        """,
+        before="import torchbus.builtin.folders as folders; folders.WAIT_FOR_RANK0_S = 0.3",
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert (found["silent"], found["none"]) == ([0, 0], "not found")
+    assert found["said"] == [
+        f"rank 0 did not remove {tmp_path}/old1, so rank 1 does: if that depends on the rank, give each rank a folder of its own"
+    ]

@@ -23,7 +23,7 @@ def standard_plugins(session: Session) -> list[object]:
     if session.world_size > 1:
         plugins += [Rank0Prints(session), WriteOnce(session)]
     if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
-        plugins += [Shadows(session), SharedFolders()]
+        plugins += [Shadows(session), SharedFolders(session)]
     if session.options["verbose"]:
         plugins.append(ExplainFirstEpoch(session))
     return plugins

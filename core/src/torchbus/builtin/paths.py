@@ -5,6 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from typing import Any
+
+
+def absolute(path: Any) -> str:
+    """Of a path as Python's own functions take it; an empty one, which leads nowhere, stays empty."""
+    name = os.fsdecode(path)
+    return os.path.abspath(name) if name else ""
 
 
 def is_private(path: str) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.builtin.paths import is_private, is_special
+from torchbus.builtin.paths import absolute, is_private, is_special
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
@@ -42,10 +42,15 @@ class Shadows:
         places += [(os, name, self._remove) for name in ("remove", "unlink")]
         places += [(os, name, self._move) for name in ("rename", "replace")]
         if not session.is_main:
-            session.on_close.callback(lambda: shutil.rmtree(self._folder, ignore_errors=True))
+            session.on_close.callback(self._remove_folder)
             session.on_close.callback(self._put_in_place)
+            places += [(shutil, "rmtree", self._remove_tree)]
         for owner, name, make in places:
             session.replace(owner, name, make)
+
+    def _remove_folder(self) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _put_in_place(self) -> None:
         """Once all ranks have met: what rank 0 has not written is this rank's own."""
@@ -80,8 +85,8 @@ class Shadows:
         """The absolute path of a file that belongs to the script; None for devices, descriptors and caches."""
         if isinstance(file, int | bytes) or os.getpid() != self._pid or not isinstance(file, str | os.PathLike):
             return None
-        path = os.path.abspath(os.fsdecode(os.fspath(file)))
-        return None if is_private(path) or is_special(path) else path
+        path = absolute(file)
+        return None if not path or is_private(path) or is_special(path) else path
 
     def _tell(self, path: str) -> None:
         if path not in self._told:
@@ -103,11 +108,11 @@ class Shadows:
         def moved(source: Any, target: Any, **options: Any) -> None:
             path = self._path(source)
             if path in self._shadows:
-                self._shadows[os.path.abspath(os.fsdecode(target))] = self._shadows.pop(path)
+                self._shadows[absolute(target)] = self._shadows.pop(path)
                 return
             original(source, target, **options)
             if path in self._told:
-                self._tell(os.path.abspath(os.fsdecode(target)))
+                self._tell(absolute(target))
 
         return moved
 
@@ -116,7 +121,7 @@ class Shadows:
 
         def removed(path: Any, **options: Any) -> None:
             known = self._path(path)
-            if known is None:
+            if known is None or options.get("dir_fd") is not None:
                 return original(path, **options)
             if self._shadows.pop(known, None) is not None:
                 return None
@@ -129,6 +134,15 @@ class Shadows:
                     raise
 
         return removed
+
+    def _remove_tree(self, original: Callable[..., None]) -> Callable[..., None]:
+        def rmtree(path: Any, *args: Any, **options: Any) -> None:
+            tree = absolute(path)
+            for shadow in [shadow for shadow in self._shadows if tree and shadow.startswith(tree + os.sep)]:
+                del self._shadows[shadow]
+            original(path, *args, **options)
+
+        return rmtree
 
     def _removed_by_another(self, path: str) -> bool:
         others = [rank for rank in range(self._session.world_size) if rank != self._session.rank]
