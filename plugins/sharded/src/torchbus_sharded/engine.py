@@ -77,6 +77,16 @@ def _unreduced(group: Any) -> Iterator[Any]:
             yield pair
 
 
+def let_go_of_early(module: Module) -> None:
+    """What was gathered ahead, and nobody has come for, has the values of then. Its unit is gathered anew."""
+    for group in groups_in(module):
+        if group._all_gather_result is not None:
+            work = group._all_gather_result.all_gather_work
+            if work is not None:
+                work.wait()
+            group._all_gather_result = None
+
+
 def reset(model: Module) -> None:
     """After a forward or a backward that was left by an exception; gradients on their way are lost. Nothing is sent."""
     unit: Any = model

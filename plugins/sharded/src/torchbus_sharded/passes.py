@@ -12,7 +12,8 @@ from torch.nn import Module
 from torchbus import Session
 
 from torchbus_sharded.agreement import Agreement
-from torchbus_sharded.engine import original_class, pairs_in, reset, units_in
+from torchbus_sharded.ahead import Ahead
+from torchbus_sharded.engine import let_go_of_early, original_class, pairs_in, reset, units_in
 from torchbus_sharded.refusals import refuse_borrowed
 
 CLOSELY = 3
@@ -27,6 +28,7 @@ class Passes:
         self._job = session.job
         self._session = session
         self._agreement = agreement
+        self._ahead = Ahead(session)
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
@@ -34,6 +36,7 @@ class Passes:
     def add(self, model: Module, number: int) -> None:
         name = f"{original_class(model).__name__}, model {number}"
         self._roots.add(model)
+        self._ahead.add(model)
         stack = self._session.on_close
         for path, module in model.named_modules():
             if issubclass(type(module), FSDPModule):
@@ -61,19 +64,29 @@ class Passes:
     def _before(self, name: str, path: str, module: Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        if not self._begun and not _in_backward():
+            let_go_of_early(module)
         if path and self._job.backwards >= CLOSELY:
             self._agreement.passing(path)
             return
-        if not path:
-            refuse_borrowed(module)
-            if module in self._begun:
-                reset(module)  # an exception that the loop has caught left the last one
-            self._begun.add(module)
+        if path:
+            self._ahead.passing(module)
+        else:
+            self._begin(module)
         kind = "training" if torch.is_grad_enabled() else "without gradients"
         self._agreement.meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
 
+    def _begin(self, model: Module) -> None:
+        refuse_borrowed(model)
+        if model in self._begun:
+            reset(model)  # an exception that the loop has caught left the last one
+        self._begun.add(model)
+        if torch.is_grad_enabled():
+            self._ahead.begin(model)
+
     def _after(self, model: Module, args: Any, outputs: Any) -> None:
         self._begun.discard(model)
+        self._ahead.end()
         if torch.is_grad_enabled():
             self._count(model)
         if not torch.is_grad_enabled() or any(pair.sharded_param.grad is not None for pair in pairs_in(model)):
@@ -85,6 +98,10 @@ class Passes:
         if self._forwards[model] == 2:
             # One backward through both: the first one to be done would let the parameters go under the other.
             units_in(model)[0].set_reshard_after_backward(False)
+
+    def settle(self) -> None:
+        """Ranks need not be looked at closely any more."""
+        self._ahead.settle()
 
     def reset_all(self) -> None:
         """A backward has failed, and the loop may catch it."""
@@ -98,6 +115,10 @@ class Passes:
                 _reshard(model)
                 units_in(model)[0].set_reshard_after_backward(True)
         self._forwards.clear()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _reshard(model: Module) -> None:

@@ -72,6 +72,7 @@ class ShardedBackward:
         if not self._session.random.is_split:
             self._session.random.split(self._session.rank)
         if self._job.backwards == CLOSELY:
+            self._models.passes.settle()
             self._session.end_discovery()
 
     @hookimpl

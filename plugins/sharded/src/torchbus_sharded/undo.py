@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from torchbus_sharded.engine import original_class
+from torchbus_sharded.engine import let_go_of_early, original_class
 
 ENGINE = ("torch.distributed.fsdp", "torch.distributed._composable")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_state_dict_hooks")
@@ -21,6 +21,7 @@ LEFT_BY_ENGINE = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use
 
 def make_whole(model: Module, methods: Iterable[str]) -> dict[int, nn.Parameter]:
     """All ranks call it: parameters are gathered. Returns the whole ones by ``id`` of the divided ones."""
+    let_go_of_early(model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # the outermost stays gathered after a forward
