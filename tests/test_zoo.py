@@ -14,7 +14,7 @@ from harness import Run, run_command, run_plain, run_session
 from judgement import judge
 from zoo import LOOPS, ZOO, Loop
 
-QUICK_FORMS = ("script", "fork", "fork", "fork")  # each loop in one of them; a rank that is a script imports torch anew
+QUICK_FORMS = ("script", *7 * ("fork",))  # each loop in one of them; a rank that is a script imports torch anew
 
 
 @dataclass(frozen=True)

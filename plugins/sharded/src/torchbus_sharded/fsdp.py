@@ -24,7 +24,8 @@ LOSS_REDUCTIONS = ("mean", "sum")
 
 
 class FSDP:
-    """Each rank keeps its part of every parameter, with gradient and optimizer state; a unit is gathered while it computes.
+    """Each rank keeps its part of every parameter, with gradient and optimizer state; a unit is gathered for its forward and its backward, while
+    the one before it computes.
 
     Args:
         auto_wrap_policy: the units: "auto" (repeated blocks), module classes, modules of so many parameters or more, or None (the whole
@@ -118,4 +119,5 @@ class FSDP:
         if session.world_size == 1:
             return {"strategy": ["fsdp on one rank: nothing to divide"]}
         when = "after its backward" if self.reshard_after_forward is False else "after its forward and its backward"
-        return {"strategy": [f"fsdp: parameters, gradients and optimizer states are divided over ranks; a unit is gathered, and let go {when}"]}
+        gathered = "gathered while the one before it computes, and let go"
+        return {"strategy": [f"fsdp: parameters, gradients and optimizer states are divided over ranks; a unit is {gathered} {when}"]}
