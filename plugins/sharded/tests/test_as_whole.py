@@ -22,6 +22,19 @@ def assigned(weight):
     with torch.no_grad():
         weight[2] = weight[0] * 2
 
+def rows(model, weight):
+    weight.grad[0].zero_()
+    weight.grad[1:, 0:2].mul_(0.5).add_(weight.grad[1, 2:4])
+    weight.grad[:, 3].clamp_(min=0.0)
+    last = weight.data[-1]
+    last += 1.0
+    last[2] = last[0]
+    weight.data[..., 0][1] = 0.25
+    with torch.no_grad():
+        weight[1].copy_(torch.arange(4.0))
+        nn.init.constant_(model[2].weight[0], 0.5)
+    return [weight.grad.tolist(), weight.data[1].tolist(), last.tolist(), (last * 2).sum().item()]
+
 WAYS = {
     "numpy": lambda model, weight: weight.detach().cpu().numpy(),
     "numpy of a sum": lambda model, weight: weight.grad.abs().mean().numpy(),
@@ -33,6 +46,7 @@ WAYS = {
     "data, whole": lambda model, weight: setattr(weight, "data", torch.arange(12.0).view(3, 4)),
     "data, back again": lambda model, weight: nn.utils.vector_to_parameters(torch.arange(19.0), model.parameters()),
     "indices": lambda model, weight: assigned(weight),
+    "rows": lambda model, weight: numpy.hstack([numpy.ravel(one) for one in rows(model, weight)]),
     "init": lambda model, weight: (init(model), nn.init.xavier_uniform_(weight), nn.init.trunc_normal_(model[2].weight)),
     "noise": lambda model, weight: (init(model), weight.data.add_(torch.randn_like(weight))),
     "mask": lambda model, weight: (init(model), weight.data.mul_(torch.empty_like(weight.data).bernoulli_(0.5))),
@@ -78,7 +92,7 @@ def found():
 
 
 READS = ["numpy", "numpy of a sum", "numpy of a list", "tolist", "format", "deepcopy"]
-WRITES = ["data, parts", "data, whole", "data, back again", "indices", "init", "noise", "mask"]
+WRITES = ["data, parts", "data, whole", "data, back again", "indices", "rows", "init", "noise", "mask"]
 
 
 @pytest.mark.parametrize("way", [*READS, *WRITES])

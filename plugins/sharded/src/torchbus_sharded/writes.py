@@ -27,18 +27,24 @@ def set_data(tensor: DTensor, values: Tensor) -> None:
 
 def set_item(tensor: Any, index: Any, values: Any) -> None:
     """All ranks gather the whole, write, and keep their parts."""
-    if (torch.is_grad_enabled() and tensor.requires_grad) or any(one.is_partial() for one in tensor.placements):
+    if not may_be_written(tensor):
         return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
     changed = whole(tensor)
-    changed[tree_map(_gathered, index)] = _gathered(values)
+    changed[tree_map(gathered, index)] = gathered(values)
     _put(tensor, changed)
+
+
+def may_be_written(tensor: DTensor) -> bool:
+    """Not where it has a graph, nor where it is a sum that is still to be made over ranks."""
+    in_graph = torch.is_grad_enabled() and tensor.requires_grad
+    return not in_graph and not any(one.is_partial() for one in tensor.placements)
 
 
 def _put(tensor: DTensor, values: Tensor) -> None:
     alike = isinstance(values, DTensor) and values.placements == tensor.placements
-    divided: Any = values if alike else like(_gathered(values), tensor)
+    divided: Any = values if alike else like(gathered(values), tensor)
     tensor.to_local().detach().copy_(divided.to_local().detach())
 
 
-def _gathered(value: Any) -> Any:
+def gathered(value: Any) -> Any:
     return whole(value) if isinstance(value, DTensor) else value
