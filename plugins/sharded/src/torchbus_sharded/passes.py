@@ -64,7 +64,8 @@ class Passes:
     def _before(self, name: str, path: str, module: Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if not self._begun and not _in_backward():
+        by_itself = not (path and self._begun)
+        if by_itself and not _in_backward():
             let_go_of_early(module)
         if path and self._job.backwards >= CLOSELY:
             self._agreement.passing(path)
