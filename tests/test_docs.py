@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 GAP = "…"
 
 
-OFTEN = {ROOT / page for page in ("README.md", "core/README.md", "docs/semantics.md", "docs/writing-a-plugin.md", "plugins/clip/README.md")}
+OFTEN = {ROOT / page for page in ("README.md", "core/README.md", "docs/writing-a-plugin.md", "plugins/clip/README.md")}
 
 
 def name(page: Path) -> str:

@@ -114,7 +114,9 @@ print(json.dumps({"found": found, "imported": imported, "made": made, "version":
 """
 
 
-@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(folder, id=folder.name, marks=[] if number % 5 == 0 else pytest.mark.slow) for number, folder in enumerate(PACKAGES)]
+)
 def test_installed_beside_the_core_alone_it_is_discovered(folder, wheels, environment, tmp_path):
     names = {project(CORE)["name"], project(folder)["name"]}
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(tmp_path / "site")]

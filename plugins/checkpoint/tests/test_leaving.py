@@ -40,7 +40,9 @@ print("end", hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model
 """
 
 
-@pytest.mark.parametrize(("ranks", "number", "whom"), [(1, signal.SIGTERM, 0), (2, signal.SIGUSR1, 0), (2, signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "number", "whom"), [(1, signal.SIGTERM, 0), pytest.param(2, signal.SIGUSR1, 0, marks=pytest.mark.slow), (2, signal.SIGTERM, 1)]
+)
 def test_a_signal(run: Any, tmp_path: Path, ranks: int, number: int, whom: int) -> None:
     whole = run(LOOP, ranks, 0, 0, folder=tmp_path / "whole").ok()
     left = run(LOOP, ranks, int(number), whom, folder=tmp_path / "left")
