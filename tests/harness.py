@@ -10,8 +10,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from zoo import Loop
 
 RUNNER = Path(__file__).parent / "runner.py"
 TIME_LIMIT = 90.0
+ONE_AT_A_TIME = threading.Lock()
+"""``start`` looks after the processes of other threads, too; of two threads that read the same exit status one gets 255."""
 NOT_ENDED = f"\nnot ended after {TIME_LIMIT:g} s"
 
 
@@ -58,11 +62,13 @@ def run_forked(argv: list[str], work: Path, out: Path, rank: int = 0) -> tuple[i
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["runner", "torch._dynamo"])
     process = context.Process(target=become_runner, args=(argv, work, out, rank))
-    process.start()
-    process.join(TIME_LIMIT)
-    late = process.exitcode is None
+    with ONE_AT_A_TIME:
+        process.start()
+    late = not connection.wait([process.sentinel], TIME_LIMIT)
     if late and process.pid is not None:
         os.killpg(process.pid, signal.SIGKILL)
+        connection.wait([process.sentinel])
+    with ONE_AT_A_TIME:
         process.join()
     return process.exitcode or 0, read(out / f"stdout{rank}"), read(out / f"stderr{rank}") + NOT_ENDED * late
 
