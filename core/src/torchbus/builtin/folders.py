@@ -67,7 +67,7 @@ class SharedFolders:
                     return original(path, *args, **kwargs)
                 finally:
                     self._session.world.shared.add(f"removed tree/{name}", 1)
-            if self._is_this_ranks(name) or not self._was_removed(name):
+            if self._is_this_ranks(name) or not self._rank0_removes(name):
                 original(path, *args, **kwargs)
 
         return rmtree
@@ -84,8 +84,8 @@ class SharedFolders:
     def _is_this_ranks(self, name: str) -> bool:
         return name in self._made_first and not self._session.world.shared.check([f"made/{name}"])
 
-    def _was_removed(self, name: str) -> bool:
-        """Whether rank 0 has removed this very tree, as often as this rank wanted to."""
+    def _rank0_removes(self, name: str) -> bool:
+        """Waits until rank 0 has removed this very tree, as often as this rank wanted to."""
         self._removals[name] += 1
         if self._job.wait_until(lambda store: int(store.add(f"removed tree/{name}", 0)) >= self._removals[name], WAIT_FOR_RANK0_S):
             return True

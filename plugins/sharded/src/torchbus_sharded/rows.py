@@ -15,7 +15,7 @@ from torchbus_sharded.writes import gathered, may_be_written, set_item
 
 GET_ITEM = Tensor.__getitem__
 OF_A_VIEW = (int, slice, type(None), EllipsisType)
-IN_PLACE = [name for name in dir(Tensor) if name.endswith("_") and not name.startswith("_")]
+IN_PLACE = [name for name in dir(Tensor) if name.endswith("_") and not name.startswith("_") and name != "requires_grad_"]
 OPERATORS = [f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")]
 
 
@@ -50,5 +50,4 @@ def _through(name: str) -> Callable[..., Any]:
 
 
 for name in [*IN_PLACE, *OPERATORS]:
-    if name != "requires_grad_":
-        setattr(Row, name, _through(name))
+    setattr(Row, name, _through(name))
