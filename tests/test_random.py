@@ -84,3 +84,40 @@ def test_workers_of_two_ranks_draw_different_numbers() -> None:
     """)
     first, second = found["values"]
     assert len(set(first) | set(second)) == len(first) + len(second)
+
+
+FOLDS = """
+        import random
+        import numpy
+
+        def fit():
+            net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 1))
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            for (x,) in DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2)), batch_size=2, shuffle=True):
+                optimizer.zero_grad()
+                net(x).mean().backward()
+                optimizer.step()
+            schedule.step()
+            return [torch.rand(1).item(), random.random(), numpy.random.rand()]
+
+        def split():
+            return [torch.randperm(50).tolist(), random.sample(range(50), 50), numpy.random.permutation(50).tolist()]
+"""
+
+
+def test_between_two_training_runs_ranks_draw_alike() -> None:
+    """A split, a hyperparameter and the next model are drawn while no trained model is alive."""
+    found = facts(
+        FOLDS
+        + """
+        found["training"] = []
+        found["splits"] = []
+        for fold in range(3):
+            found["splits"].append(s.all_gather_object(split()))
+            found["training"].append(s.all_gather_object(fit()))
+        """
+    )
+    assert all(first == second for first, second in found["splits"])
+    assert all(one != other for first, second in found["training"] for one, other in zip(first, second, strict=True))
+    assert len({str(first) for first, _ in found["splits"]}) == 3

@@ -96,8 +96,8 @@ def test_the_core_alone_is_whole(tmp_path):
         ({"hang_timeout": None}, "hang_timeout=None is a NoneType: it must be a number of seconds"),
         ({"hang_timeout": 0.0}, "hang_timeout=0.0: it must be positive"),
         ({"accelerator": 1}, "accelerator=1 is a int: it must be 'auto', 'cpu' or 'gpu'"),
-        ({"launch": "forks"}, "launch='forks' is unknown: use 'script' or 'fork' or 'spawn'"),
-        ({"launch": None}, "launch=None is unknown: use 'script' or 'fork' or 'spawn'"),
+        ({"launch": "forks"}, "launch='forks' is unknown: use 'auto' or 'script' or 'fork' or 'spawn'"),
+        ({"launch": None}, "launch=None is unknown: use 'auto' or 'script' or 'fork' or 'spawn'"),
     ],
 )
 def test_wrong_types_and_values(arguments, words):

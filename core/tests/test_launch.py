@@ -93,7 +93,7 @@ def test_what_was_typed_can_be_forked():
 
 def test_a_test_runner_can_not_be_run_again(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="pytest.__main__"))
-    with pytest.raises(UsageError) as error, session(strategy=Ranks(), devices=2, accelerator="cpu"):
+    with pytest.raises(UsageError) as error, session(strategy=Ranks(), devices=2, accelerator="cpu", launch="script"):
         raise AssertionError("the block must not run")
     assert str(error.value).endswith(REMEDY)
 
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_before_it_reaches_the_session_is_told_with_its_words()
 if "first" in os.environ:
     raise KeyError("missing on the second run")
 os.environ["first"] = "yes"
-with session(strategy=Ranks(), devices=2, accelerator="cpu"):
+with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="script"):
     raise AssertionError("the block must not run")
 """
     result = run_script(source)
@@ -130,7 +130,7 @@ def test_a_rank_that_never_reaches_the_session_is_told():
 if "first" in os.environ:
     sys.exit(0)
 os.environ["first"] = "yes"
-with session(strategy=Ranks(), devices=2, accelerator="cpu"):
+with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="script"):
     raise AssertionError("the block must not run")
 """
     result = run_script(source)
@@ -161,7 +161,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 with open(os.environ["SEEN"], "a") as file:
     print(sys.argv[1:], os.getcwd(), [name for name in LAUNCHERS if name in os.environ], file=file)
 os.chdir("outputs")
-with session(strategy=Ranks(), devices=2, accelerator="cpu") as s:
+with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="script") as s:
     store = s.world.store
     store.add("seen", 1)
 assert store.add("seen", 0) == 2

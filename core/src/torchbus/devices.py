@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from torchbus.errors import UsageError
 
 Devices = int | str | list[int]
 ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '1,3'"
+
+
+def threads_per_rank(ranks: int) -> int:
+    """How many CPU threads each of so many ranks of this node uses: what OMP_NUM_THREADS says, or an equal part of the processors."""
+    return torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // ranks)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ def _ranks(session: Session) -> list[str]:
         "fork": "started by fork: the block alone runs in each",
     }.get(world.launched_by, f"started by {world.launched_by}")
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
-    return [f"{world.world_size}{nodes}, this is rank {world.rank} on {world.device}; {how}; {torch.get_num_threads()} threads each"]
+    rule = session.job.launch_rule if session.job is not None else ""
+    chosen = f" ({rule})" if rule else ""
+    return [f"{world.world_size}{nodes}, this is rank {world.rank} on {world.device}; {how}{chosen}; {torch.get_num_threads()} threads each"]
 
 
 def _things(session: Session) -> dict[str, list[str]]:

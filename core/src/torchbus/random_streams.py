@@ -16,13 +16,15 @@ class RandomStreams:
 
     From then on there are three: "order", from which the order of data is drawn, equal on all ranks; "own", this
     rank's, for training; and "evaluation", which is derived each time from where "order" and ``clock`` stand, and leaves it
-    there, so that evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data.
+    there, so that evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data. While no trained
+    model is alive (``rest``), what would be drawn from "own" is drawn from "order": the next run's splits and models are common.
     ``clock`` is a number that is equal on all ranks at the same place of the loop.
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
         self._states: dict[str, dict[str, Any]] = {}
         self._current = "order"
+        self._rests = False
         self._clock = clock
 
     @property
@@ -32,20 +34,32 @@ class RandomStreams:
 
     @property
     def is_split(self) -> bool:
-        return bool(self._states)
+        """Whether this rank has a stream of its own, and draws from it in training."""
+        return bool(self._states) and not self._rests
 
     def split(self, rank: int) -> None:
-        """Give this rank a stream of its own, derived from the common one; the common one stays as it is."""
+        """Give this rank a stream of its own, derived from the common one, which stays as it is; or back to it, after ``rest``."""
+        if self._rests:
+            self._rests = False
+            return self.use("own")
         self._states["order"] = read()
         seed(int(torch.randint(2**62, (1,))) + rank)
         self._current = "own"
 
+    def rest(self) -> None:
+        """Nothing is trained any more: draw from "order" until ``split`` is called again. Nothing happens before the first ``split``."""
+        if self._states:
+            self._rests = True
+            self.use("order")
+
     def forget(self) -> None:
         """Leave the generators as they are from now on."""
         self._states.clear()
+        self._rests = False
 
     def use(self, stream: str) -> None:
         """Draw from "order", "own" or "evaluation". Nothing happens before ``split``."""
+        stream = "order" if self._rests and stream == "own" else stream
         if not self._states or stream == self._current:
             return
         if self._current != "evaluation":
@@ -57,12 +71,12 @@ class RandomStreams:
 
     def state(self) -> dict[str, Any]:
         """Every stream, and which one is drawn from: for ``load``."""
-        return {"current": self._current, "streams": {**self._states, self._current: read()}}
+        return {"current": self._current, "rests": self._rests, "streams": {**self._states, self._current: read()}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a ``state()`` of this rank."""
         streams = dict(state["streams"])
-        self._current = state["current"]
+        self._current, self._rests = state["current"], state.get("rests", False)
         write(streams[self._current])
         streams.pop("evaluation", None)
         self._states = streams if len(streams) > 1 else {}
@@ -71,9 +85,11 @@ class RandomStreams:
         """Go on from a ``state()`` of any rank: the common stream stays what it was, this rank's is derived anew. A single
         rank draws everything from the common one."""
         write(state["streams"]["order"])
-        self._states, self._current = {}, "order"
+        self._states, self._current, self._rests = {}, "order", False
         if len(state["streams"]) > 1 and world_size > 1:
             self.split(rank)
+            if state.get("rests", False):
+                self.rest()
 
     @contextmanager
     def order(self) -> Iterator[None]:
@@ -89,7 +105,7 @@ class RandomStreams:
 def read() -> dict[str, Any]:
     """The state of every generator of this process."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()

@@ -19,7 +19,7 @@ from torchbus.block import Block
 from torchbus.bus import Bus
 from torchbus.devices import DevicePlan, Devices, plan_devices
 from torchbus.explain import explain
-from torchbus.launch import Call, Job, Request, inherited, joining, start
+from torchbus.launch import Call, Job, Request, inherited, joining, relaunch, start
 from torchbus.random_streams import RandomStreams
 from torchbus.ranks import Ranks
 from torchbus.seams import Seams
@@ -44,8 +44,8 @@ class Session(Ranks):
             GPU numbers, or a string such as "1,3".
         accelerator: "auto", "cpu" or "gpu".
         num_nodes: number of machines; with more than one set MASTER_ADDR, MASTER_PORT and NODE_RANK on each.
-        launch: how other ranks start: "script" (the script is run again), "fork" (the block alone), "spawn" (new processes call
-            the decorated function).
+        launch: how other ranks start: "fork" (the block alone runs in them), "script" (the script is run again), "spawn" (new
+            processes call the decorated function), "auto" (fork where that is safe, else script).
         logger: "local" or True, another installed logger, a logger object, or a list of them.
         capture: False leaves alone whatever was not given to ``adopt``.
         verbose: print ``explain()`` at the end of the first epoch.
@@ -65,7 +65,7 @@ class Session(Ranks):
         devices: Devices = "auto",
         accelerator: str = "auto",
         num_nodes: int = 1,
-        launch: str = "script",
+        launch: str = "auto",
         logger: object = None,
         capture: bool = True,
         verbose: bool = False,
@@ -105,7 +105,9 @@ class Session(Ranks):
     # Ways in and out -------------------------------------------------------------------------------------------
 
     def start(self) -> Session:
-        """Enter without a ``with``; left by ``close()``, or at exit."""
+        """Enter without a ``with``; left by ``close()``, or at exit. Raises UsageError at a prompt, for what begins there must end there."""
+        if self._many_ranks() and joining.world_size_seen() == 1:
+            relaunch.refuse_start_at_a_prompt()
         self.block.enter(sys._getframe(1))
         atexit.register(self.block.leave_at_exit)
         return self

@@ -8,6 +8,7 @@ from torchbus.builtin.batches import BatchesToDevice
 from torchbus.builtin.files import WriteOnce
 from torchbus.builtin.folders import SharedFolders
 from torchbus.builtin.output import Rank0Prints
+from torchbus.builtin.rest import RestBetweenRuns
 from torchbus.builtin.shadows import Shadows
 from torchbus.builtin.verbose import ExplainFirstEpoch
 
@@ -21,7 +22,7 @@ def standard_plugins(session: Session) -> list[object]:
     if session.device.type != "cpu":
         plugins.append(BatchesToDevice(session))
     if session.world_size > 1:
-        plugins += [Rank0Prints(session), WriteOnce(session)]
+        plugins += [Rank0Prints(session), WriteOnce(session), RestBetweenRuns(session)]
     if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
         plugins += [Shadows(session), SharedFolders(session)]
     if session.options["verbose"]:

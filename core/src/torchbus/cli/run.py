@@ -18,7 +18,7 @@ USAGE = """torchbus run [OPTION]... SCRIPT [ARG]...
 DESCRIPTION = """Run a training script on several devices without an edit: as `python SCRIPT ARG...` would, inside a session.
 
 Options come before the script; everything after it is the script's own, untouched. The exit status is the script's.
-The other ranks are started by running the same command again; only rank 0 prints.
+The other ranks are forked before the script begins, or started by running the same command again; only rank 0 prints.
 """
 EXAMPLES = """  torchbus run train.py --lr 0.1              on all visible GPUs, or one rank on CPU
   torchbus run --devices 2 train.py           two ranks (strategy ddp)
@@ -73,7 +73,7 @@ def _parser() -> Parser:
     add("--devices", type=literal, metavar="D", help="number of ranks on this node, -1 or auto: all GPUs, or GPU numbers: 1,3")
     add("--accelerator", metavar="A", help="auto, cpu or gpu")
     add("--num-nodes", type=literal, metavar="N", help="number of machines; set MASTER_ADDR, MASTER_PORT and NODE_RANK on each")
-    add("--launch", choices=("script", "fork"), help="start the other ranks by running the command again, or by fork")
+    add("--launch", choices=("auto", "script", "fork"), help="start the other ranks by fork, or by running the command again; auto: fork where safe")
     add("--verbose", action="store_true", help="print explain() at the end of the first epoch")
     add("--print-all-ranks", action="store_true", help="let every rank print, each line with its rank")
     add("--logger", type=literal, action="append", metavar="L", help="local, or another installed logger; may be repeated")

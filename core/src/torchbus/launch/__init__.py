@@ -12,11 +12,12 @@ __all__ = ["Call", "Job", "Request", "start"]
 def start(request: Request, call: Call | None = None) -> Job:
     """Join the ranks that are there, or start them; ``call`` is the call of a decorated function that the session is for. Returns
     this rank's job. Raises LaunchError or UsageError."""
-    from torchbus.launch import fork, joining, relaunch, spawn
+    from torchbus.launch import choice, fork, joining, relaunch, spawn
 
     place = joining.find(request)
     if place is not None:
         return joining.join(place, request)
+    request = choice.resolve(request)
     if request.launch == "fork":
         return fork.start(request)
     if request.launch == "spawn":

@@ -82,7 +82,7 @@ def wait_for(children: list[Child], seconds: float) -> list[Child]:
 
 
 def end(children: list[Child], grace_s: float) -> list[Child]:
-    """Give them ``grace_s`` to end by themselves, then SIGTERM, then SIGKILL. Returns those that had to be killed."""
+    """Give them ``grace_s`` to end by themselves, then SIGTERM, then SIGKILL. Returns those that did not end by themselves."""
     stubborn = wait_for(children, grace_s)
     for child in stubborn:
         child.signal(signal.SIGTERM)
@@ -90,4 +90,4 @@ def end(children: list[Child], grace_s: float) -> list[Child]:
     for child in killed:
         child.signal(signal.SIGKILL)
     wait_for(killed, 2.0)
-    return killed
+    return stubborn

@@ -11,25 +11,27 @@ import json
 import os
 from typing import Any
 
-import torch
-
 from torchbus.devices import DevicePlan
-from torchbus.launch import orphan
+from torchbus.launch import generators, orphan
 
 VARIABLE = "TORCHBUS_LAUNCH"
 START_DIRECTORY = os.getcwd()
 _given: dict[str, Any] | None = None
 _taken = False
+_imported: generators.States = {}
+_drawn_before: list[str] = []
 
 
 def read() -> None:
-    """Read the variable. torch's generator gets rank 0's first seed, so that an unseeded script initialises alike."""
-    global _given
+    """Read the variable. The generators go on from where rank 0's were at this point, so that an unseeded script draws alike."""
+    global _given, _imported, _drawn_before
     text = os.environ.pop(VARIABLE, None)
-    if text is not None:
-        _given = json.loads(text)
-        orphan.leave_with(parent_pid())
-        torch.manual_seed(_given["seed"])  # type: ignore[index]
+    if text is None:
+        _imported = generators.read()
+        return
+    _given = given = json.loads(text)
+    orphan.leave_with(parent_pid())
+    _drawn_before = generators.take_over(given["generators"])
 
 
 def place() -> dict[str, Any] | None:
@@ -38,9 +40,12 @@ def place() -> dict[str, Any] | None:
 
 
 def take() -> None:
-    """The first session of this process has taken the place."""
+    """The first session of this process takes the place. Raises RanksDiverged where the script has drawn other numbers than on rank 0."""
     global _taken
     _taken = True
+    assert _given is not None
+    if _given["at_entry"] is not None:
+        generators.refuse_unlike(_given["at_entry"], _drawn_before)
 
 
 def parent_pid() -> int:
@@ -61,6 +66,8 @@ def device_plan() -> DevicePlan | None:
     return DevicePlan(kind, count, (0,) * count if kind != "cpu" else ())
 
 
-def variable(place: dict[str, Any], kind: str) -> dict[str, str]:
-    """The environment variable for a rank at ``place`` on a device of this kind."""
-    return {VARIABLE: json.dumps({"place": place, "pid": os.getpid(), "seed": torch.initial_seed(), "kind": kind})}
+def variable(place: dict[str, Any], kind: str, runs_again: bool) -> dict[str, str]:
+    """The environment variable for a rank at ``place`` on a device of this kind. ``runs_again``: it runs this script up to this very point."""
+    at_entry = generators.digests() if runs_again else None
+    given = {"place": place, "pid": os.getpid(), "kind": kind, "generators": _imported, "at_entry": at_entry}
+    return {VARIABLE: json.dumps(given)}

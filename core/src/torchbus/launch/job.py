@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.launch import failure, orphan
-from torchbus.launch.children import Child, end
+from torchbus.launch.children import Child, end, wait_for
 from torchbus.launch.failure import Failure
 from torchbus.launch.guard import FORCED, Guard
 from torchbus.launch.lookout import Lookout, received
@@ -23,6 +23,7 @@ from torchbus.launch.request import Request
 from torchbus.world import World
 
 CHILD_GRACE_S = 5.0
+ATEXIT_GRACE_S = 30.0  # where all went well, a rank may have work to do at its exit
 
 
 class Job:
@@ -40,6 +41,7 @@ class Job:
     ) -> None:
         self.world = world
         self.ends_with_block = ends_with_block
+        self.launch_rule = request.launch_rule
         self.waiting: tuple[object, ...] | None = None
         self.backwards = 0
         self._children = children or []
@@ -96,7 +98,7 @@ class Job:
     def part(self, error: BaseException | None) -> None:
         """Let go of the others: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
-        self._end_children()
+        self._end_children(in_peace=error is None)
         self.guard.stop_looking()  # at the store, which goes once all have said that they left
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
@@ -167,9 +169,14 @@ class Job:
         lines = first.traceback.rstrip().splitlines()
         print("\n".join(f"[rank {first.rank}] {line}" for line in lines), file=stream, flush=True)
 
-    def _end_children(self) -> None:
-        for child in end(self._children, CHILD_GRACE_S):
-            print(f"torchbus: rank {child.rank} did not end by itself and was killed", file=sys.__stderr__)
+    def _end_children(self, in_peace: bool) -> None:
+        late = wait_for(self._children, CHILD_GRACE_S)
+        if late and in_peace:
+            ranks = ", ".join(str(child.rank) for child in late)
+            print(f"torchbus: waiting up to {ATEXIT_GRACE_S:.0f} s for rank {ranks}, which still runs after the block", file=sys.__stderr__)
+            wait_for(late, ATEXIT_GRACE_S)
+        for child in end(late, 0.0):
+            print(f"torchbus: rank {child.rank} did not end by itself after the block and {child.words()}", file=sys.__stderr__)
         for child in self._children:
             told = child.last_errors()
             start = told.find(f"torchbus: rank {child.rank} {FORCED}")

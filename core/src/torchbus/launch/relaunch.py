@@ -56,6 +56,16 @@ def command() -> list[str]:
     return [sys.executable, *words]
 
 
+def refuse_start_at_a_prompt() -> None:
+    """Raise UsageError where other code is typed after this: a rank that is forked here would wait for it as a second kernel."""
+    main = sys.modules["__main__"]
+    if "get_ipython" in vars(main) or hasattr(sys, "ps1"):
+        raise UsageError(
+            "session(...).start() with several ranks in a notebook or at a prompt: what is typed afterwards reaches one rank only. Put the loop in "
+            "one cell, under `with session(...):`"
+        )
+
+
 def wait_until_joined(store: dist.Store, world: World, children: list[Child], within_s: float = math.inf, late: str = "") -> None:
     """Count the ranks in; a child that ends before it has joined is an error that shows its stderr, and so is one that has not come
     ``within_s``, with the words ``late``."""
@@ -81,7 +91,7 @@ def start_child(
                   nodes.node_rank, nodes.address, store.port)  # fmt: skip
     given = asdict(place)
     del given["launched_by"]
-    environ = os.environ | inherited.variable(given, request.devices.kind)
+    environ = os.environ | inherited.variable(given, request.devices.kind, runs_again=told is None)
     device = request.devices.device(local_rank)
     if device.index is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible_device(device)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torchbus import Session, World, hookimpl
 from torchbus.arguments import expect
+from torchbus.devices import threads_per_rank
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 
@@ -122,5 +123,5 @@ def share_cpu(session: Session) -> None:
         return
     before = torch.get_num_threads()
     if session.world.launched_by != "fork" or session.is_main:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // session.world.local_world_size))
+        torch.set_num_threads(threads_per_rank(session.world.local_world_size))
     session.on_close.callback(torch.set_num_threads, before)
