@@ -118,3 +118,22 @@ def test_a_rank_may_work_at_its_exit_and_is_waited_for() -> None:
     result = run_script(RANKS.format(imports="") + work + BLOCK.format(options=", launch='script'") + end)
     assert result.ok() and "waiting up to 30 s for rank 1, which still runs after the block" in result.stderr
     assert result.stdout.endswith("x\n")
+
+
+FILES = """
+log = open("log.csv", "w")
+log.write("header\\n")
+print("before")
+with session(strategy=Ranks(), devices=3, accelerator="cpu", launch="fork", print_all_ranks=True) as s:
+    log.write(f"{s.rank}\\n")
+    log.flush()
+log.write("end\\n")
+log.close()
+print(open("log.csv").read().split())
+"""
+
+
+def test_what_was_open_or_printed_before_a_fork_is_written_once() -> None:
+    """Standard output is a file here, so that the line waits in a buffer when the ranks are forked."""
+    result = run_script(RANKS.format(imports="") + FILES, env={"PYTHONUNBUFFERED": None})
+    assert result.ok() and result.stdout == "before\n['header', '0', 'end']\n"

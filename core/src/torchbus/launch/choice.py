@@ -9,11 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 
-import torch
-
 from torchbus.devices import threads_per_rank
 from torchbus.errors import UsageError
 from torchbus.launch import relaunch
+from torchbus.launch.cuda_use import is_lost_in_a_fork
 from torchbus.launch.request import Request
 
 SAFE = "launch='auto' chose fork: nothing in this process stands against it"
@@ -38,7 +37,7 @@ def obstacle(request: Request) -> str:
     """Why a fork would not be safe, or would be slow; "" where nothing stands against it."""
     if sys.platform != "linux":
         return "a fork is safe on Linux only"
-    if torch.cuda.is_initialized():
+    if is_lost_in_a_fork(request.devices.kind):
         return "CUDA is initialised in this process"
     if threading.current_thread() is not threading.main_thread():
         return "the session does not begin in the main thread"

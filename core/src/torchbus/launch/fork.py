@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from torchbus.errors import UsageError
 from torchbus.launch.children import Child, error_file, standard_input
-from torchbus.launch.cuda_use import first_use
+from torchbus.launch.cuda_use import first_use, is_lost_in_a_fork
+from torchbus.launch.forking import fork, write_to_no_file_of_the_parent
 from torchbus.launch.job import Job
 from torchbus.launch.nodes import find_nodes
 from torchbus.launch.relaunch import wait_until_joined
@@ -27,12 +28,12 @@ LATE = (
 def start(request: Request) -> Job:
     """Returns in every rank: in this process as local rank 0, and in each forked one.
 
-    Refused once CUDA is initialised, which does not survive a fork.
+    Refused where CUDA was used, which does not survive a fork.
     """
-    if torch.cuda.is_initialized():
+    if is_lost_in_a_fork(request.devices.kind):
         raise UsageError(
-            'launch="fork", but CUDA is already initialised in this process: move the first .cuda() or .to("cuda") into the block'
-            f"{first_use()}. CUDA does not survive a fork; a notebook needs a new kernel"
+            'launch="fork", but CUDA is already initialised in this process: move the first .cuda(), .to("cuda") or '
+            f"torch.cuda.is_available() into the block{first_use()}. CUDA does not survive a fork; a notebook needs a new kernel"
         )
     nodes = find_nodes(request)
     store = nodes.open_store(request)
@@ -42,11 +43,12 @@ def start(request: Request) -> Job:
     gc.collect()
     for local_rank in range(1, nodes.local_world_size):
         errors = error_file()
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             # The parent may have used several OpenMP threads, which the child does not have: without this line its
             # first parallel region waits for them for ever.
             torch.set_num_threads(1)
+            write_to_no_file_of_the_parent()
             if not request.print_all_ranks:
                 _silence(errors.fileno())
             own = dist.TCPStore(nodes.address, store.port, is_master=False, timeout=request.timeout)

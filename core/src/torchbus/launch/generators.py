@@ -23,8 +23,8 @@ AT_FIRST = (POOL, POOL - 1)  # NumPy begins one further where the system has see
 DRAWS_WHEN_IMPORTED = "rich.style"  # one of Python's numbers, for ids of its own
 UNLIKE = (
     "{names} was drawn from before the block, and not alike on all ranks: the script runs again for each rank, and what it drew there "
-    "(a split of the data, say) differs. Seed it at the top of the script, or import torchbus before anything is drawn, or use launch='fork' or `torchbus run`, "
-    "where nothing before the block runs twice"
+    "(a split of the data, say) differs. Seed it at the top of the script, or import torchbus before anything is drawn, or use launch='fork' "
+    "or `torchbus run`, where nothing before the block runs twice"
 )
 States = dict[str, Any]
 
