@@ -30,6 +30,7 @@ WAYS = {
     "exit 0 alone": (DIVERGED, DIVERGED),
     "SIGINT": ("KeyboardInterrupt", "RankFailed: rank 1 failed first: it received SIGINT"),
     "SIGTERM": ("SystemExit: 143", "RankFailed: rank 1 failed first: it received SIGTERM"),
+    "SIGHUP": ("SystemExit: 129", "RankFailed: rank 1 failed first: it received SIGHUP"),
     "SIGINT in backward others sleep": ("KeyboardInterrupt", "RankFailed: rank 1 failed first: it received SIGINT"),
     "SIGTERM in backward others sleep": ("SystemExit: 143", "RankFailed: rank 1 failed first: it received SIGTERM"),
     "SIGKILL": (None, "RankFailed: rank 1 failed first: the process was killed by SIGKILL"),

@@ -13,7 +13,7 @@ from torchbus.errors import UsageError
 if TYPE_CHECKING:
     from torchbus.session import Session
 
-HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _active: Session | None = None
 
 

@@ -18,16 +18,20 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from torchbus.errors import RankFailed
+
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
+HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 FORCED = "does not leave native code and is ended by force"
 
 
 class Guard:
     """Looks with ``look()``, which returns the reason why this rank has to stop, or None.
 
-    The reason is raised in the main thread. ``seen_signal`` is the last SIGINT or SIGTERM; those ``handled`` are a plugin's business.
+    The reason is raised in the main thread. ``seen_signal`` is the last SIGINT, SIGTERM or SIGHUP; those ``handled`` are a plugin's business.
+    An error of the guard's own ends the rank as well: unguarded, it could wait for ever.
     """
 
     def __init__(self, rank: int, look: Callable[[], BaseException | None], report_signal: Callable[[int], None]) -> None:
@@ -74,6 +78,13 @@ class Guard:
             self._undo_signals()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            self.reason = RankFailed(f"the guard of rank {self._rank} failed: {error!r}")
+            self._end_main(self.reason)
+
+    def _watch(self) -> None:
         signal_time = 0.0
         while not self._stop.is_set():
             number = self._next_signal()
@@ -114,30 +125,36 @@ class Guard:
             return None
         if not select.select([self._wakeup], [], [], LOOK_EVERY_S)[0]:
             return None
-        numbers = [n for n in self._wakeup.recv(64) if n in {signal.SIGINT, signal.SIGTERM} - self.handled]
+        numbers = [n for n in self._wakeup.recv(64) if n in HEARD - self.handled]
         return numbers[-1] if numbers and self.reason is None else None
 
     def _listen_to_signals(self) -> None:
         self._wakeup, writer = socket.socketpair()
         writer.setblocking(False)
         old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        old_handlers = {number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())}
         wakeup = self._wakeup
 
         def undo() -> None:
-            signal.signal(signal.SIGTERM, old_handler)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
             signal.set_wakeup_fd(old_fd)
             wakeup.close()
             writer.close()
 
         self._undo_signals = undo
 
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
         if self.leaving:
             return
         if self.reason is None:
             self.seen_signal = number
         raise self.reason if self.reason is not None else SystemExit(128 + number)
+
+
+def _hangup() -> list[signal.Signals]:
+    """SIGHUP, unless somebody has decided about it: nohup ignores it."""
+    return [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
 
 
 def sockets_opened() -> set[int]:

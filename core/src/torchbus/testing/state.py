@@ -65,7 +65,7 @@ def torch_state() -> dict[str, Any]:
     }
     state |= {f"sys.{name}": getattr(sys, name) for name in STREAMS}
     state |= {name: dict(getattr(owner, attribute, {})) for name, (owner, attribute) in HOOK_TABLES.items()}
-    state |= {signal.Signals(number).name: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    state |= {signal.Signals(number).name: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if threading.current_thread() is threading.main_thread():
         state["signal wakeup descriptor"] = fd = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(fd)
