@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torchbus import Session, hookimpl, inventory
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.needs import needs
 
 from torchbus_scale.search import Function, search
 
@@ -23,6 +24,7 @@ RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt
 LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
 
 
+@needs("scale_lr", "warmup_steps")
 class Scale:
     """Scales the learning rates of an unchanged script by how many more samples a step sees: ranks x accumulation.
 
