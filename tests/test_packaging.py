@@ -100,6 +100,41 @@ def test_a_wheel_holds_the_sources_and_nothing_else(wheels):
             assert any(file.endswith(".dist-info/licenses/LICENSE") for file in names)
 
 
+TRAIN = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from torchbus import session
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    with session(strategy=sys.argv[1], devices=2, accelerator="cpu", launch="fork") as s:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for x in DataLoader(torch.randn(20, 4), batch_size=4, shuffle=True):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        told = s.all_gather_object([s.rank, "x" * 10_000 * s.rank])
+        weights = s.all_gather(model[0].weight.detach())
+        print([rank for rank, _ in told], len(told[1][1]), bool((weights[0] == weights[1]).all()), "numpy" in sys.modules)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ddp_brings_what_it_trains_with_and_needs_no_numpy(wheels, tmp_path):
+    """As pip resolves it, into an environment that has torch and no numpy, which torch does not require."""
+    python = empty_environment(tmp_path / "environment", without="numpy")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", "--find-links", str(wheels["torchbus-ddp"].parent)]
+    assert run([*install, "torchbus-ddp"], env={"PYTHONPATH": None}, cwd=tmp_path, timeout_s=120).ok()
+    (tmp_path / "train.py").write_text(TRAIN)
+    for strategy in ("ddp", "dp"):
+        result = run([python, "train.py", strategy], env={"PYTHONPATH": None, "OMP_NUM_THREADS": "1"}, cwd=tmp_path, timeout_s=120)
+        assert result.ok() and result.stdout == "[0, 1] 10000 True False\n"
+        assert "loaders are not divided" not in result.stderr
+
+
 LOOK = """
 import json, sys
 import torchbus

@@ -112,7 +112,7 @@ def test_a_timeout_must_be_positive():
 
 def test_a_strategy_that_is_a_class_is_refused():
     class Strategy:
-        pass
+        owns = ("strategy",)
 
     assert message(strategy=Strategy) == "plugin Strategy is a class: pass an object, Strategy()"
     assert message(Strategy, strategy=None) == "plugin Strategy is a class: pass an object, Strategy()"

@@ -71,7 +71,9 @@ def test_one_plugin_twice_is_refused(bus):
 
 def test_two_plugins_of_one_class_are_refused():
     class Plugin:
-        pass
+        @hookimpl
+        def after_backward(self):
+            pass
 
     with pytest.raises(PluginConflict, match="plugin Plugin is active twice; pass it once"):
         session(Plugin(), Plugin(), strategy=None)

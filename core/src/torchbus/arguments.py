@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import sys
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchbus import discovery
+from torchbus import discovery, misuse
 from torchbus.bus import Bus
 from torchbus.errors import PluginConflict, PluginError, UsageError
 from torchbus.launch.request import FORMS
+
+if TYPE_CHECKING:
+    from torchbus.session import Session
 
 CORE_OPTIONS = (
     "strategy", "devices", "accelerator", "num_nodes", "launch", "logger", "capture", "verbose", "print_all_ranks",
@@ -50,38 +53,81 @@ def refuse_deaf(bus: Bus, **given: object) -> None:
                 raise UsageError(f"{name}={one!r} is no {name}: pass a name, or an object that listens to events")
 
 
+def refuse_missing_ranks(session: Session) -> None:
+    """Raise UsageError where several ranks are asked for, or were started by a launcher, and no strategy has joined them."""
+    asked, strategy = session.ranks_asked_for, session.options["strategy"]
+    if session.world_size > 1 or asked == 1:
+        return
+    remedy = "leave strategy out" if strategy is None else "its listener to `launch` returns session.start_ranks(), or a World of its own"
+    name = strategy if isinstance(strategy, str | None) else type(strategy).__name__
+    raise UsageError(f"{asked} ranks are asked for, and strategy={name!r} starts and joins none: {remedy}")
+
+
 def resolve(plugins: tuple[object, ...], strategy: object, logger: object, options: dict[str, Any]) -> Named:
     """Plugin objects with their names: those given, the strategy, loggers, and the owners of options."""
-    named: Named = [_given(plugin) for plugin in plugins if not isinstance(plugin, str)]
-    wanted: dict[str, tuple[EntryPoint, dict[str, Any]]] = {}
+    objects = [plugin for plugin in plugins if not isinstance(plugin, str)]
+    for plugin in objects:
+        misuse.refuse_no_plugin(plugin)
+    named: Named = [_given(plugin) for plugin in objects]
+    wanted = Wanted()
     for name in [plugin for plugin in plugins if isinstance(plugin, str)]:
-        if name in wanted:
-            raise PluginConflict(f"plugin {name} is active twice; pass it once")
-        _want(wanted, discovery.find("plugin", name))
+        wanted.once(discovery.find("plugin", name))
     chosen = discovery.find("strategy", strategy, ("auto",)) if isinstance(strategy, str) else None
     if chosen is not None:
-        _want(wanted, chosen)
+        wanted.options_of(chosen)
     elif strategy is not None:
         named.append(_given(strategy))
     loggers = [one for one in (logger if isinstance(logger, list | tuple) else [logger]) if one is not None and one is not False]
     for one in loggers:
         if one is True or isinstance(one, str):
-            _want(wanted, discovery.find("logger", "local" if one is True else one))
+            wanted.options_of(discovery.find("logger", "local" if one is True else one))
         else:
             named.append(_given(one))
     for name, value in options.items():
         owner = chosen if chosen is not None and _takes(chosen, name) else discovery.find("option", name, CORE_OPTIONS)
-        _want(wanted, owner)[name] = value
+        wanted.options_of(owner)[name] = value
     named += [(name, _make(entry, given, named)) for name, (entry, given) in wanted.items()]
+    _refuse_options_of_another_strategy(named, wanted, chosen)
     return named + _companions(named, ("log",) if loggers else ())
+
+
+class Wanted(dict[str, tuple[EntryPoint, dict[str, Any]]]):
+    """The installed plugins that a call wants, by name, with the options of each: several entry points may name one plugin."""
+
+    def options_of(self, entry: EntryPoint) -> dict[str, Any]:
+        """Raises PluginConflict where another package's plugin of that name is wanted as well."""
+        plugin = next((found for found in discovery.every("plugin") if found.value == entry.value), entry)
+        there, options = self.setdefault(plugin.name, (plugin, {}))
+        if there.value != plugin.value:
+            both = " and ".join(f"{discovery.version(one)} ({one.value})" for one in (there, plugin))
+            raise PluginConflict(f"plugin {plugin.name!r} is offered by {both}: uninstall one of them, or pass the plugin itself as an object")
+        return options
+
+    def once(self, entry: EntryPoint) -> None:
+        """For a plugin given by its name."""
+        if entry.name in self:
+            raise PluginConflict(f"plugin {entry.name} is active twice; pass it once")
+        self.options_of(entry)
+
+
+def _refuse_options_of_another_strategy(named: Named, wanted: Wanted, chosen: EntryPoint | None) -> None:
+    """An option brings its plugin; where that is another strategy than the one that is there, the option is what is wrong."""
+    strategies = [name for name, plugin in named if "strategy" in getattr(plugin, "owns", ())]
+    by_option = [name for name in strategies if name in wanted and wanted[name][1] and (chosen is None or wanted[name][0].value != chosen.value)]
+    if len(strategies) > 1 and by_option:
+        name, options = by_option[0], ", ".join(wanted[by_option[0]][1])
+        other = next(one for one in strategies if one != name)
+        raise UsageError(f"{options}: an option of strategy={name!r}, and the strategy here is {other!r}: leave it out, or say strategy={name!r}")
 
 
 def _companions(named: Named, more: tuple[str, ...]) -> Named:
     """Plugins that come along where they are installed: others' ``companions``, those that do the work for any logger, and
     those for a module that the script has imported."""
     names = [*more, *(name for _, plugin in named for name in getattr(plugin, "companions", ()))]
-    imported = [entry.value for name, entry in discovery.installed("companion").items() if name in sys.modules]
-    entries = [entry for name, entry in discovery.installed("plugin").items() if name in names or entry.value in imported]
+    for name in names:
+        discovery.refuse_contested("plugin", name)
+    imported = [entry.value for entry in discovery.every("companion") if entry.name in sys.modules]
+    entries = [entry for entry in discovery.every("plugin") if entry.name in names or entry.value in imported]
     active = {type(plugin) for _, plugin in named}
     return [(entry.name, _make(entry, {}, named)) for entry in entries if discovery.load(entry) not in active]
 
@@ -95,12 +141,6 @@ def _takes(strategy: EntryPoint, option: str) -> bool:
     """Whether the chosen strategy has an option of that name, which another one may have too."""
     maker = discovery.load(strategy)
     return callable(maker) and option in inspect.signature(maker).parameters
-
-
-def _want(wanted: dict[str, tuple[EntryPoint, dict[str, Any]]], entry: EntryPoint) -> dict[str, Any]:
-    """Options of the plugin that an entry point names: several entry points may name one plugin."""
-    plugin = next((found for found in discovery.installed("plugin").values() if found.value == entry.value), entry)
-    return wanted.setdefault(plugin.name, (plugin, {}))[1]
 
 
 def _given(plugin: object) -> tuple[str, object]:

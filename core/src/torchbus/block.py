@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from torchbus import active
+from torchbus import active, arguments
 from torchbus.builtin import standard_plugins
 from torchbus.errors import UsageError
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 class Block:
     """Each step in is undone on the way out, in the reverse order; what goes wrong in one part does not keep the others from running.
 
-    ``runs``: the loop is inside.
+    ``has_begun``: ``session_start`` is sent, or was. ``runs``: the loop is inside.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._stack = ExitStack()
         self._used = False
+        self.has_begun = False
         self.runs = False
 
     def enter(self, frame: FrameType) -> None:
@@ -38,12 +39,14 @@ class Block:
         with ExitStack() as stack:
             stack.callback(self._forget)
             active.set_current(session)
-            session.bus.hook.launch(session=session)
+            session.world = session.bus.hook.launch(session=session) or session.world
+            arguments.refuse_missing_ranks(session)
             stack.push(self._part_from_ranks)
             stack.push(session.on_close)
             stack.push(self._meet_ranks)
             for plugin in standard_plugins(session):
                 session.bus.register(plugin)
+            self.has_begun = True
             session.bus.hook.session_start(session=session)
             stack.callback(session.seams.close)
             session.seams.refresh()
@@ -73,7 +76,7 @@ class Block:
 
     def _forget(self) -> None:
         """A closed session holds on to nothing of the caller's."""
-        self.runs = False
+        self.runs = self.has_begun = False
         active.set_current(None)
         self._session.forget()
 

@@ -43,8 +43,16 @@ class Bus:
             raise PluginConflict(f"plugin {name} is active twice; pass it once ({error})") from error
         except Exception as error:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
+        self._refuse_second_engine(plugin, name)
         self._name_errors(plugin)
         return name
+
+    def start(self, plugin: object, session: object) -> None:
+        """Send ``session_start`` to a plugin that comes late, and to no other. Its wrapper has nothing left to wrap."""
+        caller: Any = self.hook.session_start
+        for impl in caller.get_hookimpls():
+            if impl.plugin is plugin and not (impl.hookwrapper or impl.wrapper):
+                _compile(impl, caller.spec.argnames)(session)
 
     def unregister(self, plugin: object) -> None:
         self._manager.unregister(plugin)
@@ -88,6 +96,15 @@ class Bus:
         for other_name, other in self.plugins():
             for thing in set(getattr(plugin, "owns", ())) & set(getattr(other, "owns", ())):
                 raise PluginConflict(f"{other_name} and {name} both own the {thing}: pass only one of them")
+            for verb in set(getattr(plugin, "verbs", ())) & set(getattr(other, "verbs", ())):
+                raise PluginConflict(f"{other_name} and {name} both bring s.{verb}: pass only one of them")
+
+    def _refuse_second_engine(self, plugin: object, name: str) -> None:
+        for event in events.ONE_LISTENER:
+            there = [impl for impl in getattr(self.hook, event).get_hookimpls() if impl.plugin is not plugin]
+            if there and event in self.events_of(plugin):
+                self.unregister(plugin)
+                raise PluginConflict(f"{there[0].plugin_name} and {name} both listen to {event}, which one plugin does: pass only one of them")
 
     def _name_errors(self, plugin: object) -> None:
         """An error of the plugin's carries its name. Not in hot events: there its file is in the traceback."""

@@ -1,7 +1,10 @@
-"""``s.reduce``, ``s.all_gather``, ``s.barrier``: on torch's own collectives, any nesting of tensors and numbers."""
+"""``s.reduce``, ``s.all_gather``, ``s.all_gather_object``: on torch's own collectives of tensors. Those of objects need numpy, which torch does not
+require."""
 
 from __future__ import annotations
 
+import ctypes
+import pickle
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ def reduce(value: torch.Tensor | float, op: str, device: torch.device, world_siz
     """The mean, sum, maximum or minimum of a tensor or number over the ranks, float64 for numbers."""
     if op not in OPERATIONS:
         raise UsageError(f"op={op!r} is unknown: use one of {', '.join(OPERATIONS)}")
-    tensor = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else torch.float64).detach().to(device).clone()
+    tensor = _tensor(value).detach().to(device).clone()
     if world_size > 1:
         dist.all_reduce(tensor, OPERATIONS[op])
     return tensor / world_size if op == "mean" else tensor
@@ -24,6 +27,8 @@ def reduce(value: torch.Tensor | float, op: str, device: torch.device, world_siz
 
 def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> list[torch.Tensor]:
     """The tensor of every rank, in rank order; their sizes in dim 0 may differ."""
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(f"s.all_gather({_short(value)}): a {type(value).__name__} is no tensor; s.all_gather_object takes any object")
     rows = torch.atleast_1d(value.detach().to(device)).contiguous()
     shapes = all_gather_object((value.dim(), tuple(rows.shape)), world_size)
     if len({(dim, shape[1:]) for dim, shape in shapes}) != 1:
@@ -38,10 +43,50 @@ def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> li
     return [tensor[: shape[0]].reshape(shape if dim else ()) for tensor, (dim, shape) in zip(gathered, shapes, strict=True)]
 
 
-def all_gather_object(value: Any, world_size: int) -> list[Any]:
-    """A small picklable object of every rank, in rank order."""
+def all_gather_object(value: Any, world_size: int, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """A small picklable object of every rank of the group, in rank order."""
     if world_size == 1:
         return [value]
-    gathered: list[Any] = [None] * world_size
-    dist.all_gather_object(gathered, value)
-    return gathered
+    message = _packed(value, group)
+    sizes = [torch.zeros_like(message[:1], dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.full_like(sizes[0], len(message)), group=group)
+    padded = message.new_zeros(int(max(sizes)))
+    padded[: len(message)] = message
+    gathered = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(gathered, padded, group=group)
+    return [_unpacked(packed[: int(size)]) for packed, size in zip(gathered, sizes, strict=True)]
+
+
+def broadcast_object(value: Any) -> Any:
+    """A small picklable object of rank 0, whatever the other ranks pass. Every rank calls it."""
+    message = _packed(value, None)
+    size = torch.full_like(message[:1], len(message), dtype=torch.int64)
+    dist.broadcast(size, 0)
+    packed = message if dist.get_rank() == 0 else message.new_empty(int(size))
+    dist.broadcast(packed, 0)
+    return _unpacked(packed)
+
+
+def _packed(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Where the group's backend wants its tensors, on the host if it can."""
+    kinds = [torch.device(kind).type for kind in (group or dist.group.WORLD)._device_types]  # type: ignore[union-attr]
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to("cpu" if "cpu" in kinds or not kinds else kinds[0])
+
+
+def _unpacked(packed: torch.Tensor) -> Any:
+    on_host = packed.cpu().contiguous()
+    return pickle.loads(ctypes.string_at(on_host.data_ptr(), on_host.numel()))
+
+
+def _tensor(value: torch.Tensor | float) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"s.reduce({_short(value)}): a {type(value).__name__} is neither a tensor nor a number") from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else type(value).__name__

@@ -15,8 +15,16 @@ class PluginNotInstalled(UsageError):
     """A strategy, option, logger or method whose plugin is not installed. The message has the pip line."""
 
 
+class VerbUnavailable(UsageError, AttributeError):
+    """A name on the session that can't be had now. ``hasattr`` says False."""
+
+
+class VerbNotInstalled(PluginNotInstalled, VerbUnavailable):
+    """A name on the session whose plugin is not installed. The message has the pip line."""
+
+
 class PluginConflict(UsageError):
-    """Two active plugins own the same thing."""
+    """Two active plugins own the same thing, or two installed packages offer the same name."""
 
 
 class PluginError(TorchbusError):

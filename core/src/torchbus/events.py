@@ -57,12 +57,14 @@ HOT = (
     "batch_wanted", "batch_ready", "before_zero_grad", "before_backward", "run_backward", "backward_failed", "after_backward",
     "step_called", "before_optimizer_step", "after_closure", "after_optimizer_step", "skip_logging", "log_metrics",
 )  # fmt: skip
+ONE_LISTENER = ("run_backward",)  # whoever runs it runs all of it: of two, one would not be heard
 RUN_THE_LOOPS_OWN_WORK = ("loader_start", "save_file")  # their errors are the loop's, and pass as they are
 
 
 @hookspec(firstresult=True)
 def launch(session: Session) -> World | None:
-    """Start or join the ranks. Once, first of all; only the strategy answers. Without an answer: one rank."""
+    """Start or join the ranks. Once, first of all; only the strategy answers. Without an answer: one rank, and an error where
+    the call of ``session`` or a launcher wants several."""
 
 
 @hookspec
@@ -159,7 +161,7 @@ def before_backward(call: BackwardCall) -> None:
 @hookspec
 def run_backward(call: BackwardCall, engine: Callable[..., None]) -> None:
     """*Hot.* Run the backward pass instead of torch: ``engine`` is torch's own ``autograd.backward``. At most one
-    plugin (the strategy) implements it. When it returns, gradients are final."""
+    plugin (the strategy) implements it; a second one is an error. When it returns, gradients are final."""
 
 
 @hookspec

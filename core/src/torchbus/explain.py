@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,7 +97,7 @@ def _model(model: Module) -> str:
 
 def _optimizer(optimizer: Optimizer) -> str:
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups if "lr" in group)
+    rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups if isinstance(group.get("lr"), (Real, torch.Tensor)))
     return f"{count} tensors" + (f", lr {rates}" if rates else "")
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from torchbus import arguments
+from torchbus import arguments, misuse
 from torchbus.active import current
 from torchbus.adoption import Adopted
 from torchbus.block import Block
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Session(Ranks):
+class Session(Ranks, metaclass=misuse.NeedsParentheses):
     """Everything that plugins do to the loop inside, and nothing outside.
 
     ``with session(...) as s:``, ``@session(...)`` on a function, or ``s = session(...).start()`` closed by
@@ -125,7 +125,8 @@ class Session(Ranks):
         self.block.leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator: each call of the function runs in a session of its own."""
+        """As a decorator: each call of the function runs in a session of its own. Raises UsageError for one whose body runs later."""
+        misuse.refuse_late_body(function)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -192,11 +193,24 @@ class Session(Ranks):
         return self.world
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
-        """Register one more plugin while the session runs."""
+        """Register one more plugin. Where the session has begun, it is started at once."""
         self.bus.register(plugin, name)
-        self.bus.check_pending()
+        try:
+            self.bus.check_pending()
+            if self.block.has_begun:
+                self.bus.start(plugin, self)
+        except BaseException:
+            self.bus.unregister(plugin)
+            raise
         self._verbs.forget_listeners()
-        self.seams.refresh()
+        if self.is_inside:
+            self.seams.refresh()
+
+    @property
+    def ranks_asked_for(self) -> int:
+        """As the call says, or, where there is a strategy, a launcher's variables."""
+        named = self._devices.count * self._request.num_nodes if self._request.explicit_devices else self._request.num_nodes
+        return named if self.options["strategy"] is None else max(named, joining.world_size_seen())
 
     @property
     def is_inside(self) -> bool:
@@ -242,6 +256,7 @@ class Session(Ranks):
         """A closed session holds on to nothing of the caller's."""
         self.world = dataclasses.replace(self.world, store=None)
         self.frame = self._call = None
+        self._verbs.forget_listeners()
         self.adopted.clear()
 
 

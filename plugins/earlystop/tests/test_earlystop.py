@@ -98,9 +98,24 @@ def test_its_state() -> None:
         assert s.should_stop
 
 
-def test_the_verb_alone() -> None:
-    with session() as s:
+def test_the_verb_without_a_value_to_watch() -> None:
+    """It would always be False: a loop that waits for it never ends."""
+    with session() as s, pytest.raises(UsageError, match=r"^s\.should_stop without early_stop=\.\.\.: it would always be the same\. Say session"):
+        _ = s.should_stop
+    with session(early_stop=None, patience=5) as s:  # switched off by the script
         assert s.should_stop is False
+
+
+@pytest.mark.parametrize("options", [{"patience": 3}, {"early_stop_mode": "max"}, {"min_delta": 0.0}])
+def test_options_without_a_value_to_watch(options: dict[str, Any]) -> None:
+    name, value = next(iter(options.items()))
+    with pytest.raises(UsageError, match=rf"^{name}={value!r} without early_stop=\.\.\.: it would do nothing"):
+        session(**options)
+
+
+def test_an_object_without_a_value_to_watch() -> None:
+    with pytest.raises(UsageError, match=r"^patience=3, mode='max' without monitor=\.\.\.: it would do nothing"):
+        EarlyStop(patience=3, mode="max")
 
 
 @pytest.mark.parametrize(("options", "words"), [

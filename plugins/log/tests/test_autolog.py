@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
@@ -65,3 +66,31 @@ def test_two_optimizers_have_two_losses():
                 optimizer.step()
     assert {value for _, value in hears.of("loss")} == {1.0} and {value for _, value in hears.of("loss_2")} == {10.0}
     assert dict.fromkeys(value for _, value in hears.of("lr_2")) == {0.2: None}
+
+
+class WithoutRate(torch.optim.Optimizer):
+    """Finds its steps by itself."""
+
+    def __init__(self, parameters, **defaults):
+        super().__init__(parameters, defaults)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= 0.5 * parameter.grad
+
+
+@pytest.mark.parametrize("defaults", [{}, {"lr": None}, {"lr": "auto"}])
+def test_an_optimizer_without_a_rate(defaults):
+    """What it has no number of is not logged, and the rest is."""
+    hears = RecordingLogger()
+    model = torch.nn.Linear(1, 1)
+    optimizer = WithoutRate([{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.25)}], **defaults)
+    with session(strategy=None, logger=hears, log_every_n_steps=1) as s:
+        for (x,) in DataLoader(TensorDataset(torch.ones(2, 1)), batch_size=1):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        assert "optimizer: WithoutRate, 2 tensors, lr 0.25" in s.explain()
+    assert {name for _, _, metrics, _ in hears.lines for name in metrics} == {"loss", "lr/group1", "samples_per_s", "step_time_s"}
+    assert hears.of("lr/group1") == [(1, 0.25), (2, 0.25)]

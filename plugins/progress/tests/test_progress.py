@@ -135,6 +135,44 @@ with session(Progress(every_s=0.3), strategy="ddp", devices={ranks}):
     assert re.match(rf"1 epoch: {batches} steps, .*, loss 1.000, in 0:\d\d$", last)
 
 
+UNLIKE = """
+loader = DataLoader(torch.arange(1.0, 5.0).reshape(4, 1))  # losses 1, 4, 9 and 16
+outer = DataLoader(torch.ones(3, 1))
+"""
+
+
+def test_what_stays_of_an_epoch_has_its_mean_loss() -> None:
+    """Whatever was drawn last: an evaluation in between, and with gradients, belongs to no epoch."""
+    result = run_script(SETUP + UNLIKE + """
+with session(Progress(every_s=1e-9)):
+    for epoch in range(2):
+        train(loader, net, optimizer)
+        for x in loader:
+            net(x)
+    torch.nn.init.constant_(net.weight, 2.0)
+    train(loader, net, optimizer, lambda step: list(outer))
+""", timeout_s=110)
+    assert result.ok()
+    ends = [line for line in result.stderr.splitlines() if "batches" in line or "steps" in line]
+    assert [re.sub(r", .*, loss|, in .*", lambda found: "" if "in" in found[0] else ": loss", line) for line in ends] == [
+        "epoch 1: 4 batches: loss 7.500", "epoch 2: 4 batches: loss 7.500", "epoch 3: 4 batches: loss 30.00", "3 epochs: 12 steps: loss 30.00",
+    ]  # fmt: skip
+
+
+def test_the_mean_loss_of_an_epoch_that_was_left() -> None:
+    result = run_script(SETUP + UNLIKE + """
+with session(Progress(every_s=100.0)):
+    train(loader, net, optimizer)
+    train([x for _, x in zip(range(2), loader)], net, optimizer)
+    for x in loader:
+        net(x).square().mean().backward()
+        if x > 1.5:
+            break
+    optimizer.step()
+""", timeout_s=110)
+    assert result.ok() and ", loss 2.500, in" in result.stderr.splitlines()[-1]
+
+
 def test_metrics_for_the_bar_and_a_loop_without_a_loader() -> None:
     result = run_script(SETUP + """
 with session(Progress(every_s=0.2)) as s:

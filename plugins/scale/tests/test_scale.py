@@ -123,3 +123,14 @@ def test_a_search_starts_with_a_number_of_samples(start: object) -> None:
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)
+
+
+@pytest.mark.parametrize("defaults", [{}, {"lr": None}])
+def test_an_optimizer_without_a_rate_to_scale(defaults: dict[str, Any]) -> None:
+    class Own(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None: ...
+
+    with session(Accumulating(4), scale_lr="linear"), pytest.raises(UsageError, match=r"^scale_lr=\.\.\. with Own: its groups have no number 'lr'"):
+        Own(nn.Linear(1, 1).parameters(), defaults)
+    with session(scale_lr="linear"):  # once is nothing to scale
+        Own(nn.Linear(1, 1).parameters(), defaults)

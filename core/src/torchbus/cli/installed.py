@@ -39,7 +39,7 @@ def _entries() -> list[EntryPoint]:
     """One entry point for each plugin: several may name the same one."""
     by_value: dict[str, EntryPoint] = {}
     for kind in discovery.KINDS:
-        for entry in discovery.installed(kind).values():
+        for entry in discovery.every(kind):
             by_value.setdefault(entry.value, entry)
     return list(by_value.values())
 
@@ -56,7 +56,7 @@ def _look_at(entry: EntryPoint) -> InstalledPlugin:
 
 
 def _names(kind: str, entry: EntryPoint) -> list[str]:
-    return [name for name, other in discovery.installed(kind).items() if other.value == entry.value]
+    return [other.name for other in discovery.every(kind) if other.value == entry.value]
 
 
 def _events(entry: EntryPoint) -> list[str]:

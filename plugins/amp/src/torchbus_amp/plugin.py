@@ -9,6 +9,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl
 from torchbus.errors import UsageError
+from torchbus.needs import needs
 
 from torchbus_amp.models import Autocast, Converted, Models
 from torchbus_amp.scaling import LossScaling
@@ -17,6 +18,7 @@ DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64"
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 
 
+@needs("precision", "amp_backend")
 class Precision:
     """The precision of an unchanged loop.
 

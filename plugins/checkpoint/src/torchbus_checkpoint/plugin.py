@@ -12,6 +12,7 @@ from typing import Any
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.needs import needs
 from torchbus.seams.loader import LoaderIterator
 
 from torchbus_checkpoint import choice, folder, options
@@ -26,6 +27,8 @@ from torchbus_checkpoint.steps import Steps
 from torchbus_checkpoint.when import When
 
 
+@needs("checkpoint", "every_n_steps", "every_n_epochs", "every_minutes", "keep", "monitor", "mode", "resume", "time_limit")
+@needs("monitor", "mode")
 class Checkpoint:
     """Checkpoints of the whole loop, and its exact resume.
 

@@ -10,15 +10,18 @@ from torch.optim import Optimizer
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.needs import needs
 
 ALGORITHMS = ("norm", "value")
 
 
+@needs("gradient_clip_val", "gradient_clip_algorithm", verbs=("gradient_norm",))
 class Clip:
     """Clips the gradients of each optimizer just before its real step: after synchronisation and unscaling.
 
     Args:
-        gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest absolute value.
+        gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest absolute value. 0 and None: nothing is
+            clipped.
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
     ``s.gradient_norm`` is the norm at the last step, before it was clipped (a tensor; with "norm" only).
@@ -48,7 +51,7 @@ class Clip:
 
     @hookimpl(trylast=True)
     def after_closure(self, optimizer: Optimizer) -> None:
-        if self._limit is None or self._session is None or not self._session.captures(optimizer):
+        if not self._limit or self._session is None or not self._session.captures(optimizer):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._algorithm == "norm":
@@ -60,4 +63,6 @@ class Clip:
     def explain_lines(self) -> dict[str, list[str]] | None:
         if self._limit is None:
             return None
+        if not self._limit:
+            return {"clipping": ["gradient_clip_val=0: nothing is clipped"]}
         return {"clipping": [f"gradients of each optimizer by {self._algorithm}, to {self._limit:g}, once per real step"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from torch import nn
@@ -36,6 +37,8 @@ class Compress:
             )
         if gradient_algorithm not in ALGORITHMS:
             raise UsageError(f"gradient_algorithm={gradient_algorithm!r} is unknown: use one of {', '.join(map(repr, ALGORITHMS))}")
+        if gradient_algorithm == "powersgd" and importlib.util.find_spec("numpy") is None:
+            raise UsageError("gradient_algorithm='powersgd' needs numpy, which torch's hook imports: pip install numpy")
         self.algorithm = gradient_algorithm
         self._session: Session | None = None
         self._averagers: dict[Optimizer, Averager] = {}

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # imported any later, its functions' defaults would hold on to the process group for good
 from torchbus import Session
+from torchbus.collectives import broadcast_object
 from torchbus.errors import LaunchError, UsageError
 from torchbus.launch.guard import shut, sockets_opened
 from torchbus.launch.relaunch import visible_device
@@ -86,10 +87,8 @@ def _close() -> None:
 
 def share_random_state(session: Session) -> None:
     """All ranks go on with rank 0's random numbers: an unseeded script initialises alike, and draws the same order."""
-    states = [read() if session.is_main else None]
-    dist.broadcast_object_list(states, src=0, device=session.device if dist.get_backend() == "nccl" else None)
+    state = broadcast_object(read() if session.is_main else None)
     if not session.is_main:
-        assert states[0] is not None
-        write(states[0])
+        write(state)
 
 

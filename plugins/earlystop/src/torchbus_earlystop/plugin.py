@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.needs import needs
 
 MODES = ("min", "max")
 
 
+@needs("monitor", "patience", "mode", "min_delta")
 class EarlyStop:
     """Ends the loop when a value given to ``s.log`` has not got better for a while.
 
@@ -109,6 +111,7 @@ class EarlyStop:
         return {"early stop": [f"when {self._monitor} is no better {self._patience} times in a row{best}"]}
 
 
+@needs("early_stop", "patience", "early_stop_mode", "min_delta", verbs=("should_stop",))
 def from_options(
     early_stop: str | None = None, patience: int = 3, early_stop_mode: str = "min", min_delta: float = 0.0
 ) -> EarlyStop:

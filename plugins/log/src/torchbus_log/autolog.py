@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Collection, Iterator
+from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -78,7 +79,9 @@ class Autolog:
             groups = optimizer.param_groups if optimizer is not None else []
             for index, group in enumerate(groups):
                 label = _label("lr", place) + (f"/group{index}" if len(groups) > 1 else "")
-                yield label, self._steps, group["lr"] if isinstance(group["lr"], Tensor) else float(group["lr"])
+                rate = group.get("lr")
+                if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):  # an optimizer may have none, or find its own
+                    yield label, self._steps, rate if isinstance(rate, Tensor) else float(rate)
         if self._norm is not None:
             yield "grad_norm", *self._norm
         yield from self._rates()

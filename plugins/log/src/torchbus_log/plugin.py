@@ -50,7 +50,9 @@ class Log:
         self._session = session
         if session.is_inside:
             return  # made by the first s.log of a session without a logger
-        if any(session.all_gather_object(session.bus.heard("metrics_ready"))):
+        listens = any(session.all_gather_object(session.bus.heard("metrics_ready")))
+        refuse_unheard(session.options, listens)
+        if listens:
             passes = Passes(session)
             autolog = Autolog(passes) if self._wants_autolog else None
             self._gatherer = Gatherer(session, self._every, passes, autolog)
@@ -99,6 +101,16 @@ class Log:
             return {"log": ["s.log works; no logger is named, so nothing is written"]}
         auto = "also loss, rates and times by itself" if self._wants_autolog else "autolog=False"
         return {"log": [f"log points: every {self._every} steps, at the end of each training pass, and of the session; {auto}"]}
+
+
+def refuse_unheard(options: Mapping[str, Any], listens: bool) -> None:
+    """Raise UsageError for options of log points where there are none. ``logger=False`` switches them off, and is heard."""
+    asked = [f"{name}={options[name]!r}" for name in ("log_every_n_steps", "autolog") if options.get(name)]
+    if asked and not listens and options.get("logger") is None:
+        raise UsageError(
+            f"{', '.join(asked)} without a logger: it would do nothing. Say logger='local' as well, or leave it out; logger=False says that "
+            "there is to be none"
+        )
 
 
 def _mapping(values: object) -> dict[str, Any]:

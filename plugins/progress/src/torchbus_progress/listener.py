@@ -16,7 +16,7 @@ from torchbus import hookimpl
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_progress.loss import Loss
+from torchbus_progress.loss import Loss, MeanLoss
 from torchbus_progress.outputs import Output
 from torchbus_progress.passes import Passes, Rate
 from torchbus_progress.snapshot import Snapshot
@@ -52,6 +52,7 @@ class Listener:
         self._output = output
         self._passes = Passes()
         self._loss = Loss()
+        self._epochs_loss = MeanLoss()
         self._last: Callable[[], torch.Tensor | None] = _nothing
         self._named: dict[str, float] = {}
         self._optimizer = 0
@@ -78,9 +79,13 @@ class Listener:
     @hookimpl(trylast=True)
     @guarded
     def after_backward(self, call: BackwardCall) -> None:
-        if self._passes.current is not None:
-            self._passes.current.trained = True
         loss = call.loss
+        current = self._passes.current
+        if current is not None:
+            if not (current.trained or current.inner):
+                self._epochs_loss = MeanLoss()
+            current.trained = True
+            self._epochs_loss.add(loss)
         self._last = _nothing if loss is None else weakref.ref(loss)
         if time.monotonic() >= self._next_s:
             self._loss.show(loss)
@@ -102,7 +107,7 @@ class Listener:
     def loader_end(self, loader: DataLoader[Any]) -> None:
         ended = self._passes.ended(loader)
         if ended is not None and ended.trained and not ended.inner:
-            self._output.leave(ended.snapshot(self._metrics()))
+            self._output.leave(ended.snapshot(self._epochs_metrics()))
 
     @hookimpl
     @guarded
@@ -112,12 +117,17 @@ class Listener:
         label = f"{epochs} epoch{'s' if epochs > 1 else ''}" if epochs else "done"
         if self._steps:
             self._loss.show(self._last())
-            self._output.end(Snapshot(label, self._steps, None, seconds, None, self._metrics(), "steps"))
+            self._output.end(Snapshot(label, self._steps, None, seconds, None, self._epochs_metrics(), "steps"))
 
     # Inside ----------------------------------------------------------------------------------------------------
 
     def _metrics(self) -> dict[str, float]:
         return ({} if self._loss.value is None else {"loss": self._loss.value}) | self._named
+
+    def _epochs_metrics(self) -> dict[str, float]:
+        """With the mean loss of the last epoch; of a loop without a loader the last loss."""
+        mean = self._epochs_loss.value
+        return self._metrics() if mean is None else {"loss": mean} | self._named
 
     def _snapshot(self) -> Snapshot:
         if self._passes.current is not None:

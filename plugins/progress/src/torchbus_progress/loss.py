@@ -1,8 +1,46 @@
-"""The loss, read without making the loop wait for the GPU."""
+"""The loss of a moment, and the mean of an epoch's."""
 
 from __future__ import annotations
 
 import torch
+
+KEPT_AT_MOST = 64
+
+
+class MeanLoss:
+    """The mean over the backwards of an epoch. Of a GPU nothing is waited for but once, by ``value``."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sum = 0.0
+        self._kept: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+
+    def add(self, loss: torch.Tensor | None) -> None:
+        """In every step."""
+        if loss is None or loss.numel() != 1 or loss.is_complex():
+            return
+        if loss.device.type == "cpu":
+            self._sum += loss.item()
+        elif loss.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        else:
+            self._kept.append(loss.detach().reshape(()).float())
+            if len(self._kept) == KEPT_AT_MOST:
+                self._sum_kept()
+        self._count += 1
+
+    @property
+    def value(self) -> float | None:
+        self._sum_kept()
+        self._sum += sum(float(one) for one in self._sums)
+        self._sums.clear()
+        return self._sum / self._count if self._count else None
+
+    def _sum_kept(self) -> None:
+        if self._kept:
+            self._sums.append(torch.stack(self._kept).sum())
+            self._kept.clear()
 
 
 class Loss:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torchbus import Session, hookimpl, inventory
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.needs import needs
 
 from torchbus_scale.search import Function, search
 
@@ -23,6 +24,7 @@ RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt
 LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
 
 
+@needs("scale_lr", "warmup_steps")
 class Scale:
     """Scales the learning rates of an unchanged script by how many more samples a step sees: ranks x accumulation.
 
@@ -75,6 +77,7 @@ class Scale:
         done = self._scaled.get(optimizer, 0)
         if not done:
             self._steps[optimizer] = self._loaded_steps.pop(0) if self._loaded_steps else 0
+        refuse_without_rate(optimizer)
         for group in optimizer.param_groups[done:]:
             for name in ("lr", "initial_lr"):
                 if name in group:
@@ -169,6 +172,14 @@ class Scale:
         warm = f", reached over {self._warmup_steps} steps" if self._warmup_steps else ""
         root = "sqrt of " if self._rule == "sqrt" else ""
         return {"scaling": [f"learning rates x {self._factor:g} ({root}{self._batches} batches per step){warm}{size}"]}
+
+
+def refuse_without_rate(optimizer: Optimizer) -> None:
+    """Raise UsageError for one that has no rate to scale, or finds its own."""
+    if not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups):
+        raise UsageError(
+            f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that could be scaled; leave scale_lr out, or give it one"
+        )
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int | None:

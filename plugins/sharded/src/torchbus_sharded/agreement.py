@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torchbus import Session, hookimpl
+from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 
@@ -82,9 +83,7 @@ class Agreement:
 
     def told(self, what: Any) -> list[Any]:
         """By every rank. All ranks call it, having met."""
-        told: list[Any] = [None] * self._session.world_size
-        dist.all_gather_object(told, what, group=self._group)
-        return told
+        return all_gather_object(what, self._session.world_size, self._group)
 
     def _forget(self) -> None:
         """A process that is forked later and collects this garbage would wait for the group's threads, which it does not have."""

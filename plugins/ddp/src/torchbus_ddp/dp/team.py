@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchbus import Session
+from torchbus.collectives import all_gather_object
 from torchbus.launch.guard import shut, sockets_opened
 
 SLOTS = 64
@@ -41,9 +42,7 @@ class Team:
     def tell(self, numbers: Sequence[int]) -> list[list[int]]:
         """A few whole numbers of every rank, as many on each: one small collective, on the host."""
         if len(numbers) > SLOTS:
-            told: list[Any] = [None] * self.size
-            dist.all_gather_object(told, list(numbers), group=self.control)
-            return told
+            return all_gather_object(list(numbers), self.size, self.control)
         mine = torch.zeros(SLOTS, dtype=torch.int64)
         mine[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
         gathered = [torch.empty_like(mine) for _ in range(self.size)]
