@@ -44,6 +44,8 @@ def named(ours: Any, owner: Any, name: str, original: Any) -> Any:
     if ours is original:
         return ours
     functools.update_wrapper(ours, original)
+    if not hasattr(original, "__annotations__"):
+        ours.__annotations__ = {}
     if isinstance(owner, ModuleType):
         ours.__module__, ours.__qualname__ = owner.__name__, name
     elif isinstance(owner, type):

@@ -25,7 +25,8 @@ class Pass:
 
 
 class LoaderIterator:
-    """What the loop iterates: torch's own iterator, with every batch announced. Other attributes are the iterator's."""
+    """What the loop iterates: torch's own iterator, with every batch announced. Other attributes are the iterator's, and so are its class
+    and its way of being copied (torch's refuses to be)."""
 
     def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], bus: Bus, order: Pass | None) -> None:
         self.loader = loader
@@ -107,6 +108,13 @@ class LoaderIterator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self._inner)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._inner.__reduce_ex__(protocol)
 
 
 @contextmanager
