@@ -48,7 +48,8 @@ def _snapshot(frame: FrameType) -> Iterator[dict[str, Any]]:
     if address is None:
         yield frame.f_locals
         return
-    earlier = dict(ctypes.py_object.from_address(address).value) if _pointer(address) else {}
+    found: Any = ctypes.py_object.from_address(address) if _pointer(address) else None
+    earlier = {} if found is None else dict(found.value)
     variables = frame.f_locals
     try:
         yield variables

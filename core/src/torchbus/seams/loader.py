@@ -109,7 +109,7 @@ class LoaderIterator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
         return type(self._inner)
 
