@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torchbus import active, arguments
 from torchbus.builtin import standard_plugins
 from torchbus.errors import UsageError
+from torchbus.notices import Mark
 
 if TYPE_CHECKING:
     from torchbus.session import Session
@@ -27,6 +28,12 @@ class Block:
         self._used = False
         self.has_begun = False
         self.runs = False
+        self._mark: Mark | None = None
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The caller's, while it runs."""
+        return None if self._mark is None else self._mark.find()
 
     def enter(self, frame: FrameType) -> None:
         """``frame`` is the caller's. Raises UsageError where a session can't begin."""
@@ -35,7 +42,7 @@ class Block:
             raise UsageError("this session was used already: make a new one, session(...), for each block")
         self._used = True
         session = self._session
-        session.frame = frame
+        self._mark = Mark(frame)
         with ExitStack() as stack:
             stack.callback(self._forget)
             active.set_current(session)
@@ -77,6 +84,7 @@ class Block:
     def _forget(self) -> None:
         """A closed session holds on to nothing of the caller's."""
         self.runs = self.has_begun = False
+        self._mark = None
         active.set_current(None)
         self._session.forget()
 

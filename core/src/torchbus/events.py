@@ -188,7 +188,8 @@ def gradient_norm(norm: Tensor) -> None:
 @hookspec
 def step_called(optimizer: Optimizer, closure: Callable[[], Any] | None, run: Callable[..., Any]) -> Answer | None:
     """*Hot.* The loop has called ``optimizer.step``. The first listener that returns an ``Answer`` has dealt with it: by
-    not stepping at all, or by calling ``run(closure)``, the step itself. None of torch's step hooks has run yet."""
+    not stepping at all, or by calling the step itself: ``run(closure)``, or ``run()`` without one. ``closure`` is None where the loop gave
+    none; what else it gave (a loss) goes to the step unseen. None of torch's step hooks has run yet."""
 
 
 @hookspec

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from torchbus import local_variables
+
 T = TypeVar("T")
 
 
@@ -71,7 +73,7 @@ def is_called(module: Module) -> bool:
 
 def variables(frame: FrameType | None) -> dict[str, Any]:
     """The variables that a frame sees, its globals first."""
-    return {} if frame is None else {**frame.f_globals, **frame.f_locals}
+    return {} if frame is None else {**frame.f_globals, **local_variables.read(frame)}
 
 
 def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
@@ -92,7 +94,7 @@ def name_of(thing: object, frame: FrameType | None) -> str:
 
 def _scopes(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     while frame is not None:
-        yield dict(frame.f_locals)
+        yield local_variables.read(frame)
         if frame.f_back is None or frame.f_code.co_name == "<module>":
             yield frame.f_globals
         frame = frame.f_back

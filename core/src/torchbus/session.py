@@ -93,7 +93,6 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         self._verbs = Verbs(self)
         self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
         self.share = Share()
-        self.frame: FrameType | None = None
         self.on_close = ExitStack()
         self.gathers_states = True
         self.options = dict(self._arguments)
@@ -213,6 +212,11 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         return named if self.options["strategy"] is None else max(named, joining.world_size_seen())
 
     @property
+    def frame(self) -> FrameType | None:
+        """Where the block was entered, while that runs."""
+        return self.block.frame
+
+    @property
     def is_inside(self) -> bool:
         """Whether the loop runs: False until ``session_start`` is over, and after the end."""
         return self.block.runs
@@ -255,7 +259,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
     def forget(self) -> None:
         """A closed session holds on to nothing of the caller's."""
         self.world = dataclasses.replace(self.world, store=None)
-        self.frame = self._call = None
+        self._call = None
         self._verbs.forget_listeners()
         self.adopted.clear()
 

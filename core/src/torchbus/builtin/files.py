@@ -40,15 +40,32 @@ class WriteOnce:
         keys = f"save/{os.path.abspath(path)}", f"save at backward {self._job.backwards}/{os.path.basename(path)}"
         self._saves.update(keys)
         if self._session.is_main:
-            write_whole(path, write)
-            for key in keys:
-                self._session.world.shared.add(key, 1)
+            self._save_for_all(path, write, keys)
         elif not self._has_saved(keys):
-            warn(
-                f"rank 0 did not save {path}, so rank {self._session.rank} writes its own: if the folder is named by the clock, take "
-                "rank 0's name, s.all_gather_object(name)[0]; if the save depends on the rank, give each rank a path of its own")
+            if not self._has_failed(keys):
+                warn(
+                    f"rank 0 did not save {path}, so rank {self._session.rank} writes its own: if the folder is named by the clock, take "
+                    "rank 0's name, s.all_gather_object(name)[0]; if the save depends on the rank, give each rank a path of its own")
             write_whole(path, write)
         return True
+
+    def _save_for_all(self, path: str, write: Callable[[str], None], keys: tuple[str, str]) -> None:
+        """What fails here is told, so that the others fail likewise and at once: each by a try of its own."""
+        shared = self._session.world.shared
+        try:
+            write_whole(path, write)
+        except BaseException:
+            shared.set(self._failure(keys), "")
+            raise
+        finally:
+            for key in keys:
+                shared.add(key, 1)
+
+    def _failure(self, keys: tuple[str, str]) -> str:
+        return f"failed {self._saves[keys[0]]} {keys[0]}"
+
+    def _has_failed(self, keys: tuple[str, str]) -> bool:
+        return bool(self._session.world.shared.check([self._failure(keys)]))
 
     def _has_saved(self, keys: tuple[str, str]) -> bool:
         """Whether rank 0 has written this very path, as often as this rank wanted to."""
@@ -57,7 +74,7 @@ class WriteOnce:
             return int(store.add(key, 0)) >= self._saves[key]
 
         self._job.wait_until(lambda store: any(count(store, key) for key in keys), WAIT_FOR_RANK0_S)
-        return count(self._session.world.shared, keys[0])
+        return count(self._session.world.shared, keys[0]) and not self._has_failed(keys)
 
 
 def write_whole(path: str, write: Callable[[str], None]) -> None:
@@ -65,7 +82,10 @@ def write_whole(path: str, write: Callable[[str], None]) -> None:
     if is_special(path):
         return write(path)
     folder, name = os.path.split(os.path.realpath(path))
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    except OSError:  # no folder, or one in which files can be written but none be made: the loop gets torch's own error, if any
+        return write(path)
     os.close(descriptor)
     try:
         write(temporary)

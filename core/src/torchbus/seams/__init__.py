@@ -1,6 +1,6 @@
 """Seams: the places in torch where a loop can be heard. One module each.
 
-A seam names the events that it fires and has an ``install(bus)`` that returns the function which removes it.
+A seam names the events that it fires and has an ``install(ears)`` that returns the function which removes it.
 Only seams with a listener are installed; ``Seams.close`` puts torch back as it was.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torchbus.bus import Bus
 from torchbus.seams import backward, calls, clipping, loader, mode, model, optimizer, save, scheduler, skipping
+from torchbus.seams._ears import Ears
 from torchbus.seams._patch import replace
 
 
@@ -20,7 +21,7 @@ class Seam(Protocol):
     PLACE: str
     EVENTS: tuple[str, ...]
 
-    def install(self, bus: Bus) -> Callable[[], None]: ...
+    def install(self, ears: Ears) -> Callable[[], None]: ...
 
 
 ALL: tuple[Seam, ...] = (
@@ -54,7 +55,7 @@ class Seams:
         self._remove_all()
         for seam in ALL:
             if any(self._bus.heard(event) for event in seam.EVENTS) and seam.PLACE not in self._retired:
-                self._installed.append((seam, seam.install(self._bus)))
+                self._installed.append((seam, seam.install(Ears(self._bus))))
 
     def retire(self, event: str) -> None:
         """Remove for good the seam that fires an event."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
-from torchbus.bus import Bus
-from torchbus.seams._patch import replace
+from torchbus.seams._ears import Ears
 
 PLACE = "torch.autograd.backward"
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
@@ -83,10 +83,11 @@ def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Te
         return torch.full((), factor, dtype=dtype, device=device)
 
 
-def install(bus: Bus) -> Callable[[], None]:
-    """Nested calls (reentrant checkpointing) belong to the call that they run in and are not heard."""
-    before, run, failed, after = (bus.listeners(event) for event in EVENTS)
+def install(ears: Ears) -> Callable[[], None]:
+    """Nested calls (reentrant checkpointing, an engine with a ``backward`` of its own) belong to the call that they run in and are not heard."""
+    before, run, failed, after = (ears.listeners(event) for event in EVENTS)
     in_graph = torch._C._current_graph_task_id
+    thread, handed_over = threading.get_ident, set[int]()
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def engine(call: BackwardCall) -> None:
@@ -100,13 +101,14 @@ def install(bus: Bus) -> Callable[[], None]:
             grad_variables: Any = None,
             inputs: Any = None,
         ) -> None:
-            if in_graph() != -1 or grad_variables is not None:
+            if in_graph() != -1 or grad_variables is not None or thread() in handed_over:
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
             for listener in before:
                 listener(call)
             try:
                 if run:
+                    handed_over.add(thread())
                     run[0](call, original)
                 else:
                     engine(call)
@@ -114,9 +116,11 @@ def install(bus: Bus) -> Callable[[], None]:
                 for listener in failed:
                     listener(call)
                 raise
+            finally:
+                handed_over.discard(thread())
             for listener in after:
                 listener(call)
 
         return backward
 
-    return replace(torch.autograd, "backward", make)
+    return ears.replace(torch.autograd, "backward", make)

@@ -8,14 +8,14 @@ from typing import Any
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from torchbus.bus import Bus
+from torchbus.seams._ears import Ears
 
 PLACE = "forward of every module"
 EVENTS = ("module_called",)
 
 
-def install(bus: Bus) -> Callable[[], None]:
+def install(ears: Ears) -> Callable[[], None]:
     def called(module: Module, inputs: tuple[Any, ...]) -> None:
-        bus.hook.module_called(module=module, inputs=inputs)
+        ears.hook.module_called(module=module, inputs=inputs)
 
     return register_module_forward_pre_hook(called).remove

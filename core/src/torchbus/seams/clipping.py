@@ -8,27 +8,27 @@ from typing import Any
 
 from torch.nn.utils import clip_grad
 
-from torchbus.bus import Bus
+from torchbus.seams._ears import Ears
 
 PLACE = "clip_grad_norm_, clip_grad_value_"
 EVENTS = ("skip_clipping", "gradient_norm")
 
 
-def install(bus: Bus) -> Callable[[], None]:
+def install(ears: Ears) -> Callable[[], None]:
     """Both are wrappers that keep the real function in a closure: it is exchanged there, for scripts import them by name."""
 
     def norm(original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-            skip = bus.hook.skip_clipping()
+            skip = ears.hook.skip_clipping()
             norm = original(parameters, float("inf") if skip else max_norm, *args, **kwargs)
-            bus.hook.gradient_norm(norm=norm)
+            ears.hook.gradient_norm(norm=norm)
             return norm
 
         return clip_grad_norm_
 
     def value(original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_value_(*args: Any, **kwargs: Any) -> None:
-            if not bus.hook.skip_clipping():
+            if not ears.hook.skip_clipping():
                 original(*args, **kwargs)
 
         return clip_grad_value_

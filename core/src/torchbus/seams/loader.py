@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from torchbus.bus import Bus
-from torchbus.seams._patch import replace
+from torchbus.seams._ears import Ears
 
 PLACE = "DataLoader.__iter__, __len__"
 EVENTS = ("skip_pass", "loader_start", "loader_opened", "loader_length", "batch_wanted", "batch_ready", "batches_skipped", "loader_end")
@@ -25,7 +25,8 @@ class Pass:
 
 
 class LoaderIterator:
-    """What the loop iterates: torch's own iterator, with every batch announced. Other attributes are the iterator's."""
+    """What the loop iterates: torch's own iterator, with every batch announced. Other attributes are the iterator's, and so are its class
+    and its way of being copied (torch's refuses to be)."""
 
     def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], bus: Bus, order: Pass | None) -> None:
         self.loader = loader
@@ -108,6 +109,13 @@ class LoaderIterator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self._inner)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._inner.__reduce_ex__(protocol)
+
 
 @contextmanager
 def replaced(loader: DataLoader[Any], attributes: dict[str, Any]) -> Iterator[None]:
@@ -120,32 +128,32 @@ def replaced(loader: DataLoader[Any], attributes: dict[str, Any]) -> Iterator[No
         loader.__dict__.update(own)
 
 
-def install(bus: Bus) -> Callable[[], None]:
+def install(ears: Ears) -> Callable[[], None]:
     def make_iter(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def __iter__(self: DataLoader[Any]) -> Iterator[Any]:
-            if bus.hook.skip_pass(loader=self):
+            if ears.hook.skip_pass(loader=self):
                 return iter(())
-            order: Pass | None = bus.hook.loader_start(loader=self)
+            order: Pass | None = ears.hook.loader_start(loader=self)
             with replaced(self, {} if order is None else order.replacements):
                 kept = getattr(self, "_iterator", None)
                 if kept is not None:  # persistent workers: the kept iterator remembers the sampler of its first pass
                     kept._index_sampler = self._index_sampler
                 inner = original(self)
-            iterator = LoaderIterator(self, inner, bus, order)
-            bus.hook.loader_opened(loader=self, iterator=iterator)
+            iterator = LoaderIterator(self, inner, ears.bus, order)
+            ears.hook.loader_opened(loader=self, iterator=iterator)
             return iterator  # type: ignore[return-value]
 
         return __iter__
 
     def make_len(original: Callable[..., int]) -> Callable[..., int]:
         def __len__(self: DataLoader[Any]) -> int:
-            length: int | None = bus.hook.loader_length(loader=self)
+            length: int | None = ears.hook.loader_length(loader=self)
             return original(self) if length is None else length
 
         return __len__
 
-    undo_iter = replace(DataLoader, "__iter__", make_iter)
-    undo_len = replace(DataLoader, "__len__", make_len)
+    undo_iter = ears.replace(DataLoader, "__iter__", make_iter)
+    undo_len = ears.replace(DataLoader, "__len__", make_len)
 
     def undo() -> None:
         undo_len()

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from torch.nn import Module
 
-from torchbus.bus import Bus
-from torchbus.seams._patch import replace
+from torchbus.seams._ears import Ears
 
 PLACE = "Module.train"
 EVENTS = ("mode_changed",)
 
 
-def install(bus: Bus) -> Callable[[], None]:
+def install(ears: Ears) -> Callable[[], None]:
     depth = 0
 
     def make(original: Callable[[Module, bool], Module]) -> Callable[[Module, bool], Module]:
@@ -25,9 +24,9 @@ def install(bus: Bus) -> Callable[[], None]:
             finally:
                 depth -= 1
             if not depth:
-                bus.hook.mode_changed(model=self, training=mode)
+                ears.hook.mode_changed(model=self, training=mode)
             return result
 
         return train
 
-    return replace(Module, "train", make)
+    return ears.replace(Module, "train", make)

@@ -12,13 +12,13 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
-from torchbus.bus import Bus
+from torchbus.seams._ears import Ears
 
 PLACE = "first forward of each module"
 EVENTS = ("model_found",)
 
 
-def install(bus: Bus) -> Callable[[], None]:
+def install(ears: Ears) -> Callable[[], None]:
     """The hook costs about a microsecond per module call: it goes once the models are known (``Seams.retire``)."""
     known: dict[int, weakref.ref[Module]] = {}  # no longer than the loop keeps them: a loop may make a model per round
 
@@ -32,6 +32,6 @@ def install(bus: Bus) -> Callable[[], None]:
         waits = any(map(is_lazy, chain(module.parameters(), module.buffers())))  # for this call to give them their shapes
         known.update((id(part), remembered(part)) for part in module.modules() if not (waits and part is module))
         if not waits:
-            bus.hook.model_found(model=module, calling=True)
+            ears.hook.model_found(model=module, calling=True)
 
     return register_module_forward_pre_hook(first_call).remove

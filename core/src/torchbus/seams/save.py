@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from torchbus.bus import Bus
-from torchbus.seams._patch import replace
+from torchbus.seams._ears import Ears
 
 PLACE = "torch.save"
 EVENTS = ("save_file",)
 
 
-def install(bus: Bus) -> Callable[[], None]:
+def install(ears: Ears) -> Callable[[], None]:
     """Saving into an open file or buffer is not heard."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
@@ -27,9 +26,9 @@ def install(bus: Bus) -> Callable[[], None]:
                 original(obj, path, *args, **kwargs)
 
             path = str(os.fspath(f))
-            if bus.hook.save_file(path=path, write=write) is None:
+            if ears.hook.save_file(path=path, write=write) is None:
                 write(path)
 
         return save
 
-    return replace(torch, "save", make)
+    return ears.replace(torch, "save", make)

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchbus import inventory
-from torchbus.bus import Bus
-from torchbus.seams._patch import replace
+from torchbus.seams._ears import Ears
+from torchbus.seams.closures import Given
 
 
 class Answer:
@@ -30,8 +30,8 @@ class step:
     EVENTS = ("step_called",)
 
     @staticmethod
-    def install(bus: Bus) -> Callable[[], None]:
-        listeners = list(bus.listeners("step_called"))
+    def install(ears: Ears) -> Callable[[], None]:
+        listeners = list(ears.listeners("step_called"))
         running: set[int] = set()
         patched: dict[Any, Any] = {}
         stack = ExitStack()
@@ -41,19 +41,21 @@ class step:
                 if id(self) in running:  # a subclass calls its parent's step
                     return original(self, *args, **kwargs)
 
-                def run(*args: Any, **kwargs: Any) -> Any:
+                given = Given(type(self), args, kwargs)
+
+                def run(closure: Callable[..., Any] | None = None) -> Any:
+                    args, kwargs = given.exchanged(closure)
                     running.add(id(self))
                     try:
                         return original(self, *args, **kwargs)
                     finally:
                         running.discard(id(self))
 
-                closure = args[0] if args else kwargs.get("closure")
                 for listener in listeners:
-                    answer = listener(self, closure, run)
+                    answer = listener(self, given.closure, run)
                     if answer is not None:
                         return answer.result
-                return run(*args, **kwargs)
+                return run(given.closure)
 
             patched[original] = step
             return step
@@ -61,7 +63,7 @@ class step:
         def patch(cls: type) -> None:
             owner = next(base for base in cls.__mro__ if "step" in vars(base))
             if getattr(vars(owner)["step"], "hooked", False) and vars(owner)["step"] not in patched.values():
-                stack.callback(replace(owner, "step", make, becomes_inert=True))
+                stack.callback(ears.replace(owner, "step", make, becomes_inert=True))
 
         def make_patcher(original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
             def _patch_step_function(self: Optimizer) -> None:
@@ -72,7 +74,7 @@ class step:
 
         for cls in subclasses(Optimizer):
             patch(cls)
-        stack.callback(replace(Optimizer, "_patch_step_function", make_patcher))
+        stack.callback(ears.replace(Optimizer, "_patch_step_function", make_patcher))
         _redirect(patched)
 
         def undo() -> None:
@@ -88,8 +90,8 @@ class zero_grad:
     EVENTS = ("before_zero_grad",)
 
     @staticmethod
-    def install(bus: Bus) -> Callable[[], None]:
-        listeners = bus.listeners("before_zero_grad")
+    def install(ears: Ears) -> Callable[[], None]:
+        listeners = ears.listeners("before_zero_grad")
 
         def make(original: Callable[..., None]) -> Callable[..., None]:
             def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -101,7 +103,7 @@ class zero_grad:
 
             return zero_grad
 
-        return replace(Optimizer, "zero_grad", make)
+        return ears.replace(Optimizer, "zero_grad", make)
 
 
 class scheduler:
@@ -111,11 +113,11 @@ class scheduler:
     EVENTS = ("skip_scheduler",)
 
     @staticmethod
-    def install(bus: Bus) -> Callable[[], None]:
+    def install(ears: Ears) -> Callable[[], None]:
         def make(original: Callable[..., None]) -> Callable[..., None]:
             def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
                 begun = vars(self).get("_step_count", 0) > 0 or "best" in vars(self)  # the constructor steps as well
-                if not (begun and bus.hook.skip_scheduler(scheduler=self)):
+                if not (begun and ears.hook.skip_scheduler(scheduler=self)):
                     original(self, *args, **kwargs)
 
             return step
@@ -123,7 +125,7 @@ class scheduler:
         stack = ExitStack()
         for cls in [LRScheduler, *subclasses(LRScheduler)]:
             if "step" in vars(cls):
-                stack.callback(replace(cls, "step", make))
+                stack.callback(ears.replace(cls, "step", make))
         return stack.close
 
 

@@ -11,20 +11,29 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
+from torchbus import local_variables
+
 Counters = dict[str, Any]
 SCALARS = (int, str, float, bool)
 
 
 def around(frames: list[FrameType]) -> Counters:
     """The variables of all loops whose body is being run, by place."""
-    return {f"{place(frames, index)}:{name}": frame.f_locals[name]
-            for index, frame in enumerate(frames) for name in _assigned(frame, False) if type(frame.f_locals.get(name)) in SCALARS}  # fmt: skip
+    return _counted(frames, False, SCALARS)
 
 
 def at_head(frames: list[FrameType]) -> Counters:
     """The numbers that were assigned last by loops that are asking for their next item."""
-    return {f"{place(frames, index)}:{name}": frame.f_locals[name]
-            for index, frame in enumerate(frames) for name in _assigned(frame, True) if type(frame.f_locals.get(name)) is int}  # fmt: skip
+    return _counted(frames, True, (int,))
+
+
+def _counted(frames: list[FrameType], standing: bool, kinds: tuple[type, ...]) -> Counters:
+    found: Counters = {}
+    for index, frame in enumerate(frames):
+        names = _assigned(frame, standing)
+        variables = local_variables.read(frame) if names else {}
+        found |= {f"{place(frames, index)}:{name}": variables[name] for name in names if type(variables.get(name)) in kinds}
+    return found
 
 
 def place(frames: list[FrameType], index: int) -> str:

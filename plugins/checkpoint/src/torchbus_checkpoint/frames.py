@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from torch.nn import Module
+from torchbus import local_variables
 
 LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 OURS = ("torchbus", "pluggy", "torch.")
@@ -56,7 +57,7 @@ def named(frames: list[FrameType]) -> tuple[dict[int, str], list[Any]]:
 def variables(frame: FrameType) -> dict[str, Any]:
     """Local variables; at the level of a module, its globals."""
     own = {name: value for name, value in frame.f_globals.items() if not name.startswith("__")}
-    return {**own, **frame.f_locals}
+    return {**own, **local_variables.read(frame)}
 
 
 def _with_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

@@ -8,10 +8,8 @@ generators are saved by their state.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -23,6 +21,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from torchbus import local_variables
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint import counters, generators
@@ -46,10 +45,10 @@ class Scope:
     hidden: str = "__"
 
     def bind(self, values: dict[str, Any]) -> None:
-        target = self.values if self.frame is None else self.frame.f_locals
-        target.update(values)
-        if self.frame is not None and sys.version_info < (3, 13):  # from then on f_locals writes through
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.frame), ctypes.c_int(0))
+        if self.frame is None:
+            self.values.update(values)
+        else:
+            local_variables.assign(self.frame, values)
 
 
 class Variables:
@@ -85,13 +84,13 @@ def scopes(frames: list[FrameType]) -> Iterator[Scope]:
     """Frames, outermost first, their modules, and objects of the user's that they name."""
     seen: set[int] = set()
     for index, frame in enumerate(frames):
-        is_module = frame.f_locals is frame.f_globals
+        is_module = not local_variables.is_function(frame) and frame.f_locals is frame.f_globals
         if id(frame.f_globals) not in seen:
             seen.add(id(frame.f_globals))
             left_out = counters.head_names(frame) if is_module else ()
             yield from _with_objects(Scope(f"module {frame.f_globals.get('__name__')}", frame.f_globals, None, frozenset(left_out)), seen)
         if not is_module:
-            scope = Scope(counters.place(frames, index), frame.f_locals, frame, frozenset(counters.head_names(frame)))
+            scope = Scope(counters.place(frames, index), local_variables.read(frame), frame, frozenset(counters.head_names(frame)))
             yield from _with_objects(scope, seen)
 
 
