@@ -15,7 +15,6 @@ from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.loose import average
 from torchbus_ddp.own import OwnTensors
 from torchbus_ddp.values import copy_from_rank0
-
 from torchbus_sharded.wrapping import called_parts
 
 

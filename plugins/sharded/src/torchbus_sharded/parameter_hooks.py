@@ -33,6 +33,6 @@ def forward_to(part: Tensor) -> Any:
 
 def refuse_accumulated(tensor: Tensor, *_: Any) -> NoReturn:
     raise Unsupported(
-        "register_post_accumulate_grad_hook of a parameter under strategy='fsdp': it would be called before ranks have averaged its gradient, and with "
-        "the whole of it, which no rank keeps. Do after backward() what the hook does, or use strategy='ddp'"
+        "register_post_accumulate_grad_hook of a parameter under strategy='fsdp': it would be called before ranks have averaged its gradient, and "
+        "with the whole of it, which no rank keeps. Do after backward() what the hook does, or use strategy='ddp'"
     )
