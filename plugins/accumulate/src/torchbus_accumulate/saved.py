@@ -10,6 +10,7 @@ from torch import Tensor
 from torchbus import Session
 from torchbus.errors import Unsupported, UsageError
 
+from torchbus_accumulate.divided import is_part, whole
 from torchbus_accumulate.position import Position
 from torchbus_accumulate.sums import WindowSum
 
@@ -39,13 +40,17 @@ def state_of(one: WindowSum, session: Session) -> dict[str, Any]:
 
 @torch.no_grad()
 def mean_over_ranks(session: Session, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: float) -> list[Tensor | None]:
-    """The mean of ``gradient * factor``; a gradient that is None on this rank alone counts as zeros."""
+    """The mean of ``gradient * factor``; a gradient that is None on this rank alone counts as zeros. What a strategy divides is a part of the
+    mean already."""
     here = [ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE for gradient in gradients]
     kinds = session.reduce(torch.tensor(here), "max").tolist()
     found: list[Tensor | None] = []
     for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
         if kind == ABSENT:
             found.append(None)
+            continue
+        if gradient is not None and is_part(gradient):
+            found.append(whole(gradient) if session.gathers_states else gradient)
             continue
         own = torch.zeros_like(parameter) if gradient is None else gradient.to_dense() * factor
         mean = session.reduce(own)

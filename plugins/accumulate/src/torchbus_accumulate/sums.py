@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.errors import Unsupported, UsageError
 
+from torchbus_accumulate.divided import as_parameter
+
 Held = list[tuple[Tensor, Tensor, int]]
 COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
 
@@ -128,7 +130,7 @@ class WindowSum:
             raise UsageError(f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer has {len(parameters)}")
         self.calls, self.weight, self.samples = calls, weight, samples
         both = zip(parameters, gradients, strict=True)
-        placed = [(parameter, gradient.to(parameter.device)) for parameter, gradient in both if gradient is not None]
+        placed = [(parameter, as_parameter(gradient.to(parameter.device), parameter)) for parameter, gradient in both if gradient is not None]
         self._held = [(parameter, gradient, gradient._version) for parameter, gradient in placed]
         self._clear()
         self._state, self._touched = ZEROED, False

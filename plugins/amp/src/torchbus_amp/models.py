@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -129,6 +129,12 @@ class Converted(Models):
     def __init__(self, session: Session, dtype: torch.dtype) -> None:
         super().__init__(session, dtype)
         self._missed: list[weakref.ref[Module]] = []
+
+    @hookimpl(wrapper=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> Generator[None, Any, Any]:
+        """Before any strategy, which may divide the model: what it puts in the place of the parameters is no longer found by them."""
+        super().parameters_added(optimizer, parameters)
+        return (yield)
 
     def prepare(self, model: Module) -> None:
         model.to(self.dtype)

@@ -47,7 +47,10 @@ class Compress:
     @hookimpl
     def session_start(self, session: Session) -> None:
         if self.algorithm != "allreduce" and "configure_ddp" not in session.bus.events():
-            raise UsageError(f"gradient_algorithm={self.algorithm!r} needs strategy='ddp', whose reducer it changes")
+            raise UsageError(
+                f"gradient_algorithm={self.algorithm!r} changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp' "
+                "(under fsdp mixed_precision='bf16' sends parameters in 16 bits)"
+            )
         self._session = session
         session.on_close.callback(self._averagers.clear)
 

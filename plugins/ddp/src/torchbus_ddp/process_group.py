@@ -8,10 +8,17 @@ from torchbus_ddp import events, group
 from torchbus_ddp.strategy import share_cpu
 
 
+class Events:
+    """Those of torchbus-ddp that are fired without its reducer."""
+
+    init_process_group = events.init_process_group
+    own_tensors = events.own_tensors
+
+
 class ProcessGroup:
     """Opens torch's default process group before the strategy starts; its attribute ``backend``, if it has one, says which."""
 
-    declares_events = events
+    declares_events = Events
 
     @hookimpl(tryfirst=True)
     def session_start(self, session: Session) -> None:

@@ -8,16 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.nn import Module
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator, Pass
 from torchbus.share import Share
 
+from torchbus_sampler.deciding import DecidingModels
 from torchbus_sampler.decision import Decision, decide
 from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
@@ -100,9 +99,8 @@ class Divider:
         self._ledger = ledger
         if ledger is not None:
             session.on_close.callback(ledger.close)
-        self._found: weakref.WeakSet[Module] = weakref.WeakSet()
-        self._trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-        self._models: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._models = DecidingModels()
+        session.bus.register(self._models, "sampler.models")
         self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
         self._feeding = Feeding()
         self._warned = False
@@ -110,15 +108,6 @@ class Divider:
     @property
     def _batches_per_step(self) -> int:
         return 1 if self._global else self._session.world.data.parts
-
-    @hookimpl
-    def model_found(self, model: Module) -> None:
-        self._found.add(model)
-
-    @hookimpl
-    def parameters_added(self, parameters: list[Tensor]) -> None:
-        self._trained.update({id(parameter): parameter for parameter in parameters})
-        self._models = weakref.WeakSet()
 
     @hookimpl
     def loader_start(self, loader: DataLoader[Any]) -> Pass | None:
@@ -238,11 +227,4 @@ class Divider:
         return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
 
     def _decide(self, loader: DataLoader[Any]) -> Decision:
-        return decide(loader, self._deciding_models(), loader in self._feeding, self._shard_eval)
-
-    def _deciding_models(self) -> Iterable[Module]:
-        """Models that an optimizer trains: a transform or a loss made of modules may stay in training mode for ever."""
-        if self._trained and not self._models:
-            self._models = weakref.WeakSet(inventory.models_of(list(self._trained.values())))
-        deciding = list(self._models) or list(self._found) or inventory.outermost(inventory.alive(Module))
-        return [model for model in deciding if not inventory.is_internal(model)]
+        return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)

@@ -12,6 +12,7 @@ from torchbus import Session
 from torchbus_sharded.copies import copied
 from torchbus_sharded.draws import draw_whole
 from torchbus_sharded.numbers import formatted, read_whole, to_list, to_numpy
+from torchbus_sharded.parameter_hooks import refuse_accumulated
 from torchbus_sharded.rows import get_item
 from torchbus_sharded.writes import set_data, set_item
 
@@ -19,6 +20,7 @@ DATA: Any = torch._C.TensorBase.data
 METHODS = {
     "numpy": to_numpy, "tolist": to_list, "__format__": formatted, "__getitem__": get_item, "__setitem__": set_item,
     "data": property(DATA.__get__, set_data), "__deepcopy__": copied,
+    "register_post_accumulate_grad_hook": refuse_accumulated,
 }  # fmt: skip
 
 

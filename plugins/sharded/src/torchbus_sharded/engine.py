@@ -102,7 +102,7 @@ def reset(model: Module) -> None:
         whole.grad = None
 
 
-def forget_earlier_blocks() -> None:
+def forget_meshes() -> None:
     """Torch remembers the outcome of operations with the mesh, and so the rank, of an earlier block in this process, or in the one that it
     was forked from: other ranks would take parts that are rank 0's."""
     dispatcher: Any = DTensor._op_dispatcher

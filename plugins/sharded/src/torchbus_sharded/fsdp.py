@@ -13,7 +13,7 @@ from torchbus.errors import UsageError
 
 from torchbus_sharded import wrapping
 from torchbus_sharded.alone import OneRank
-from torchbus_sharded.engine import forget_earlier_blocks
+from torchbus_sharded.engine import forget_meshes
 from torchbus_sharded.meta import ParamInit
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.sync import ShardedBackward
@@ -89,10 +89,12 @@ class FSDP:
             raise UsageError("cpu_offload=True needs GPUs: on CPU the parts are in host memory as it is. Leave it out")
         from torchbus_sharded.loose import LooseTensors  # the rest of the package can be imported without torchbus-ddp
 
-        forget_earlier_blocks()
+        forget_meshes()
+        # A process that is forked later would wait for the threads of this block's process group, which it does not have.
+        session.on_close.callback(forget_meshes)
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")
-        loose = LooseTensors(session)
+        loose = LooseTensors(session, self.forward_methods)
         session.bus.register(loose, "fsdp.loose")
         session.bus.register(ShardedBackward(session, models, loose, self.loss_reduction), "fsdp.backward")
         models.divide_made_before()

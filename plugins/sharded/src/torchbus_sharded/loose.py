@@ -1,8 +1,8 @@
-"""Tensors that an optimizer holds and no module owns: whole on every rank, and averaged after each backward."""
+"""Tensors that an optimizer holds and that are of no module which is called: whole on every rank, and averaged after each backward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,13 +15,15 @@ from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.loose import average
 from torchbus_ddp.own import OwnTensors
 from torchbus_ddp.values import copy_from_rank0
+from torchbus_sharded.wrapping import called_parts
 
 
 class LooseTensors:
     """Hears of an optimizer when its models are divided already."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, forward_methods: Collection[str]) -> None:
         self._session = session
+        self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}
         self._own = OwnTensors(session)
         self._assigned = Assigned()
@@ -43,9 +45,10 @@ class LooseTensors:
             self._assigned.watch(optimizer, self._shared_by(optimizer))
 
     def _loose(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Those which are new, and which no module owns."""
+        """Those which are new, and which no module owns that is called: a ParameterList is not."""
         new = [tensor for tensor in tensors if id(tensor) not in self._shared and tensor not in self._own]
-        owned = {id(parameter) for model in inventory.models_of(new) for parameter in model.parameters()} if new else set()
+        models = [part for model in inventory.models_of(new) for part in called_parts(model, self._forward_methods)] if new else []
+        owned = {id(parameter) for model in models for parameter in model.parameters()}
         return [tensor for tensor in new if id(tensor) not in owned]
 
     @contextmanager

@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
 
+from torchbus_sharded import parameter_hooks
 from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.as_whole import as_whole
 from torchbus_sharded.engine import buffers_in, gathered_in, name_as_before, original_class, reduce_late
+from torchbus_sharded.made_before import common_optimizers
 from torchbus_sharded.meta import MetaModules
 from torchbus_sharded.moved import empty
 from torchbus_sharded.optimizers import Optimizers
@@ -28,7 +30,7 @@ from torchbus_sharded.states import divided_states, whole_states
 from torchbus_sharded.swap import named, swap
 from torchbus_sharded.undo import make_whole
 from torchbus_sharded.whole import WholeModels
-from torchbus_sharded.wrapping import units
+from torchbus_sharded.wrapping import called_parts, units
 
 if TYPE_CHECKING:
     from torchbus_sharded.fsdp import FSDP
@@ -48,7 +50,7 @@ class ShardedModels:
         self._replaced: dict[int, nn.Parameter] = {}
         self._old: list[Tensor] = []  # kept without their values, so that no new tensor gets one of their ids
         self._optimizers = Optimizers(session, self.agreement)
-        self.whole = WholeModels(session)
+        self.whole = WholeModels(session, self._models)
         session.on_close.callback(self._forget)
         as_whole(session)
         session.replace(torch.autograd, "grad", refuse_derivatives(self._models))
@@ -60,7 +62,7 @@ class ShardedModels:
         refuse_optimizer(optimizer)
         self._optimizers.add(optimizer)
         for model in inventory.models_of([parameter for parameter in parameters if not isinstance(parameter, DTensor)]):
-            self._divide(model)
+            self._divide_parts(model)
         swap(optimizer, self._replaced | {id(whole): part for model in self._models for whole, part in gathered_in(model)})
 
     @hookimpl
@@ -68,10 +70,10 @@ class ShardedModels:
         """It is too late for a model whose forward has begun: it stays whole, and must not be trained."""
         if not self._session.captures(model) or not any(True for _ in model.parameters()):
             return
-        if not calling:
-            self._divide(model)
-        elif all(model is not part for divided in self._models for part in divided.modules()):
+        if calling:
             self.whole.add(model)
+        else:
+            self._divide_parts(model)
 
     def end_backward(self) -> None:
         """The engine has run. All ranks call it alike."""
@@ -92,8 +94,12 @@ class ShardedModels:
 
     def divide_made_before(self) -> None:
         """Models that were made with their optimizers before the block, wherever they are kept: their first call would be too late."""
-        for optimizer in inventory.alive(Optimizer):
+        for optimizer in common_optimizers(self.agreement):
             self.parameters_added(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
+
+    def _divide_parts(self, model: Module) -> None:
+        for part in called_parts(model, self._strategy.forward_methods):
+            self._divide(part)
 
     def _divide(self, model: Module) -> None:
         """Rank 0's values, in parts. All ranks come here alike."""
@@ -112,6 +118,7 @@ class ShardedModels:
         self.reached.add(model)
         self._hook(model)
         after = named(model)
+        parameter_hooks.move(before, after)
         self._replaced |= {id(before[name]): after[name] for name in before}
         self._old += before.values()
         self.whole.discard(model)

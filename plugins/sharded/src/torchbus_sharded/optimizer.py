@@ -27,6 +27,12 @@ class ShardedOptimizer:
 
     @hookimpl
     def session_start(self, session: Session) -> None:
+        if session.bus.hook.parameters_may_differ(session=session):
+            raise UsageError(
+                "strategy='ddp_sharded' with ranks that step by themselves (gradient_algorithm='local_sgd' and others that average models): each "
+                "parameter is stepped by one rank, which would know its own data only. Use strategy='ddp', or an algorithm that averages gradients, "
+                "such as 'fp16'"
+            )
         if session.world_size > 1:
             session.bus.register(Steps(session), "sharded.steps")  # last of all: clipping must see every gradient
 

@@ -12,6 +12,7 @@ from torchbus.errors import RanksDiverged
 
 from torchbus_sharded.agreement import REMEDY, Agreement
 from torchbus_sharded.engine import original_class, pairs_in
+from torchbus_sharded.parameter_hooks import forward_to
 
 
 class Reached:
@@ -68,6 +69,10 @@ def _watch(pair: Any) -> None:
     if whole is not None and whole.requires_grad and getattr(pair, "torchbus_watched", None) is not whole:
         whole.register_post_accumulate_grad_hook(_mark(pair))
         pair.torchbus_watched = whole
+        pair.torchbus_calls_hooks = False
+    if whole is not None and whole.requires_grad and pair.sharded_param._backward_hooks and not pair.torchbus_calls_hooks:
+        whole.register_hook(forward_to(pair.sharded_param))
+        pair.torchbus_calls_hooks = True
 
 
 def _mark(pair: Any) -> Callable[[Tensor], None]:

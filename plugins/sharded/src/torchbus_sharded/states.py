@@ -28,6 +28,6 @@ def divided_states(module: Module, state: dict[str, Any], prefix: str, *_: Any) 
     """``model.load_state_dict`` takes whole tensors, the same on all ranks."""
     own = dict(module.named_parameters(remove_duplicate=False))
     for name, value in list(state.items()):
-        mine = own.get(name.removeprefix(prefix))
+        mine = own.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if isinstance(mine, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
             state[name] = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)

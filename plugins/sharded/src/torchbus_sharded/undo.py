@@ -15,7 +15,10 @@ from torch.nn import Module
 from torchbus_sharded.engine import let_go_of_early, original_class
 
 ENGINE = ("torch.distributed.fsdp", "torch.distributed._composable")
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_state_dict_hooks")
+KINDS_OF_HOOKS = (
+    "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_state_dict_pre_hooks", "_state_dict_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
 LEFT_BY_ENGINE = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
@@ -45,11 +48,13 @@ def _gathered(parameter: Any) -> nn.Parameter:
     full = nn.Parameter(parameter.detach().full_tensor(), requires_grad=parameter.requires_grad)
     if parameter.grad is not None:
         full.grad = parameter.grad.full_tensor()
+    if parameter._backward_hooks:
+        full._backward_hooks = parameter._backward_hooks
     return full
 
 
 def _forget_engine(module: Module) -> None:
-    for kind in HOOKS:
+    for kind in KINDS_OF_HOOKS:
         hooks = getattr(module, kind)
         for key in [key for key, hook in hooks.items() if (getattr(hook, "__module__", "") or "").startswith(ENGINE)]:
             del hooks[key]

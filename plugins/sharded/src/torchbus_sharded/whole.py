@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Collection
 
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torchbus import Session
 from torchbus.errors import RanksDiverged, Unsupported
 
@@ -13,15 +14,18 @@ from torchbus.errors import RanksDiverged, Unsupported
 class WholeModels:
     """They may compute, and must not be trained."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, divided: Collection[Module]) -> None:
         self._session = session
+        self._divided = divided
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._sums: list[float] = []
 
     def add(self, model: Module) -> None:
-        if model not in self._models and not any(parameter.is_meta for parameter in model.parameters()):
+        """One that was called. A shell around divided ones (``torch.compile(model)``) has nothing of its own."""
+        own = self._own(model)
+        if own and model not in self._models and not any(parameter.is_meta for parameter in own):
             self._models[model] = len(self._sums)
-            self._sums.append(_sum(model))
+            self._sums.append(_sum(own))
 
     def discard(self, model: Module) -> None:
         self._models.pop(model, None)
@@ -29,15 +33,20 @@ class WholeModels:
     def refuse_gradients(self) -> None:
         """Raises Unsupported where a backward has reached one: its gradients are this rank's."""
         for model in self._models:
-            if any(parameter.grad is not None for parameter in model.parameters()):
+            if any(parameter.grad is not None for parameter in self._own(model)):
                 raise Unsupported(
                     f"{type(model).__name__} got gradients, but was called before any optimizer had its parameters, so it is not divided: "
                     "make its optimizer before its first call, or s.adopt(model)"
                 )
 
+    def _own(self, model: Module) -> list[Parameter]:
+        """Those of no divided model."""
+        divided = {part for root in self._divided for part in root.modules()}
+        return [parameter for module in model.modules() if module not in divided for parameter in module.parameters(recurse=False)]
+
     def refuse_trained(self) -> None:
         """All ranks call it, at the end. Raises RanksDiverged, on all of them, where one was trained by other means."""
-        mine = {number: (type(model).__name__, self._sums[number], _sum(model)) for model, number in self._models.items()}
+        mine = {number: (type(model).__name__, self._sums[number], _sum(self._own(model))) for model, number in self._models.items()}
         for told in self._session.all_gather_object(mine):
             for number, (name, before, after) in told.items():
                 if number in mine and before != after and not math.isclose(mine[number][2], after, rel_tol=1e-6, abs_tol=1e-12):
@@ -47,5 +56,5 @@ class WholeModels:
                     )
 
 
-def _sum(model: Module) -> float:
-    return float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
+def _sum(parameters: list[Parameter]) -> float:
+    return float(sum(parameter.detach().double().sum() for parameter in parameters))

@@ -9,8 +9,6 @@ from torchbus import inventory
 from torchbus.errors import UsageError
 
 Policy = str | int | Collection[type[Module]] | None
-
-
 def check(policy: Policy) -> None:
     """Raise UsageError for what is no policy."""
     if policy is None or policy == "auto" or (isinstance(policy, int) and not isinstance(policy, bool) and policy > 0):
@@ -34,6 +32,13 @@ def units(model: Module, policy: Policy) -> list[Module]:
     else:
         chosen = [module for module in inner if isinstance(module, tuple(policy))]  # type: ignore[arg-type]
     return list(reversed(chosen))
+
+
+def called_parts(model: Module, methods: Collection[str]) -> list[Module]:
+    """The model itself, or, where it has no forward (a ModuleDict, say), the models in it. What it has itself is then used by itself."""
+    if inventory.is_called(model) or "forward" in vars(model) or any(hasattr(model, name) for name in methods):
+        return [model]
+    return [part for child in model.children() for part in called_parts(child, methods)]
 
 
 def _large(modules: list[Module], parameters: int) -> list[Module]:
