@@ -18,6 +18,7 @@ from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator, Pass
 from torchbus.share import Share
 
+from torchbus_sampler.contents import OWN, Contents
 from torchbus_sampler.decision import Decision, decide
 from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
@@ -105,6 +106,7 @@ class Divider:
         self._models: weakref.WeakSet[Module] = weakref.WeakSet()
         self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
         self._feeding = Feeding()
+        self._contents = Contents(session)
         self._warned = False
 
     @property
@@ -124,6 +126,8 @@ class Divider:
     def loader_start(self, loader: DataLoader[Any]) -> Pass | None:
         if not self._session.captures(loader):
             return None
+        if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
+            self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
         self._session.random.use("order")  # until the iterator is made: it draws a seed
         if not isinstance(loader.dataset, IterableDataset):
@@ -237,7 +241,13 @@ class Divider:
             return f"divided, each batch over {over}"
         return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
 
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"notes": self._contents.notes} if self._contents.notes else {}
+
     def _decide(self, loader: DataLoader[Any]) -> Decision:
+        if self._contents.are_own(loader):
+            return Decision(False, OWN)
         return decide(loader, self._deciding_models(), loader in self._feeding, self._shard_eval)
 
     def _deciding_models(self) -> Iterable[Module]:
