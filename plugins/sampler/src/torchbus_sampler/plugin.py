@@ -16,7 +16,6 @@ from torchbus.arguments import expect
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator, Pass
-from torchbus.share import Share
 
 from torchbus_sampler.contents import OWN, Contents
 from torchbus_sampler.decision import Decision, decide
@@ -24,7 +23,7 @@ from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import DividedOrder, steps_in
 from torchbus_sampler.passes import divided_order, unpack
-from torchbus_sampler.sharding import ShardedItems, is_batch, shard_batch
+from torchbus_sampler.sharding import shard
 from torchbus_sampler.stream import Collate, DividedStream, Once, probe
 from torchbus_sampler.workers import SeedWorker
 
@@ -72,18 +71,9 @@ class Sampler:
             session.bus.register(Divider(session, self._batch, self._shard_eval, ledger), "sampler.divider")
 
     @hookimpl
-    def shard(self, value: Any) -> Any:
+    def shard(self, value: Any, repeat: bool) -> Any:
         assert self._session is not None
-        session = self._session
-
-        def take(share: Share) -> None:
-            session.share = share
-
-        if is_batch(value):
-            return shard_batch(value, *session.world.data, take)
-        if not isinstance(value, Iterable):
-            raise UsageError(f"s.shard({type(value).__name__}): pass tensors, a range, or another iterable")
-        return ShardedItems(value, *session.world.data, take)
+        return shard(self._session, value, repeat)
 
     @hookimpl
     def explain_lines(self, session: Session) -> dict[str, list[str]]:
