@@ -25,22 +25,78 @@ def test_batches_made_by_the_script_give_the_whole_batch_s_gradient() -> None:
     assert found["rows 30"] == [4, 3]
 
 
-def test_items_are_dealt_out_and_in_evaluation_none_twice() -> None:
+def test_items_are_dealt_out_and_none_twice() -> None:
     found = facts("""
+        from torchbus.errors import UsageError
+        share = s.shard(range(7))
+        found["dealt"] = s.all_gather_object([len(share), *share])
         with torch.no_grad():
-            mine = list(s.shard(range(7)))
-            found["length"] = s.all_gather_object(len(s.shard(range(7))))
-        found["evaluated"] = s.all_gather_object(mine)
+            found["evaluated"] = s.all_gather_object([len(share), *share])
+        found["weight afterwards"] = s.all_gather_object(s.share.weight)
         net = nn.Linear(1, 1)
-        weights = []
-        for item in s.shard(range(7)):
-            net(torch.tensor([float(item)])).backward()
-            weights.append(s.share.weight)
-        found["trained"] = s.all_gather_object(weights)
+
+        def train(items):
+            taken = []
+            for item in items:
+                net(torch.tensor([float(item)])).backward()
+                taken.append([item, s.share.weight])
+            return taken
+
+        repeated = s.shard(range(7), repeat=True)
+        found["trained"] = s.all_gather_object([len(repeated), *train(repeated)])
+        found["even"] = s.all_gather_object(train(s.shard(range(6))))
+        try:
+            train(share)
+        except UsageError as error:
+            found["refused"] = s.all_gather_object(str(error))
+    """, ranks=3)
+    assert found["dealt"] == found["evaluated"] == [[3, 0, 3, 6], [2, 1, 4], [2, 2, 5]]
+    assert found["weight afterwards"] == [1.0, 1.0, 1.0]
+    assert found["trained"] == [[3, [0, 1.0], [3, 1.0], [6, 3.0]], [3, [1, 1.0], [4, 1.0], [4, 0.0]], [3, [2, 1.0], [5, 1.0], [5, 0.0]]]
+    assert found["even"] == [[[0, 1.0], [3, 1.0]], [[1, 1.0], [4, 1.0]], [[2, 1.0], [5, 1.0]]]
+    assert all("the last 1 item(s) are not enough for 3 ranks" in text and "repeat=True" in text for text in found["refused"])
+
+
+def test_batches_of_every_kind_keep_their_classes() -> None:
+    found = facts("""
+        import collections
+        from torchbus.errors import UsageError
+        Pair = collections.namedtuple("Pair", "x y")
+        class Encoding(collections.UserDict):
+            def __init__(self, data, note):
+                super().__init__(data)
+                self.note = note
+        rows, more = torch.arange(5.0), torch.arange(10.0).view(5, 2)
+        x, y = s.shard(rows, more)
+        found["several"] = s.all_gather_object([x.tolist(), y.tolist()])
+        given = [Pair(rows, more), collections.defaultdict(list, x=rows), collections.OrderedDict(x=rows), Encoding({"x": rows}, "n"),
+                 {"a": [rows, (more,)]}, [rows, more]]
+        parts = [s.shard(one) for one in given]
+        found["classes"] = [type(part) is type(one) for one, part in zip(given, parts)]
+        found["kept"] = [parts[1].default_factory is list, parts[3].note, len(parts[3]["x"]), len(given[3]["x"]), len(parts[0].x)]
+        with torch.no_grad():
+            found["none"] = s.all_gather_object([s.shard(rows[:1]).tolist(), s.shard(rows[:3]).tolist(), s.shard(rows[:1], repeat=True).tolist()])
+        found["trains"] = s.all_gather_object([s.shard(rows[:1]).tolist(), s.share.weight])
+
+        pairs = [(row, number) for number, row in enumerate(rows)]
+        found["pairs"] = s.all_gather_object([number for _, number in s.shard(pairs)])
+
+        def refused(*values):
+            try:
+                return s.shard(*values) and ""
+            except UsageError as error:
+                return str(error)
+
+        found["refused"] = [refused({"x": rows, "names": ["a", "b"]}), refused(rows, ["a"]), refused({"a": 1}), refused(torch.tensor(1.0)),
+                            refused(rows, rows[:2]), refused(3)]
     """)
-    assert found["evaluated"] == [[0, 2, 4, 6], [1, 3, 5]]
-    assert found["length"] == [4, 3]
-    assert found["trained"] == [[1.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 0.0]]
+    assert found["several"] == [[[0, 1, 2], [[0, 1], [2, 3], [4, 5]]], [[3, 4], [[6, 7], [8, 9]]]]
+    assert found["classes"] == [True] * 6 and found["kept"] == [True, "n", 3, 5, 3]
+    assert found["none"] == [[[0], [0, 1], [0]], [[], [2], [0]]]
+    assert found["pairs"] == [[0, 2, 4], [1, 3]]
+    assert found["trains"] == [[[0], 2.0], [[0], 0.0]]
+    expected = ["a dict with a str", "a tuple with a str", "a dict with a int", "has no dimension", "must have the same number", "s.shard(int)"]
+    assert all(words in told for words, told in zip(expected, found["refused"], strict=True)), found["refused"]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

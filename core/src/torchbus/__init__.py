@@ -6,10 +6,11 @@ from torchbus.launch import inherited
 
 inherited.read()
 
+from torchbus.active import current  # noqa: E402
 from torchbus.devices import find_usable_devices  # noqa: E402
 from torchbus.events import hookimpl, hookspec  # noqa: E402
 from torchbus.session import Session, session  # noqa: E402
 from torchbus.world import World  # noqa: E402
 
-__all__ = ["Session", "World", "find_usable_devices", "hookimpl", "hookspec", "session"]
+__all__ = ["Session", "World", "current", "find_usable_devices", "hookimpl", "hookspec", "session"]
 __version__ = "0.1.0"

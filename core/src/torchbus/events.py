@@ -239,8 +239,9 @@ def loader_end(loader: DataLoader[Any], order: Pass | None) -> None:
 
 
 @hookspec(firstresult=True)
-def shard(value: Any) -> Any:
-    """``s.shard(value)`` was called with more than one rank: this rank's part of it."""
+def shard(value: Any, repeat: bool) -> Any:
+    """``s.shard(value)`` was called with more than one rank: this rank's part of it (a tuple of them, for several values). ``repeat``: a
+    rank that is left without an item gets one that it had, with weight 0."""
 
 
 @hookspec(firstresult=True)

@@ -23,10 +23,15 @@ class Mark:
         return frame
 
 
+def is_users(frame: FrameType) -> bool:
+    """Whether the code is outside torchbus, its plugins, pluggy and torch."""
+    return not (frame.f_globals.get("__name__") or "").startswith(INSIDE)
+
+
 def users_frame() -> tuple[FrameType, int]:
     """The innermost frame outside torchbus, its plugins, pluggy and torch, and how many frames above the caller it is."""
     frame, level = sys._getframe(1), 0
-    while frame.f_back is not None and (frame.f_globals.get("__name__") or "").startswith(INSIDE):
+    while frame.f_back is not None and not is_users(frame):
         frame, level = frame.f_back, level + 1
     return frame, level
 

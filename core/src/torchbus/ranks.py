@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 
 from torchbus import collectives
+from torchbus.notices import is_users
 from torchbus.world import World
 
 
@@ -14,15 +17,19 @@ class Ranks:
     """What a session knows of its ``world``."""
 
     world: World
+    rank_asked = False
+    """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on each rank."""
 
     @property
     def rank(self) -> int:
         """This process's number among all ranks, from 0."""
+        self._hear(sys._getframe(1))
         return self.world.rank
 
     @property
     def local_rank(self) -> int:
         """This process's number among the ranks of its node, from 0."""
+        self._hear(sys._getframe(1))
         return self.world.local_rank
 
     @property
@@ -56,6 +63,10 @@ class Ranks:
         """Wait until every rank is here."""
         if self.world_size > 1:
             torch.distributed.barrier()
+
+    def _hear(self, frame: FrameType) -> None:
+        if not self.rank_asked and is_users(frame):
+            self.rank_asked = True
 
     def print(self, *values: object, **options: Any) -> None:
         """Print on rank 0."""

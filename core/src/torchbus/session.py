@@ -146,18 +146,19 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         """Log several values. Needs torchbus-log."""
         self._verbs.log(metrics, options)
 
-    def shard(self, value: Any) -> Any:
+    def shard(self, *values: Any, repeat: bool = False) -> Any:
         """This rank's part of a batch or of a series of them that the script makes itself. Needs torchbus-sampler.
 
-        A tensor (or a tuple, list or dict of tensors with the same dim 0) gives its contiguous share of dim 0; a range,
-        a list or another iterable gives every world_size-th item, starting with this rank's. Gradients of the next
-        ``backward`` are weighted accordingly. Where items run out on some ranks, these repeat one in training, with
-        weight 0, and get none under ``no_grad``. All ranks call it alike.
+        A tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, with the same dim 0, gives its contiguous share of dim 0; a
+        range, a list or another iterable gives every world_size-th item, starting with this rank's, and none to two ranks. Gradients
+        of the next ``backward`` are weighted accordingly. ``repeat=True``, for training: a rank without an item at the end repeats one,
+        with weight 0. All ranks call it alike.
         """
+        value = values[0] if len(values) == 1 else values
         if self.world_size == 1:
             return value
         self._verbs.need("shard", "shard")
-        return self.bus.hook.shard(value=value)
+        return self.bus.hook.shard(value=value, repeat=repeat)
 
     def explain(self) -> str:
         """What the session found, and what it does to each model, optimizer and loader, and why: one screen."""

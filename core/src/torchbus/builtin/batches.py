@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from torchbus.events import hookimpl
+from torchbus.nested import map_tensors
 
 if TYPE_CHECKING:
     from torchbus.session import Session
@@ -27,12 +27,4 @@ class BatchesToDevice:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Tensors in any nesting of lists, tuples, named tuples and mappings, moved; everything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=value.is_pinned())
-    if isinstance(value, Mapping):
-        return type(value)((key, to_device(item, device)) for key, item in value.items())  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(to_device(item, device) for item in value)
-    return value
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))

@@ -26,12 +26,15 @@ class ReplicaWatch:
         self._looks = 0
         self._equal = 0
         self.input_sum = 0.0
+        self._rows = 0  # of the first input of a forward
 
     @hookimpl
     def module_called(self, module: Module, inputs: tuple[Any, ...]) -> None:
         """The first call after a backward has the batch."""
         if not self.input_sum:
-            self.input_sum = sum(weighted_sum(value.detach()) for value in inputs if isinstance(value, Tensor))
+            tensors = [value.detach() for value in inputs if isinstance(value, Tensor)]
+            self.input_sum = sum(map(weighted_sum, tensors))
+            self._rows = max([self._rows, *(len(tensor) for tensor in tensors[:1] if tensor.dim())])
 
     def look(self, mean: Sequence[float], sent: Sequence[float]) -> None:
         """Compare what this rank has sent with the mean over ranks; a few times only."""
@@ -51,7 +54,12 @@ class ReplicaWatch:
         same = f"all {self._session.world_size} ranks computed the same thing: their inputs or losses were equal in the first {LOOKS} steps. "
         if inventory.alive(_BaseDataLoaderIter):
             return same + "An iterator of a DataLoader was made before the block: make it inside, where the session sees it"
-        return same + "The script makes its batches itself: divide them with s.shard(...), or draw them from per-rank random numbers"
+        frame = self._session.frame
+        whole_script = frame is not None and str(frame.f_globals.get("__name__")).startswith("torchbus.cli")  # `torchbus run`
+        shard, dp = ("torchbus.current().shard(...)", "--strategy dp") if whole_script else ("s.shard(...)", "strategy='dp'")
+        ways = f"The script makes its batches itself: divide them with {shard}, or draw them from per-rank random numbers"
+        divides = f"; {dp} divides each batch in the model's forward, with no change of the script"
+        return same + ways + (divides if self._rows >= self._session.world_size else "")
 
 
 def weighted_sum(values: Tensor) -> float:

@@ -14,15 +14,15 @@ from torchbus.arguments import expect
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator, Pass
-from torchbus.share import Share
 
+from torchbus_sampler.contents import OWN, Contents
 from torchbus_sampler.deciding import DecidingModels
 from torchbus_sampler.decision import Decision, decide
 from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import DividedOrder, steps_in
 from torchbus_sampler.passes import divided_order, unpack
-from torchbus_sampler.sharding import ShardedItems, is_batch, shard_batch
+from torchbus_sampler.sharding import shard
 from torchbus_sampler.stream import Collate, DividedStream, Once, probe
 from torchbus_sampler.workers import SeedWorker
 
@@ -70,18 +70,9 @@ class Sampler:
             session.bus.register(Divider(session, self._batch, self._shard_eval, ledger), "sampler.divider")
 
     @hookimpl
-    def shard(self, value: Any) -> Any:
+    def shard(self, value: Any, repeat: bool) -> Any:
         assert self._session is not None
-        session = self._session
-
-        def take(share: Share) -> None:
-            session.share = share
-
-        if is_batch(value):
-            return shard_batch(value, *session.world.data, take)
-        if not isinstance(value, Iterable):
-            raise UsageError(f"s.shard({type(value).__name__}): pass tensors, a range, or another iterable")
-        return ShardedItems(value, *session.world.data, take)
+        return shard(self._session, value, repeat)
 
     @hookimpl
     def explain_lines(self, session: Session) -> dict[str, list[str]]:
@@ -103,6 +94,7 @@ class Divider:
         session.bus.register(self._models, "sampler.models")
         self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
         self._feeding = Feeding()
+        self._contents = Contents(session)
         self._warned = False
 
     @property
@@ -113,6 +105,8 @@ class Divider:
     def loader_start(self, loader: DataLoader[Any]) -> Pass | None:
         if not self._session.captures(loader):
             return None
+        if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
+            self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
         self._session.random.use("order")  # until the iterator is made: it draws a seed
         if not isinstance(loader.dataset, IterableDataset):
@@ -226,5 +220,11 @@ class Divider:
             return f"divided, each batch over {over}"
         return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
 
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"notes": self._contents.notes} if self._contents.notes else {}
+
     def _decide(self, loader: DataLoader[Any]) -> Decision:
+        if self._contents.are_own(loader):
+            return Decision(False, OWN)
         return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)
