@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torchbus.errors import UsageError
 from torchbus.share import Share
+from torchbus.taken import Origin, Taken
 
 from torchbus_sampler.shares import share_sizes
 
-Take = Callable[[Share], None]
+Take = Callable[[Taken], None]
 
 
 def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take) -> Any:
@@ -24,9 +25,11 @@ def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take) -> Any:
     num_rows = lengths.pop()
     sizes = share_sizes(num_rows, num_ranks)
     start, size = sum(sizes[:rank]), sizes[rank]
-    take(Share(size * num_ranks / num_rows, num_rows, range(start, start + size), num_rows))
+    share = Share(size * num_ranks / num_rows, num_rows, range(start, start + size), num_rows)
     rows = slice(start, start + size) if size else slice(0, sizes[0])
-    return map_tensors(batch, lambda tensor: tensor[rows])
+    mine = map_tensors(batch, lambda tensor: tensor[rows])
+    take(Taken(Origin(), 1, share, mine))
+    return mine
 
 
 class ShardedItems:
@@ -39,14 +42,15 @@ class ShardedItems:
         self._take = take
 
     def __iter__(self) -> Iterator[Any]:
-        source, step, last = iter(self._items), 0, None
+        source, step, last, origin = iter(self._items), 0, None, Origin("s.shard(...)")
         while items := list(islice(source, self._num_ranks)):
             step += 1
             has_one = self._rank < len(items)
             if not has_one and not torch.is_grad_enabled():
                 return
             last = items[self._rank] if has_one else (items[0] if last is None else last)
-            self._take(Share(self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items)))
+            share = Share(self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items))
+            self._take(Taken(origin, step, share, last))
             yield last
 
     def __len__(self) -> int:
