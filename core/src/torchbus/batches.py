@@ -26,7 +26,7 @@ UNKNOWN = (
 
 class Batches:
     """The batches that were taken and that live. Plugins that need it call ``follow()``; then ``feeding`` are, from before each backward,
-    the batches that feed it (none in a loop without loaders), and ``session.share`` is theirs."""
+    the batches that feed it (none in a loop without loaders), and ``session.share`` is theirs. ``count``: so many were taken."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -37,6 +37,7 @@ class Batches:
         self._dependents: list[str] = []
         self._follows = False
         self._origin: Origin | None = None
+        self.count = 0
         self.feeding: tuple[Taken, ...] = ()
 
     def follow(self, dependent: str = "") -> None:
@@ -66,6 +67,8 @@ class Batches:
         with self._lock:
             if len(self._fresh) >= AT_MOST_KEPT:
                 self._fresh = _without_gone(self._fresh)
+            self.count += 1
+            taken.serial = self.count
             self._fresh.append(taken)
         if threading.get_ident() != self._thread:
             taken.origin.threaded = True
@@ -75,8 +78,8 @@ class Batches:
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:
         fresh = self._fresh
-        if len(fresh) == 1 and fresh[0].origin is self._origin and not self._origin.ahead:
-            self._use([fresh[0]])
+        if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
+            self._use((fresh[0],))
         elif fresh or len(self._used) > 1:
             self._look()
 
@@ -87,6 +90,19 @@ class Batches:
         living = [one for one in self._fresh if one.origin is origin and one.lives]
         return len(living) if origin.ahead or len(living) > 1 else 0
 
+    def held(self, origin: Origin) -> int:
+        """How many batches of a pass, used or not, are there to be used again or for the first time."""
+        with self._lock:
+            kept = [*self._fresh, *self._used]
+        living = [one for one in kept if one.origin is origin and one.lives and one not in self.feeding]
+        return len(living) if origin.ahead or len(living) > 1 else 0
+
+    @property
+    def together(self) -> list[Taken]:
+        """The batches that feed this backward, and those of other loaders that were taken with them."""
+        passes = [one.origin for one in self.feeding]
+        return [*self.feeding, *[one for one in self._fresh if one.origin not in passes and not (one.origin.ahead or one.origin.is_over)]]
+
     @property
     def at_hand(self) -> tuple[Taken, ...]:
         """The batches that the loop works on now, before their backward and after it, as far as that can be told."""
@@ -96,7 +112,7 @@ class Batches:
         newest = [one for one in fresh if one.origin is fresh[-1].origin]
         ahead = fresh[-1].origin.ahead or len([one for one in newest if one.lives]) > 1
         if not ahead:
-            return tuple({id(one.origin): one for one in fresh}.values())
+            return tuple({id(one.origin): one for one in fresh if one.origin is fresh[-1].origin or not one.origin.is_over}.values())
         if any(one.lives and one.origin is fresh[-1].origin for one in self.feeding):
             return self.feeding
         return (next((one for one in newest if one.lives), newest[-1]),)
@@ -106,12 +122,14 @@ class Batches:
         with self._lock:
             fresh = list(self._fresh)
         self._used = [one for one in self._used if one.lives]
-        found = _first_of_each_pass([one for one in [*self._used, *fresh] if one.is_in_graph])
+        found = _first_of_each_pass([one for one in [*fresh, *self._used] if one.is_in_graph])
         if found:
             self._mark_ahead(fresh, found)
-            self._use(found + _copied([one for one in fresh if not any(one.origin is other.origin for other in found)]))
+            found += _copied([one for one in fresh if not any(one.origin is other.origin for other in found)])
         elif fresh:
-            self._use(self._guess(fresh))
+            found = self._guess(fresh)
+        if found and tuple(found) != self.feeding:
+            self._use(tuple(found))
 
     def _guess(self, fresh: list[Taken]) -> list[Taken]:
         """No graph has saved any of them. The oldest that is still held; where all are gone, the only one."""
@@ -130,8 +148,8 @@ class Batches:
             if any(other.origin is one.origin and other.number > one.number and other.lives for other in fresh):
                 one.origin.ahead = True
 
-    def _use(self, chosen: list[Taken]) -> None:
-        self.feeding = tuple(chosen)
+    def _use(self, chosen: tuple[Taken, ...]) -> None:
+        self.feeding = chosen
         self._origin = chosen[0].origin
         with self._lock:
             if len(self._fresh) == 1 and self._fresh[0] is chosen[0]:
@@ -144,8 +162,9 @@ class Batches:
             one.origin.fed = True
             if one not in self._used:
                 self._used.append(one)
-            if one.share is not None:
-                self._session.share = one.share
+        shared = [one for one in chosen if one.share is not None]
+        if shared:
+            self._session.share = max(shared, key=_serial).share or self._session.share
 
     def _refuse_unknown(self, taken: list[Taken]) -> None:
         origin = taken[-1].origin
@@ -154,6 +173,10 @@ class Batches:
         if needs:
             depend = f"{' and '.join(needs)} depend{'s' if len(needs) == 1 else ''}"
             raise UsageError(UNKNOWN.format(len(taken), origin.name, depend, ", or use drop_last=True" if needs == needs[:unlike] else ""))
+
+
+def _serial(one: Taken) -> int:
+    return one.serial
 
 
 def _first_of_each_pass(found: list[Taken]) -> list[Taken]:

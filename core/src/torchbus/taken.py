@@ -48,12 +48,13 @@ class Origin:
 
 
 class Taken:
-    """A batch that the loop was handed: the ``number``-th of its pass, from 1. ``rows``: samples in it, by dim 0 of its first tensor."""
+    """A batch that the loop was handed: the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: samples in it, by dim 0
+    of its first tensor."""
 
-    __slots__ = ("_tensors", "number", "origin", "rows", "share")
+    __slots__ = ("_tensors", "number", "origin", "rows", "serial", "share")
 
     def __init__(self, origin: Origin, number: int, share: Share | None, batch: Any) -> None:
-        self.origin, self.number, self.share = origin, number, share
+        self.origin, self.number, self.share, self.serial = origin, number, share, 0
         found: list[Tensor] = []
         collect(batch, found)
         self.rows = len(found[0]) if found and found[0].dim() else 1
