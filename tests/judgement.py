@@ -121,18 +121,16 @@ def judge_files(run: Run, reference: Run) -> Iterator[str]:
 
 
 def judge_division(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
-    """(c) In each pass the ranks' training batches are shares of the one process's, and evaluation sees everything."""
+    """(c) In each pass the ranks' training batches are shares of the one process's, and evaluation sees everything, over training data too."""
     theirs = passes_over(reference.ranks[0]["ledger"])
     ours = [passes_over(record["ledger"]) for record in run.ranks]
     trained = {entry["loader"] for entry in reference.ranks[0]["ledger"] if entry["grad"]} - set(loop.whole)
     for loader in sorted({loader for rank in ours for loader in rank} | theirs.keys()):
         expected, shares = theirs.get(loader, []), [rank.get(loader, []) for rank in ours]
-        if loader not in trained:
-            problems = judge_whole(shares, expected)
-        elif loop.same_order:
-            problems = judge_shares(shares, expected)
-        else:
-            problems = judge_samples(shares, expected)
+        trains = [loader in trained and grad for grad in begun_with_gradients(reference.ranks[0]["ledger"], loader)]
+        judge_trained = judge_shares if loop.same_order else judge_samples
+        whole, divided = [[these(passes, trains, kind) for passes in [expected, *shares]] for kind in (False, True)]
+        problems = [*judge_whole(whole[1:], whole[0]), *judge_trained(divided[1:], divided[0])]
         yield from (f"(c) {loader}: {problem}" for problem in problems)
         if any(len(passes) > len(expected) for passes in shares):
             yield f"(c) {loader}: {[len(passes) for passes in shares]} passes, not {len(expected)}"
@@ -147,6 +145,16 @@ def passes_over(ledger: Iterable[dict[str, Any]]) -> dict[str, list[Pass]]:
             passes.append([])
         passes[-1].append(entry["samples"])
     return {loader: [*map(merge, zip_longest(*in_order(streams), fillvalue=[]))] for loader, streams in workers.items()}
+
+
+def begun_with_gradients(ledger: Iterable[dict[str, Any]], loader: str) -> list[bool]:
+    """For each pass over a data set whether gradients were on when it began (a worker always says so)."""
+    return [entry["grad"] for entry in ledger if entry["loader"] == loader and entry["new_pass"] and not entry["worker"]]
+
+
+def these(passes: list[Pass], trains: list[bool], kind: bool) -> list[Pass]:
+    """Those that train, or those that do not."""
+    return [one for one, trained in zip(passes, trains, strict=False) if trained is kind]
 
 
 def in_order(streams: dict[int, list[Pass]]) -> list[list[Pass]]:

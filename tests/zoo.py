@@ -174,12 +174,7 @@ ZOO = [
     Loop("architecture_search"),
     Loop("optimizer_in_backward"),
     Loop("create_graph"),
-    Loop(
-        "train_accuracy",
-        values=("test_accuracy",),
-        same_output=False,
-        why="a loader that has trained stays divided, so that the accuracy printed for it is this rank's",
-    ),
+    Loop("train_accuracy", values=("test_accuracy", "train_accuracy")),
     Loop("meta_learning"),
     Loop("perturbed_samples", own=r"optimizer(?!1\.)", said="so is taken for this rank.s own", why="perturbations differ"),
     # What scripts from public repositories taught (docs/corpus.md).

@@ -38,7 +38,7 @@ def main():
             optimizer.step()
         train_accuracy, test_accuracy = check_accuracy(train_loader, model), check_accuracy(test_loader, model)
         print(f"{epoch}: accuracy on training set: {train_accuracy * 100:.2f}, on test set: {test_accuracy * 100:.2f}")
-    return {"model": model, "optimizer": optimizer, "test_accuracy": test_accuracy}
+    return {"model": model, "optimizer": optimizer, "test_accuracy": test_accuracy, "train_accuracy": train_accuracy}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from torchbus import arguments, misuse
 from torchbus.active import current
 from torchbus.adoption import Adopted
+from torchbus.batches import Batches
 from torchbus.block import Block
 from torchbus.bus import Bus
 from torchbus.devices import DevicePlan, Devices, plan_devices
@@ -93,6 +94,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         self._verbs = Verbs(self)
         self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
         self.share = Share()
+        self.batches = Batches(self)
         self.on_close = ExitStack()
         self.gathers_states = True
         self.options = dict(self._arguments)
@@ -263,6 +265,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         self._call = None
         self._verbs.forget_listeners()
         self.adopted.clear()
+        self.batches.clear()
 
 
 session = Session

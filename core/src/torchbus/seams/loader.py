@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -12,6 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from torchbus.bus import Bus
 from torchbus.seams._ears import Ears
+from torchbus.taken import Origin
 
 PLACE = "DataLoader.__iter__, __len__"
 EVENTS = ("skip_pass", "loader_start", "loader_opened", "loader_length", "batch_wanted", "batch_ready", "batches_skipped", "loader_end")
@@ -34,12 +36,12 @@ class LoaderIterator:
         self._wanted = bus.listeners("batch_wanted")
         self._ready = bus.listeners("batch_ready")
         self._bus = bus
-        self._order = order
-        self._length: int | None = None
+        self.order = order
         self._looks_ahead = False
         self._ahead: list[Any] = []
         self.taken = 0
-        self.ended = False
+        self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
+        self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -50,12 +52,12 @@ class LoaderIterator:
         try:
             batch = self._read()
         except StopIteration:
-            self.ended = True
-            self._bus.hook.loader_end(loader=self.loader, order=self._order)
+            self.origin.ended, self.origin.length = True, self.taken
+            self._bus.hook.loader_end(loader=self.loader, order=self.order)
             raise
         self.taken += 1
         for listener in self._ready:
-            instead = listener(self.loader, batch, self._order, self)
+            instead = listener(self.loader, batch, self.order, self)
             if instead is not None:
                 batch = instead
         return batch
@@ -69,27 +71,22 @@ class LoaderIterator:
             else:
                 self._read()
         self.taken += count
-        self._bus.hook.batches_skipped(loader=self.loader, order=self._order, count=count)
+        self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
 
     def find_last(self) -> None:
-        """Let ``is_last`` know: by the loader's length; where it has none, by reading each batch before the one
+        """Let ``origin.length`` be known: by the loader's length; where it has none, by reading each batch before the one
         before it is handed over."""
         try:
-            self._length = len(self.loader)
+            self.origin.length = len(self.loader)
         except TypeError:
             self._looks_ahead = True
-            if self.taken:
-                self._ahead.extend(islice(self._inner, 1))
+            if self.taken and not self._ahead:
+                self._look_ahead(self.taken)
 
     @property
-    def is_last(self) -> bool:
-        """Whether the batch that was handed over last is the last one of this pass. Needs ``find_last``."""
-        return not self._ahead if self._looks_ahead else self.taken == self._length
-
-    @property
-    def batches_left(self) -> int | None:
-        """Number of batches still to come, None if the loader has no length."""
-        return None if self._length is None else self._length - self.taken
+    def ended(self) -> bool:
+        """Whether the loop has exhausted it."""
+        return self.origin.ended
 
     @property
     def _reads_by_index(self) -> bool:
@@ -100,8 +97,13 @@ class LoaderIterator:
 
     def _read_ahead(self) -> Any:
         batch = self._ahead.pop() if self._ahead else next(self._inner)
-        self._ahead.extend(islice(self._inner, 1))
+        self._look_ahead(self.taken + 1)
         return batch
+
+    def _look_ahead(self, taken: int) -> None:
+        self._ahead.extend(islice(self._inner, 1))
+        if not self._ahead:
+            self.origin.length = taken
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]

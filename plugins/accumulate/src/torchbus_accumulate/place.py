@@ -2,74 +2,80 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
-from typing import Any
-
-from torch import Tensor
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torchbus import inventory
+from torchbus import Session, inventory
 from torchbus.errors import UsageError
-from torchbus.seams.loader import LoaderIterator
-
-CONTAINERS = (list, tuple, Mapping)  # a union, made anew for every batch, costs half a microsecond
-PARTS = (Tensor, *CONTAINERS)
+from torchbus.taken import Taken
 
 
 class Place:
-    """The iterators that handed over the batch which the loop works on: several where loaders are zipped."""
+    """The batch of a loader that the loop works on, and whether a backward came upon it before. Of zipped loaders, the first one's counts."""
 
-    def __init__(self) -> None:
-        self.recent: list[weakref.ref[LoaderIterator]] = []
-        self.pending = False
-
-    def took(self, iterator: LoaderIterator) -> None:
-        """The loop was handed a batch."""
-        if not self.pending:
-            self.recent.clear()
-            self.pending = True
-        self.recent.append(weakref.ref(iterator))
+    def __init__(self, session: Session) -> None:
+        self._batches = session.batches
+        self._left: tuple[Taken, ...] = ()
+        self._counted: Taken | None = None
+        self._taken = 0
 
     @property
-    def iterator(self) -> LoaderIterator | None:
-        """The first of them; None where the loop has none, or has left it."""
-        return self.recent[0]() if self.recent else None
+    def recent(self) -> bool:
+        """Whether the loop works on batches of a loader."""
+        return self.taken is not None
+
+    @property
+    def taken(self) -> Taken | None:
+        """The batch that fed the latest backward; None in a loop without a loader, or after the end of a pass."""
+        feeding = self._batches.feeding
+        return None if feeding is self._left else _of_loader(feeding)
+
+    @property
+    def at_hand(self) -> Taken | None:
+        """The batch of the backward that is still to come, or has been."""
+        at_hand = self._batches.at_hand
+        return None if at_hand is self._left else _of_loader(at_hand)
+
+    def is_new(self, taken: Taken) -> bool:
+        """Whether the batch is another one than at the last call that said so. One that was taken along with that one is not."""
+        counted = self._counted
+        if counted is taken or (counted is not None and taken.origin is not counted.origin and taken.serial <= self._taken):
+            return False
+        self._counted, self._taken = taken, max(self._batches.count if not taken.origin.ahead else taken.serial, self._taken)
+        return True
 
     @property
     def is_last(self) -> bool:
-        """Whether any of them has no batch left."""
-        for reference in self.recent:
-            iterator = reference()
-            if iterator is not None and iterator.is_last:
-                return True
-        return False
+        """Whether any of the batches that were taken together is the last of its pass."""
+        return any(taken.is_last for taken in self._batches.together)
+
+    def ends_pass(self) -> bool:
+        """Whether any of the batches that the loop works on is the last of its pass, also where nobody has asked before."""
+        for taken in self._batches.at_hand:
+            iterator = taken.origin.iterator() if taken.origin.iterator is not None else None
+            if iterator is not None:
+                iterator.find_last()
+        return any(taken.is_last for taken in self._batches.at_hand)
 
     def leave(self) -> None:
-        self.recent.clear()
-        self.pending = False
+        """The pass is over."""
+        self._left, self._counted = self._batches.feeding, None
 
 
-def expected_samples(iterator: LoaderIterator, samples: float, window: int) -> float:
+def _of_loader(taken: tuple[Taken, ...]) -> Taken | None:
+    return next((one for one in taken if one.origin.loader is not None), None)
+
+
+def expected_samples(taken: Taken, samples: float, window: int) -> float:
     """How many samples the window that begins with this batch of ``samples`` will have, as far as the loader tells."""
-    left = iterator.batches_left
+    length = taken.origin.length
+    left = None if length is None else length - taken.number
     whole = samples * (window if left is None or left < 0 else min(window, left + 1))
-    sampler = iterator.loader.batch_sampler
+    loader = taken.origin.loader() if taken.origin.loader is not None else None
+    sampler = None if loader is None else loader.batch_sampler
     if type(sampler) is not BatchSampler or sampler.drop_last or not hasattr(sampler.sampler, "__len__"):
         return whole
-    rest = len(sampler.sampler) - (iterator.taken - 1) * samples  # type: ignore[arg-type]
+    rest = len(sampler.sampler) - (taken.number - 1) * samples
     return min(whole, rest) if rest >= samples else whole
-
-
-def rows(batch: Any) -> int:
-    """Number of samples in a batch: dim 0 of the first tensor in it; 1 if there is none."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, CONTAINERS):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            if isinstance(part, PARTS):
-                return rows(part)
-    return 1
 
 
 def last_by_torch() -> bool:

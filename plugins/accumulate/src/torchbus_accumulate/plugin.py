@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
 from torchbus.seams.backward import BackwardCall
-from torchbus.seams.loader import LoaderIterator
 
 from torchbus_accumulate import schedule
 from torchbus_accumulate.place import Place, last_by_torch
@@ -35,7 +34,7 @@ class Accumulate:
         self.schedule = schedule.parse(accumulate_grad_batches)
         self._session: Session | None = None
         self._toggle = Toggle()
-        self._place = Place()
+        self._place: Place | None = None
         self._local = 0
         self._weight: float | None = None
         self._windows: Windows | None = None
@@ -50,16 +49,12 @@ class Accumulate:
     @hookimpl
     def session_start(self, session: Session) -> None:
         self._session = session
-        if set(self.schedule.values()) != {1}:
+        self._place = Place(session)
+        windows = set(self.schedule.values()) != {1}
+        session.batches.follow("accumulation windows" if windows else "")
+        if windows:
             self._windows = Windows(session, self.schedule, self._place)
             session.bus.register(self._windows, "accumulate.windows")
-
-    @hookimpl(trylast=True)
-    def batch_ready(self, loader: Any, batch: Any, order: Any, iterator: LoaderIterator) -> None:
-        if torch.is_grad_enabled():
-            self._place.took(iterator)
-            if self._windows is not None:
-                self._windows.took(batch)
 
     @hookimpl(tryfirst=True)
     def before_backward(self, call: BackwardCall) -> None:
@@ -83,11 +78,9 @@ class Accumulate:
     @property
     def is_last_batch(self) -> bool:
         """Whether the batch that the loop works on is the last one of this pass over its loader."""
-        iterator = self._place.iterator
-        if iterator is None:
+        if self._place is None or self._place.at_hand is None:
             return last_by_torch()
-        iterator.find_last()
-        return self._place.is_last
+        return self._place.ends_pass()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backwards inside communicate nothing: their gradients are averaged with those of the next backward outside,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.seams.loader import LoaderIterator
+from torchbus.batches import Batches
+from torchbus.taken import Origin, Taken
 
 from torchbus_accumulate import schedule
 
@@ -18,9 +19,11 @@ class Position:
     ``size``: batches of a whole window in this epoch. ``last``: whether the batch ends its window.
     """
 
-    def __init__(self, windows: Mapping[int, int]) -> None:
+    def __init__(self, windows: Mapping[int, int], batches: Batches) -> None:
         self._schedule = windows
-        self._pass: weakref.ref[LoaderIterator] | None = None
+        self._batches = batches
+        self._pass: Origin | None = None
+        self._number = 0
         self._loader: weakref.ref[DataLoader[Any]] | None = None
         self._resumed = False
         self._was_left = False
@@ -29,15 +32,16 @@ class Position:
         self.index = 0
         self.last = False
 
-    def next_batch(self, iterator: LoaderIterator, is_last: bool) -> None:
-        """``is_last``: no batch is left in this pass."""
-        if self._pass is None or self._pass() is not iterator:
-            self._begin_pass(iterator)
+    def next_batch(self, taken: Taken, is_last: bool) -> None:
+        """``is_last``: no batch is left in this pass. One that a wrapper gives again (a list, itertools.cycle) begins a new epoch."""
+        if self._pass is not taken.origin or taken.number <= self._number:
+            self._begin_pass(taken.origin)
+        self._number = taken.number
         self.index = 1 if self.last else self.index + 1
         self.last = is_last or self.index >= self.size
 
-    def _begin_pass(self, iterator: LoaderIterator) -> None:
-        self._pass, self._loader = weakref.ref(iterator), weakref.ref(iterator.loader)
+    def _begin_pass(self, origin: Origin) -> None:
+        self._pass, self._loader = origin, origin.loader
         self._was_left = False
         if self._resumed:
             self._resumed = False
@@ -48,8 +52,14 @@ class Position:
 
     @property
     def left(self) -> bool:
-        """Whether the loop has dropped the iterator in the middle of its pass, also before a checkpoint was written."""
-        return self._was_left if self._pass is None else self._pass() is None
+        """Whether the loop has dropped the iterator in the middle of its pass, also before a checkpoint was written. Not while somebody keeps
+        batches of it."""
+        return self._was_left if self._pass is None else self._pass.is_over and not self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a wrapper keeps batches of the pass, whatever has become of its iterator."""
+        return self._pass is not None and self._batches.held(self._pass) > 0
 
     def is_in(self, loader: DataLoader[Any]) -> bool:
         return self._loader is not None and self._loader() is loader
@@ -58,7 +68,7 @@ class Position:
         self.last, self.index = False, 0
 
     def end_pass(self) -> None:
-        self._pass = None
+        self._pass, self._number = None, 0
 
     def state_dict(self) -> dict[str, Any]:
         in_pass = self._pass is not None and not self.left

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torchbus import Session
 from torchbus.seams.backward import BackwardCall
-from torchbus.seams.loader import LoaderIterator
+from torchbus.taken import Taken
 
 from torchbus_accumulate.place import expected_samples
 from torchbus_accumulate.position import Position
@@ -19,7 +19,7 @@ class Weights:
     backward of the window finds the sum rescaled, so that the loop never sees anything but the true gradient.
 
     ``samples`` and ``factor`` are those of the last backward; ``counted``: its samples are tokens that the loop counted;
-    ``batch_samples``: those of the batch that the loop was handed last.
+    ``batch_samples``: those of the loader's batch that feeds this backward.
     """
 
     def __init__(self, session: Session, position: Position) -> None:
@@ -32,7 +32,7 @@ class Weights:
         self.counted = False
 
     def weigh(
-        self, call: BackwardCall, tokens: float | None, iterator: LoaderIterator | None, sums: Sequence[WindowSum], first: bool, last: bool
+        self, call: BackwardCall, tokens: float | None, taken: Taken | None, sums: Sequence[WindowSum], first: bool, last: bool
     ) -> float | None:
         """Set the weight of this backward, on the ``first`` batch of a window or the ``last``; returns the samples of the
         window, if it is the last."""
@@ -40,10 +40,10 @@ class Weights:
         if tokens is not None:
             self.samples = self._count(call, tokens)
         else:
-            self.samples = self.batch_samples if iterator is not None else float(self._session.share.count or 1)
+            self.samples = self.batch_samples if taken is not None else float(self._session.share.count or 1)
         if first:
-            self.expected = self._expect(iterator)
-        total = self._total(iterator, sums) if last else None
+            self.expected = self._expect(taken)
+        total = self._total(taken, sums) if last else None
         if total is not None and tokens is not None:
             total = self._over_ranks(call, total)
         else:
@@ -51,20 +51,20 @@ class Weights:
         call.factor = call.factor * self.factor
         return total
 
-    def _expect(self, iterator: LoaderIterator | None) -> float:
+    def _expect(self, taken: Taken | None) -> float:
         samples = self.samples or 1.0
-        return samples * self._position.size if iterator is None else expected_samples(iterator, samples, self._position.size)
+        return samples * self._position.size if taken is None else expected_samples(taken, samples, self._position.size)
 
     def _count(self, call: BackwardCall, tokens: float) -> float:
         call.weight = float(tokens > 0.0 and self._session.share.weight > 0.0)
         return tokens * call.weight
 
-    def _total(self, iterator: LoaderIterator | None, sums: Sequence[WindowSum]) -> float:
+    def _total(self, taken: Taken | None, sums: Sequence[WindowSum]) -> float:
         """The samples of the window that ends, as the gradients say which this backward adds to."""
         committed = [one.samples for one in sums if one.takes_part]
         if committed:
             return self.samples + max(committed)
-        return self.samples if iterator is not None and self._position.index == 1 else self.expected
+        return self.samples if taken is not None and self._position.index == 1 else self.expected
 
     def _over_ranks(self, call: BackwardCall, total: float) -> float:
         """Counts that only each rank knows: the only thing that is communicated for them, once per window."""

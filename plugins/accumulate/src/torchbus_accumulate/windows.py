@@ -14,9 +14,10 @@ from torchbus import Session, hookimpl, inventory
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
+from torchbus.taken import Taken
 
 from torchbus_accumulate.optimizers import Optimizers
-from torchbus_accumulate.place import Place, rows
+from torchbus_accumulate.place import Place
 from torchbus_accumulate.position import Position
 from torchbus_accumulate.saved import refuse_between, restore, state_of
 from torchbus_accumulate.steady import Steady
@@ -33,21 +34,14 @@ class Windows:
         self._session = session
         self._schedule = windows
         self._place = place
-        self._position = Position(windows)
+        self._position = Position(windows, session.batches)
         self._weights = Weights(session, self._position)
         self._optimizers = Optimizers(session)
-        self._rows = 0
         self._flushing = False
         self._begun = False
         self._steady: Steady | None = None
 
     # Which batch -----------------------------------------------------------------------------------------------
-
-    def took(self, batch: Any) -> None:
-        """The loop was handed a batch."""
-        self._rows = rows(batch)
-        self._weights.batch_samples = float(self._session.share.count or self._rows)
-        self._steady = None
 
     @hookimpl
     def loader_opened(self, iterator: LoaderIterator) -> None:
@@ -57,12 +51,12 @@ class Windows:
     @hookimpl
     def loader_start(self, loader: DataLoader[Any]) -> None:
         """A pass that was left by ``break`` left its window open."""
-        if self._position.left or self._position.is_in(loader):
+        if self._position.left or (self._position.is_in(loader) and not self._position.goes_on):
             self._flush()
 
     @hookimpl
     def loader_end(self, loader: DataLoader[Any]) -> None:
-        if self._position.is_in(loader):
+        if self._position.is_in(loader) and not self._position.goes_on:
             self._flush()
             self._place.leave()
             self._position.end_pass()
@@ -79,37 +73,35 @@ class Windows:
     def weigh(self, call: BackwardCall, tokens: float | None) -> None:
         """Before each backward: its weight in the window, and whether it ends it."""
         steady = self._steady
-        if steady is None or tokens is not None or not steady.weigh(call):
+        if steady is None or self._place.recent or tokens is not None or not steady.weigh(call):
             self._weigh(call, tokens)
 
     def _weigh(self, call: BackwardCall, tokens: float | None) -> None:
         if not self._begun:
             self._begin()
         sums = self._optimizers.sums
-        iterator = self._iterator_of_step() if self._place.recent else None
-        if iterator is not None:
+        taken = self._batch_of_step(self._place.taken)
+        if taken is not None:
+            self._weights.batch_samples = float((taken.share and taken.share.count) or taken.rows)
             first, last = self._position.index == 1, self._position.last
         else:
             first, last = not any(one.calls for one in sums), self._ends_by_steps(sums)
         call.sync &= last
-        total = self._weights.weigh(call, tokens, iterator, sums, first, last)
+        total = self._weights.weigh(call, tokens, taken, sums, first, last)
         for one in sums:
             one.before_backward(total)
-        like_this = first and not last and iterator is None and tokens is None and len(sums) == 1
+        like_this = first and not last and taken is None and tokens is None and len(sums) == 1
         self._steady = Steady(self._session, self._optimizers, self._weights, self._position.size) if like_this else None
 
     def _begin(self) -> None:
         self._begun = True
         self._optimizers.find()
 
-    def _iterator_of_step(self) -> LoaderIterator | None:
-        """Where the batch comes from; the position moves on at the first use of a batch."""
-        place = self._place
-        iterator = place.iterator
-        if iterator is not None and place.pending:
-            place.pending = False
-            self._position.next_batch(iterator, place.is_last)
-        return iterator
+    def _batch_of_step(self, taken: Taken | None) -> Taken | None:
+        """The batch; the position moves on at its first use."""
+        if taken is not None and self._place.is_new(taken):
+            self._position.next_batch(taken, self._place.is_last)
+        return taken
 
     def _ends_by_steps(self, sums: Sequence[WindowSum]) -> bool:
         """In a loop without a loader."""
@@ -129,7 +121,8 @@ class Windows:
 
     def _is_of_batch(self, parameters: list[Tensor]) -> bool:
         """A perturbation of these very samples, say: a row for each of them, in no module."""
-        if self._place.iterator is None or any(not one.dim() or len(one) != self._rows for one in parameters):
+        batch = self._place.at_hand
+        if batch is None or any(not one.dim() or len(one) != batch.rows for one in parameters):
             return False
         return not inventory.models_of(parameters)
 
@@ -143,7 +136,7 @@ class Windows:
         one = self._optimizers.of.get(id(optimizer))
         if one is None or self._flushing:
             return None
-        if self._ends_step(one, closure) if self._place.recent else one.calls + 1 >= self._position.size:
+        if self._ends_step(one, closure):
             one.skipped = False
             if closure is None:
                 self._finish(one)
@@ -156,8 +149,8 @@ class Windows:
         return answer
 
     def _ends_step(self, one: WindowSum, closure: Callable[[], Any] | None) -> bool:
-        iterator = self._place.iterator if closure is None else self._iterator_of_step()  # its backward is still to come
-        return self._position.last if iterator is not None else one.calls + 1 >= self._position.size
+        taken = self._place.taken if closure is None else self._batch_of_step(self._place.at_hand)  # its backward is still to come
+        return self._position.last if taken is not None else one.calls + 1 >= self._position.size
 
     @hookimpl(tryfirst=True)
     def before_optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> None:
@@ -199,8 +192,7 @@ class Windows:
     @hookimpl
     def skip_clipping(self) -> bool | None:
         """In the middle of a window the loop clips nothing: the gradients of a window are clipped at its end."""
-        by_loader = self._place.iterator is not None
-        ends = self._position.last if by_loader else self._ends_by_steps(self._optimizers.sums)
+        ends = self._position.last if self._place.recent else self._ends_by_steps(self._optimizers.sums)
         return None if ends else True
 
     # State -----------------------------------------------------------------------------------------------------

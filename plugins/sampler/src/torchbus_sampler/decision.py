@@ -26,12 +26,15 @@ def is_distributed(loader: DataLoader[Any]) -> bool:
     return any(hasattr(one, "num_replicas") or type(one).__name__ == "BatchSamplerShard" for one in candidates)
 
 
-def evaluates(models: Iterable[Module]) -> str:
-    """Why this looks like evaluation, "" if it does not: gradients are off, or every model is in eval mode."""
+def without_gradients() -> str:
+    """Why no pass that begins now can train; "" if one can."""
     if torch.is_inference_mode_enabled():
         return "iterated under inference_mode"
-    if not torch.is_grad_enabled():
-        return "iterated under no_grad"
+    return "" if torch.is_grad_enabled() else "iterated under no_grad"
+
+
+def in_eval_mode(models: Iterable[Module]) -> str:
+    """Why this looks like evaluation, though gradients are on: every model is in eval mode. "" if it does not."""
     trained = [model for model in models if any(True for _ in model.parameters())]
     if trained and not any(model.training for model in trained):
         return "iterated while the model is in eval mode"
@@ -39,12 +42,12 @@ def evaluates(models: Iterable[Module]) -> str:
 
 
 def decide(loader: DataLoader[Any], models: Iterable[Module], fed_backward: bool, shard_eval: bool) -> Decision:
-    """The decision for one pass over a captured loader."""
+    """The decision for one pass over a captured loader. ``fed_backward``: an earlier one, which was divided, has fed a backward."""
     if is_distributed(loader):
         return Decision(False, "not divided, its sampler is distributed already")
     if getattr(loader, "in_order", True) is False:
         return Decision(False, "not divided, in_order=False hides which batch is which")
-    evaluation = "" if fed_backward else evaluates(models)
+    evaluation = without_gradients() or ("" if fed_backward else in_eval_mode(models))
     if evaluation and not shard_eval:
         return Decision(False, f"not divided, {evaluation}", evaluation=True)
     if evaluation:

@@ -1,65 +1,118 @@
-"""Which loaders the backward passes are fed from."""
+"""Which loaders the backward passes are fed from, and what there is to say about it."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torchbus import Session, inventory
+from torchbus.errors import UsageError
 from torchbus.notices import warn
-from torchbus.share import Share
+from torchbus.seams.backward import BackwardCall, as_list
+from torchbus.taken import Origin, Taken
 
 UNLIKE = (
     "two loaders gave one step batches whose shares differ in weight ({}): the step's gradient is weighted by the last and so is slightly "
     "off. Make the loaders equal in length and batch size, or use drop_last=True"
 )
+UNFED = (
+    "a loader over {} was divided over the ranks, but fed no backward: what was computed from it is one rank's share. Iterate it under "
+    "torch.no_grad() or after model.eval()"
+)
+WHOLE = "{} is {}, and so is not divided: every rank computes the same batches. But they feed backward: {}"
+IN_EVAL_MODE = (
+    "to train, call model.train() before the loop (from_pretrained leaves models in eval mode; to freeze some layers, call eval() on these "
+    "only), or divide its batches with s.shard(...)"
+)
+WITHOUT_GRADIENTS = "to train, take its batches outside torch.no_grad() and inference_mode"
 
 
 class Feeding:
-    """The loader of the last batch has fed a backward. Of others (``zip(a, b)``) one batch before a backward proves
-    nothing: it may be a fixed one to look at. Batches before two backwards do."""
+    """Loaders of divided passes that have fed a backward train. Of a pass that counts as evaluation, a step is refused."""
 
-    def __init__(self) -> None:
-        self._fed: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        self._before: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        self._weights: dict[int, float] = {}
-        self._now: list[weakref.ref[DataLoader[Any]]] = []
-        self._warned = False
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._trains: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._origin: Origin | None = None
+        self._whole: Origin | None = None
+        self._warned: set[str] = set()
 
     def __contains__(self, loader: DataLoader[Any]) -> bool:
-        return loader in self._fed
+        return loader in self._trains
 
-    def may_contain(self, loader: DataLoader[Any]) -> bool:
-        """Whether a batch of it came before a backward, though one was not enough to tell."""
-        return loader in self._fed or loader in self._before
+    def __bool__(self) -> bool:
+        """Whether any loader has."""
+        return len(self._trains) > 0
 
     def add(self, loader: DataLoader[Any]) -> None:
         """It has fed a backward."""
-        self._fed.add(loader)
+        self._trains.add(loader)
 
-    def take(self, loader: DataLoader[Any], share: Share) -> None:
-        """The loop takes a batch."""
-        if not self._now or self._now[-1]() is not loader:
-            self._now.append(weakref.ref(loader))
-        self._weights[id(loader)] = share.weight
-
-    def leave(self, loader: DataLoader[Any]) -> None:
-        """It has come to its end and fed no backward: its last batch has no part in the next step."""
-        self._weights.pop(id(loader), None)
-
-    def backward(self) -> None:
+    def backward(self, call: BackwardCall) -> None:
         """The loop calls ``backward``."""
-        if not self._now:
-            return
-        taken = [loader for loader in (reference() for reference in self._now) if loader is not None]
-        self._fed.update(taken[-1:])
-        others = {loader for loader in taken[:-1] if loader not in self._fed}
-        self._fed.update(others & set(self._before))
-        self._before.update(others)
-        self._warn_unlike()
-        self._now, self._weights = [], {}
+        feeding = self._session.batches.feeding
+        if feeding and (len(feeding) > 1 or feeding[0].origin is not self._origin):
+            self._look(call, feeding)
 
-    def _warn_unlike(self) -> None:
-        if len(set(self._weights.values())) > 1 and not self._warned:
-            self._warned = True
-            warn(UNLIKE.format(", ".join(f"{weight:.3g}" for weight in self._weights.values())))
+    def _look(self, call: BackwardCall, feeding: Sequence[Taken]) -> None:
+        self._origin, self._whole = feeding[0].origin, None
+        for one in feeding:
+            loader = one.origin.loader() if one.origin.loader is not None else None
+            if one.origin.evaluates and all(other.origin.loader is not None for other in feeding):
+                self._whole = one.origin
+            elif loader is not None and not one.origin.evaluates:
+                self._trains.add(loader)
+        weights = {one.origin.name: one.share.weight for one in feeding if one.share is not None}
+        if len(set(weights.values())) > 1:
+            self._warn(UNLIKE.format(", ".join(f"{weight:.3g}" for weight in weights.values())))
+        if self._whole is not None and only_parameters(as_list(call.tensors)):
+            self._warn(_words(self._whole))
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The loop calls ``optimizer.step``. Raises UsageError where a model is trained with batches that every rank has."""
+        whole = self._whole
+        if whole is not None and inventory.models_of([parameter for group in optimizer.param_groups for parameter in group["params"]]):
+            raise UsageError(_words(whole))
+
+    def say_unfed(self, loader: DataLoader[Any]) -> None:
+        """It was divided for nothing."""
+        if self._session.is_main and not any(text.startswith("a loader over") for text in self._warned):
+            self._warn(UNFED.format(type(loader.dataset).__name__))
+
+    def _warn(self, text: str) -> None:
+        kind = text[:20]
+        if kind not in self._warned:
+            self._warned.update((kind, text))
+            warn(text)
+
+
+def _words(origin: Origin) -> str:
+    why = origin.evaluates.removeprefix("not divided, ").removeprefix("divided without padding, ").removesuffix(" and shard_eval=True")
+    return WHOLE.format(origin.name, why, IN_EVAL_MODE if "eval mode" in why else WITHOUT_GRADIENTS)
+
+
+def only_parameters(roots: Sequence[Any]) -> bool:
+    """Whether a graph leads to parameters and nothing else: the gradient of an input (an attack on it, say) trains nothing."""
+    leaves = _leaves(roots)
+    return bool(leaves) and all(isinstance(leaf, Parameter) for leaf in leaves)
+
+
+def _leaves(roots: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        following = {following for following, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+    return found

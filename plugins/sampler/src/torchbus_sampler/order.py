@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSam
 from torchbus.random_streams import RandomStreams
 from torchbus.share import Share
 
-from torchbus_sampler.shares import share_out
+from torchbus_sampler.shares import one_each, share_out
 
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 CHOICES = ("indices", "idxs", "indexs", "indexes", "idx")  # what a part of a data set calls the samples that it holds
@@ -23,7 +23,8 @@ class DividedOrder:
     """Replaces a loader's ``batch_sampler`` (or ``sampler`` where ``batch_size=None``) for one pass.
 
     Draws lazily: a global batch (``batches_per_step`` of the user's batches) at a time. ``pending`` are the shares
-    of batches that were drawn and not yet taken by the loop.
+    of batches that were drawn and not yet taken by the loop. ``first_own``: the first step leaves the script's batches as they are, each
+    on a rank, or on rank 0 where there is one for all. ``began_whole``: rank 0 got the script's own first batch.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class DividedOrder:
         random: RandomStreams,
         pad: bool = True,
         dataset: Any = None,
+        first_own: bool = False,
     ) -> None:
         self._inner = inner
         self._rank = rank
@@ -45,6 +47,8 @@ class DividedOrder:
         self._random = random
         self._pad = pad
         self._dataset = dataset
+        self._first_own = first_own
+        self.began_whole = True
         self._single = False  # whether the user's sampler draws one index at a time, not batches of them
         self.pending: deque[Share] = deque()
 
@@ -52,8 +56,12 @@ class DividedOrder:
         self.pending.clear()
         position = chosen(self._dataset)
         last: list[Any] = []
+        first = True
         for batches in self._steps():
-            shares = share_out(batches, self._num_ranks, self._batch_size(), 1 if self._single else 2)
+            shares = one_each(batches, self._num_ranks) if first and self._first_own else []
+            shares = shares or share_out(batches, self._num_ranks, self._batch_size(), 1 if self._single else 2)
+            if first:
+                self.began_whole, first = shares[0] == list(batches[0]), False
             position = digest([index for share in shares for index in share], position)
             mine = shares[self._rank]
             if not mine and not self._pad:
@@ -66,6 +74,18 @@ class DividedOrder:
     def __len__(self) -> int:
         """Number of batches of this rank."""
         return steps_in(self._inner, self._num_ranks, self._batches_per_step)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the ranks' shares will not weigh the same in all steps, as far as is known beforehand."""
+        inner = self._inner
+        if self._num_ranks == 1 or not self._pad or type(inner) is not BatchSampler:
+            return False
+        try:
+            rest = len(inner.sampler) % (inner.batch_size * self._batches_per_step)  # type: ignore[arg-type]
+        except TypeError:
+            return False
+        return self._first_own or bool(rest and not inner.drop_last)
 
     def _batch_size(self) -> int | None:
         return self._inner.batch_size if type(self._inner) is BatchSampler else None

@@ -11,11 +11,10 @@ from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.stream import SharedBatch
 
 
-def unpack(batch: Any, order: Pass | None) -> tuple[Share, Any]:
+def unpack(batch: Any, divided: DividedOrder | None) -> tuple[Share, Any]:
     """The share of a batch, and what to hand to the loop instead of it, if anything."""
     if isinstance(batch, SharedBatch):
         return batch.share, batch.batch
-    divided = divided_order(order)
     return (Share() if divided is None else divided.pending.popleft()), None
 
 

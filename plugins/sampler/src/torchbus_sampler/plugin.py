@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
-from torchbus.notices import warn
+from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator, Pass
+from torchbus.taken import Origin
 
 from torchbus_sampler.contents import OWN, Contents
 from torchbus_sampler.deciding import DecidingModels
@@ -93,9 +94,12 @@ class Divider:
         self._models = DecidingModels()
         session.bus.register(self._models, "sampler.models")
         self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
-        self._feeding = Feeding()
+        self._feeding = Feeding(session)
         self._contents = Contents(session)
-        self._warned = False
+        self._passes: weakref.WeakKeyDictionary[DataLoader[Any], Origin] = weakref.WeakKeyDictionary()
+        self._parts: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()  # loaders of which rank 0 got other batches than the script's own
+        self._evaluated: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        session.batches.follow()
 
     @property
     def _batches_per_step(self) -> int:
@@ -123,8 +127,14 @@ class Divider:
         """This rank's share; in evaluation all of it, drawn from the same random stream."""
         batched, pad = loader._auto_collation, not decision.evaluation
         part, parts, batches = (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
-        order = DividedOrder(loader._index_sampler, part, parts, batches, batched, self._session.random, pad, loader.dataset)
+        order = DividedOrder(
+            loader._index_sampler, part, parts, batches, batched, self._session.random, pad, loader.dataset, pad and self._may_be_a_look(loader)
+        )  # fmt: skip
         return {"batch_sampler" if batched else "sampler": order}
+
+    def _may_be_a_look(self, loader: DataLoader[Any]) -> bool:
+        """Others train, or this one was evaluated: a batch of it may be one to look at."""
+        return loader not in self._feeding and (bool(self._feeding) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """Divided if the ranks' first items agree; a dataset that divides itself is left alone."""
@@ -141,13 +151,21 @@ class Divider:
         return replacements
 
     @hookimpl
-    def loader_opened(self, loader: DataLoader[Any]) -> None:
-        decision = self._decisions.get(loader)
+    def loader_opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
+        decision, origin = self._decisions.get(loader), iterator.origin
         self._session.random.use("evaluation" if decision is not None and decision.evaluation else "own")
+        if decision is None:
+            return
+        self._passes[loader] = origin
+        divided = divided_order(iterator.order)
+        origin.ragged = divided is not None and divided.is_ragged
+        if decision.evaluation:
+            self._evaluated.add(loader)
+            origin.evaluates, origin.alike = decision.why, not decision.divide
 
     @hookimpl
     def loader_length(self, loader: DataLoader[Any]) -> int | None:
-        if not self._session.captures(loader) or not (self._decisions.get(loader) or self._decide(loader)).divide:
+        if not self._session.captures(loader) or not self._decision_for_length(loader).divide:
             return None
         if not isinstance(loader.dataset, IterableDataset):
             return steps_in(loader._index_sampler, self._session.world.data.parts, self._batches_per_step)
@@ -155,18 +173,28 @@ class Divider:
         length = len(loader.dataset)  # type: ignore[arg-type]
         return length // items if loader.drop_last else -(-length // items)
 
+    def _decision_for_length(self, loader: DataLoader[Any]) -> Decision:
+        """That of the latest pass. Between two passes of a loader that trains, its length is what the models' mode says."""
+        known, latest = self._decisions.get(loader), self._passes.get(loader)
+        if known is None:
+            return self._decide(loader)
+        if loader in self._feeding and (latest is None or latest.is_over):
+            return decide(loader, self._models.now(), False, self._shard_eval)
+        return known
+
     @hookimpl
     def batch_ready(self, loader: DataLoader[Any], batch: Any, order: Pass | None, iterator: LoaderIterator) -> Any:
-        decision = self._decisions.get(loader)
-        if decision is None:
+        if loader not in self._decisions:
             return None
-        share, instead = unpack(batch, order)
+        divided = divided_order(order)
+        share, instead = unpack(batch, divided)
         if self._ledger is not None:
             self._ledger.take(loader, iterator.taken - 1, share)
-        if not decision.evaluation:
+        if not iterator.origin.evaluates:
             self._session.random.use("own")
-            self._session.share = share
-            self._feeding.take(loader, share)
+            iterator.origin.share = share
+            if iterator.taken == 1 + (divided is not None and divided.began_whole):
+                self._parts.add(loader)
         return instead
 
     @hookimpl
@@ -179,37 +207,32 @@ class Divider:
                 divided.pending.popleft()
 
     @hookimpl
-    def before_backward(self) -> None:
-        self._feeding.backward()
+    def before_backward(self, call: BackwardCall) -> None:
+        self._feeding.backward(call)
+
+    @hookimpl
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._feeding.step(optimizer)
 
     @hookimpl
     def loader_end(self, loader: DataLoader[Any], order: Pass | None) -> None:
-        decision = self._decisions.get(loader)
-        if decision is None or not decision.divide or decision.evaluation or self._feeding.may_contain(loader):
+        latest, decision = self._passes.get(loader), self._decisions.get(loader)
+        if latest is None or decision is None or not decision.divide or latest.evaluates or latest.fed:
             return
-        self._feeding.leave(loader)
-        self._say_unfed(loader)
+        if not self._session.batches.waiting(latest):
+            self._feeding.say_unfed(loader)
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
-        unfed = [loader for loader, decision in self._decisions.items() if decision.divide and not decision.evaluation]
-        for loader in unfed if error is None else []:
-            if not self._feeding.may_contain(loader):
-                self._say_unfed(loader)
-
-    def _say_unfed(self, loader: DataLoader[Any]) -> None:
-        if self._warned or not self._session.is_main:
-            return
-        self._warned = True
-        warn(
-            f"a loader over {type(loader.dataset).__name__} was divided over the ranks, but fed no backward: "
-            "what was computed from it is one rank's share. Iterate it under torch.no_grad() or after model.eval()")
+        for loader in self._parts if error is None else ():
+            if loader not in self._feeding:
+                self._feeding.say_unfed(loader)
 
     @hookimpl
     def describe(self, thing: Any) -> str | None:
         if not isinstance(thing, DataLoader):
             return None
-        decision = self._decisions.get(thing)
+        decision = Decision(True, "divided") if thing in self._feeding else self._decisions.get(thing)
         if decision is None:
             return "not iterated yet" if self._session.captures(thing) else "left alone: not adopted"
         if not decision.divide or decision.evaluation:

@@ -12,18 +12,16 @@ from torchbus import Session
 from torchbus.errors import UsageError
 from torchbus.nested import leaves, map_tensors
 from torchbus.share import Share
+from torchbus.taken import Origin, Taken
 
 from torchbus_sampler.shares import share_sizes
 
-Take = Callable[[Share], None]
+Take = Callable[[Taken], None]
 
 
 def shard(session: Session, value: Any, repeat: bool) -> Any:
     """This rank's part of a batch or of an iterable."""
-
-    def take(share: Share) -> None:
-        session.share = share
-
+    take = session.batches.took
     if is_batch(value):
         return shard_batch(value, *session.world.data, take, repeat)
     if not isinstance(value, Iterable):
@@ -44,9 +42,10 @@ def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool)
     sizes = share_sizes(num_rows, num_ranks, 2 if trains else 1)
     start, size = sum(sizes[:rank]), sizes[rank]
     weight = size * num_ranks / num_rows if num_rows else 1.0
-    take(Share(weight, num_rows, range(start, start + size), num_rows))
     rows = slice(start, start + size) if size or not (trains or repeat) else slice(0, sizes[0])
-    return map_tensors(batch, lambda tensor: tensor[rows])
+    mine = map_tensors(batch, lambda tensor: tensor[rows])
+    take(Taken(Origin(), 1, Share(weight, num_rows, range(start, start + size), num_rows), mine))
+    return mine
 
 
 def _rows(tensor: Tensor) -> int:
@@ -70,7 +69,7 @@ class ShardedItems:
         self._backwards = backwards
 
     def __iter__(self) -> Iterator[Any]:
-        source, step, last, begun = iter(self._items), 0, None, self._backwards()
+        source, step, last, begun, origin = iter(self._items), 0, None, self._backwards(), Origin("s.shard(...)")
         while items := list(islice(source, self._num_ranks)):
             step += 1
             has_one = self._rank < len(items)
@@ -79,9 +78,10 @@ class ShardedItems:
             if not has_one and not self._repeat:
                 return
             last = items[self._rank] if has_one else (items[0] if last is None else last)
-            self._take(Share(self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items)))
+            share = Share(self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items))
+            self._take(Taken(origin, step, share, last))
             yield last
-        self._take(Share())
+        self._take(Taken(Origin(), 1, Share(), None))  # what follows is no item
 
     def _ragged(self, left: int) -> UsageError:
         return UsageError(

@@ -41,3 +41,14 @@ def share_out(
         shares.append(indices[start : start + size])
         start += size
     return shares
+
+
+def one_each(batches: Sequence[Sequence[Any]], num_ranks: int) -> list[list[Any]]:
+    """The script's batches as they are, one for each rank as far as they go; [] where one has a single sample.
+
+    >>> one_each([[0, 1, 2], [3, 4]], 3), one_each([[0, 1, 2], [3]], 3)
+    ([[0, 1, 2], [3, 4], []], [])
+    """
+    if len(batches) > 1 and any(len(batch) < 2 for batch in batches):
+        return []
+    return [*map(list, batches), *([] for _ in range(num_ranks - len(batches)))]

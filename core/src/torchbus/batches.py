@@ -1,0 +1,211 @@
+"""Which batch feeds this backward. A batch is known by its tensors: what a graph has saved of them is seen in their counts."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchbus.errors import UsageError
+from torchbus.events import hookimpl
+from torchbus.taken import Origin, Taken
+
+if TYPE_CHECKING:
+    from torchbus.seams.loader import LoaderIterator
+    from torchbus.session import Session
+
+AT_MOST_KEPT = 8  # entries before those whose tensors are gone are looked for
+UNKNOWN = (
+    "{} batches of {} were taken before this backward, and nobody can tell which of them feeds it: the loop fetches ahead, or leaves batches out, "
+    "and computes with copies (.float(), .to(...)), of which the originals are gone. {} on it. Keep the loader's own tensors until they are "
+    "used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as well{}"
+)
+
+
+
+class Batches:
+    """The batches that were taken and that live. Plugins that need it call ``follow()``; then ``feeding`` are, from before each backward,
+    the batches that feed it (none in a loop without loaders), and ``session.share`` is theirs. ``count``: so many were taken."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        self._fresh: list[Taken] = []
+        self._used: list[Taken] = []
+        self._dependents: list[str] = []
+        self._follows = False
+        self._origin: Origin | None = None
+        self.count = 0
+        self.feeding: tuple[Taken, ...] = ()
+
+    def follow(self, dependent: str = "") -> None:
+        """Begin to keep track. ``dependent``: what goes wrong where the batch can't be told, in words; "" if only ragged shares do."""
+        if dependent:
+            self._dependents.append(dependent)
+        if not self._follows:
+            self._follows = True
+            self._session.bus.register(self, "batches")
+
+    def clear(self) -> None:
+        self._fresh, self._used, self.feeding = [], [], ()
+
+    # Events ----------------------------------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, batch: Any, iterator: LoaderIterator) -> None:
+        origin = iterator.origin
+        if torch.is_grad_enabled() or (origin.trains and not origin.evaluates):
+            self.took(Taken(origin, iterator.taken, origin.share, batch))
+
+    def took(self, taken: Taken) -> None:
+        """The loop, or a wrapper of its loader, was handed a batch."""
+        if not self._follows:
+            self._session.share = taken.share or self._session.share
+            return
+        with self._lock:
+            if len(self._fresh) >= AT_MOST_KEPT:
+                self._fresh = _without_gone(self._fresh)
+            self.count += 1
+            taken.serial = self.count
+            self._fresh.append(taken)
+        if threading.get_ident() != self._thread:
+            taken.origin.threaded = True
+        elif taken.share is not None:
+            self._session.share = taken.share
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self) -> None:
+        fresh = self._fresh
+        if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
+            self._use((fresh[0],))
+        elif fresh or len(self._used) > 1:
+            self._look()
+
+    # Which -----------------------------------------------------------------------------------------------------
+
+    def waiting(self, origin: Origin) -> int:
+        """How many batches of a pass wait in a wrapper that fetches ahead: taken, still there, and not used."""
+        living = [one for one in self._fresh if one.origin is origin and one.lives]
+        return len(living) if origin.ahead or len(living) > 1 else 0
+
+    def held(self, origin: Origin) -> int:
+        """How many batches of a pass, used or not, are there to be used again or for the first time."""
+        with self._lock:
+            kept = [*self._fresh, *self._used]
+        living = [one for one in kept if one.origin is origin and one.lives and one not in self.feeding]
+        return len(living) if origin.ahead or len(living) > 1 else 0
+
+    @property
+    def together(self) -> list[Taken]:
+        """The batches that feed this backward, and those of other loaders that were taken with them."""
+        passes = [one.origin for one in self.feeding]
+        return [*self.feeding, *[one for one in self._fresh if one.origin not in passes and not (one.origin.ahead or one.origin.is_over)]]
+
+    @property
+    def at_hand(self) -> tuple[Taken, ...]:
+        """The batches that the loop works on now, before their backward and after it, as far as that can be told."""
+        fresh = self._fresh
+        if not fresh:
+            return self.feeding
+        newest = [one for one in fresh if one.origin is fresh[-1].origin]
+        ahead = fresh[-1].origin.ahead or len([one for one in newest if one.lives]) > 1
+        if not ahead:
+            return tuple({id(one.origin): one for one in fresh if one.origin is fresh[-1].origin or not one.origin.is_over}.values())
+        if any(one.lives and one.origin is fresh[-1].origin for one in self.feeding):
+            return self.feeding
+        return (next((one for one in newest if one.lives), newest[-1]),)
+
+    def _look(self) -> None:
+        """More than one batch might be it."""
+        with self._lock:
+            fresh = list(self._fresh)
+        self._used = [one for one in self._used if one.lives]
+        found = _first_of_each_pass([one for one in [*fresh, *self._used] if one.is_in_graph])
+        if found:
+            self._mark_ahead(fresh, found)
+            found += _copied([one for one in fresh if not any(one.origin is other.origin for other in found)])
+        elif fresh:
+            found = self._guess(fresh)
+        if found and tuple(found) != self.feeding:
+            self._use(tuple(found))
+
+    def _guess(self, fresh: list[Taken]) -> list[Taken]:
+        """No graph has saved any of them. The oldest that is still held; where all are gone, the only one."""
+        newest = [one for one in fresh if one.origin is fresh[-1].origin]
+        living = [one for one in newest if one.lives]
+        if len(living) > 1:
+            newest[-1].origin.ahead = True
+        if living:
+            return living[:1]
+        if len(newest) > 1:
+            self._refuse_unknown(newest)
+        return newest[-1:]
+
+    def _mark_ahead(self, fresh: list[Taken], found: list[Taken]) -> None:
+        for one in found:
+            if any(other.origin is one.origin and other.number > one.number and other.lives for other in fresh):
+                one.origin.ahead = True
+
+    def _use(self, chosen: tuple[Taken, ...]) -> None:
+        self.feeding = chosen
+        self._origin = chosen[0].origin
+        with self._lock:
+            if len(self._fresh) == 1 and self._fresh[0] is chosen[0]:
+                self._fresh.clear()
+            else:
+                self._fresh = [one for one in self._fresh if one not in chosen and one.lives]
+        if len(self._used) >= AT_MOST_KEPT:
+            self._used = [one for one in self._used if one.lives]
+        for one in chosen:
+            one.origin.fed = True
+            if one not in self._used:
+                self._used.append(one)
+        shared = [one for one in chosen if one.share is not None]
+        if shared:
+            self._session.share = max(shared, key=_serial).share or self._session.share
+
+    def _refuse_unknown(self, taken: list[Taken]) -> None:
+        origin = taken[-1].origin
+        unlike = origin.ragged or len({one.share.weight for one in taken if one.share is not None}) > 1
+        needs = [*(["the weight of the ragged end"] if unlike else []), *self._dependents]
+        if needs:
+            depend = f"{' and '.join(needs)} depend{'s' if len(needs) == 1 else ''}"
+            raise UsageError(UNKNOWN.format(len(taken), origin.name, depend, ", or use drop_last=True" if needs == needs[:unlike] else ""))
+
+
+def _serial(one: Taken) -> int:
+    return one.serial
+
+
+def _first_of_each_pass(found: list[Taken]) -> list[Taken]:
+    """A wrapper may hold views of what it has fetched ahead, which look like a graph's."""
+    first: dict[int, Taken] = {}
+    for one in found:
+        known = first.get(id(one.origin))
+        if known is None or one.number < known.number:
+            first[id(one.origin)] = one
+    return list(first.values())
+
+
+def _copied(fresh: list[Taken]) -> list[Taken]:
+    """Batches of other passes that are gone: looked at, or computed with in the form of copies. One before a backward proves nothing (it
+    may be a fixed one to look at), but before each of two it does."""
+    last = {id(one.origin): one for one in fresh}
+    gone = [one for one in last.values() if not one.lives and not one.origin.evaluates]
+    for one in gone:
+        one.origin.missed += 1
+    return [one for one in gone if one.origin.missed > 1]
+
+
+def _without_gone(fresh: list[Taken]) -> list[Taken]:
+    """Of those that are gone, two of each pass are enough to see that there were several."""
+    kept: list[Taken] = []
+    gone: dict[int, int] = {}
+    for one in reversed(fresh):
+        if not one.lives:
+            gone[id(one.origin)] = gone.get(id(one.origin), 0) + 1
+        if one.lives or gone[id(one.origin)] <= 2:
+            kept.append(one)
+    return kept[::-1]

@@ -1,0 +1,97 @@
+"""A batch on its way from a loader into a backward, known by its tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchbus.share import Share
+
+if TYPE_CHECKING:
+    from torchbus.seams.loader import LoaderIterator
+
+TENSORS_AT_MOST = 16
+Count = Callable[[Tensor], int]
+_holders: Count | None = getattr(Tensor, "_use_count", None)  # torch's own count: one for Python, one for each graph or view
+
+
+class Origin:
+    """A pass that batches come from. ``length``: its number of batches, where it is known. ``evaluates``: why it counts as evaluation, ""
+    if it does not. ``alike``: every rank gets the same batches. ``ragged``: the ranks' shares will not all weigh the same. ``fed``: a batch of
+    it has fed a backward. ``ahead``: its batches are taken before those taken earlier are used; ``threaded``: by another thread. ``missed``:
+    so often a batch of it came before a backward, and was gone by then. ``trains``: gradients were on when it began."""
+
+    __slots__ = (
+        "__weakref__", "ahead", "alike", "ended", "evaluates", "fed", "iterator", "length", "loader", "missed", "name", "ragged", "share", "threaded",
+        "trains",
+    )  # fmt: skip
+
+    def __init__(self, name: str = "batches that the script makes") -> None:
+        self.name = name
+        self.loader: weakref.ref[Any] | None = None
+        self.iterator: weakref.ref[LoaderIterator] | None = None
+        self.length: int | None = None
+        self.share: Share | None = None
+        self.missed = 0
+        self.evaluates = ""
+        self.trains = torch.is_grad_enabled()
+        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more batches come: the loop has exhausted the iterator, or dropped it."""
+        return self.ended or (self.iterator is not None and self.iterator() is None)
+
+
+class Taken:
+    """A batch that the loop was handed: the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: samples in it, by dim 0
+    of its first tensor."""
+
+    __slots__ = ("_tensors", "number", "origin", "rows", "serial", "share")
+
+    def __init__(self, origin: Origin, number: int, share: Share | None, batch: Any) -> None:
+        self.origin, self.number, self.share, self.serial = origin, number, share, 0
+        found: list[Tensor] = []
+        collect(batch, found)
+        self.rows = len(found[0]) if found and found[0].dim() else 1
+        self._tensors = [weakref.ref(tensor) for tensor in found]
+
+    @property
+    def lives(self) -> bool:
+        """Whether somebody still holds a tensor of it: the loop, a wrapper or a graph."""
+        return any(tensor() is not None for tensor in self._tensors)
+
+    @property
+    def is_in_graph(self) -> bool:
+        """Whether a graph has saved a tensor of it (or somebody has a view of one)."""
+        if _holders is None:
+            return False
+        return any(tensor is not None and _holders(tensor) > 1 for tensor in (reference() for reference in self._tensors))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last one of its pass, as far as that is known."""
+        return self.number == self.origin.length
+
+
+def collect(value: Any, found: list[Tensor], depth: int = 4) -> None:
+    """The tensors in a batch: in lists, tuples, mappings, and the attributes of other objects."""
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif depth and len(found) < TENSORS_AT_MOST and not isinstance(value, (str, bytes, int, float)):
+        for part in _parts(value):
+            collect(part, found, depth - 1)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value[:TENSORS_AT_MOST]
+    attributes = getattr(value, "__dict__", None)
+    slots = getattr(type(value), "__slots__", ())
+    return [*(attributes or {}).values(), *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]]
