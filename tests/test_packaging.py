@@ -111,8 +111,9 @@ if __name__ == "__main__":
     with session(strategy=sys.argv[1], devices=2, accelerator="cpu", launch="fork") as s:
         model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        data = torch.randn(20, 4)
         for _ in range(2):
-            for x in DataLoader(torch.randn(20, 4), batch_size=4, shuffle=True):
+            for x in DataLoader(data, batch_size=4, shuffle=True):
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
                 optimizer.step()
