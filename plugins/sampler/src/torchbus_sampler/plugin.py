@@ -57,9 +57,7 @@ class Sampler:
         expect("sample_ledger", sample_ledger, (str, os.PathLike, type(None)), "the path of a folder")
         if batch not in BATCH:
             raise UsageError(f"batch={batch!r} is unknown: use 'per_device' or 'global'")
-        self._divided_only: dict[str, object] = {"shard_eval": shard_eval, "sample_ledger": sample_ledger}
-        if not replace_sampler:
-            unheard.refuse(self._divided_only, "replace_sampler=False")
+        self._divided_only = unheard.checked(replace_sampler, shard_eval=shard_eval, sample_ledger=sample_ledger)
         self._replace = replace_sampler
         self._batch = batch
         self._shard_eval = shard_eval

@@ -7,8 +7,14 @@ from torchbus.errors import UsageError
 from torchbus.notices import warn
 
 
-def refuse(options: dict[str, object], because: str) -> None:
-    """Raise UsageError if any of these options is set."""
+def checked(divides: bool, **options: object) -> dict[str, object]:
+    """Raises UsageError if any of these options is set where ``replace_sampler`` is not."""
+    if not divides:
+        _refuse(options, "replace_sampler=False")
+    return options
+
+
+def _refuse(options: dict[str, object], because: str) -> None:
     asked = [f"{name}={value!r}" for name, value in options.items() if value]
     if asked:
         raise UsageError(f"{', '.join(asked)} with {because}: no loader is divided, so it would do nothing. Leave one of them out")
@@ -17,6 +23,6 @@ def refuse(options: dict[str, object], because: str) -> None:
 def look(session: Session, options: dict[str, object], divides: bool) -> None:
     """On several ranks without a strategy that divides loaders, refuse them; on one rank say that there is no ledger."""
     if session.world_size > 1 and not divides:
-        refuse(options, f"strategy={session.options['strategy']!r}")
+        _refuse(options, f"strategy={session.options['strategy']!r}")
     if session.world_size == 1 and options["sample_ledger"]:
         warn("sample_ledger: one rank takes every sample, in the script's own order, so nothing is written")
