@@ -37,7 +37,7 @@ WITHOUT_MAIN = {
 REFUSED_AT_ENTRY = {
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
     "log_every_n_steps": (50, "log_every_n_steps=50 without a logger: it would do nothing"),
-    "gradient_algorithm": ("fp16", "gradient_algorithm='fp16' needs strategy='ddp'"),
+    "gradient_algorithm": ("fp16", "gradient_algorithm='fp16' changes what torch's DDP reducer sends, which this strategy does not use"),
 }
 EXPLAINED = {
     "accumulate_grad_batches": (4, "accumulate"),
