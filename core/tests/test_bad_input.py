@@ -180,6 +180,24 @@ def test_adopt_takes_what_a_loop_is_made_of():
             s.adopt("model")
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.all_gather(3), "s.all_gather(3): a int is no tensor; s.all_gather_object takes any object"),
+        (lambda s: s.all_gather([torch.ones(1)]), "s.all_gather([tensor([1.])]): a list is no tensor; s.all_gather_object takes any object"),
+        (lambda s: s.reduce("x"), "s.reduce('x'): a str is neither a tensor nor a number"),
+        (lambda s: s.reduce(None), "s.reduce(None): a NoneType is neither a tensor nor a number"),
+        (lambda s: s.reduce({"loss": 1.0} | dict.fromkeys(range(99))), "s.reduce(dict): a dict is neither a tensor nor a number"),
+        (lambda s: s.log_dict([1]), "s.log_dict(list): pass a dict from names to values"),
+        (lambda s: s.log_dict("loss"), "s.log_dict(str): pass a dict from names to values"),
+    ],
+)
+def test_values_that_verbs_can_not_take(call, words):
+    with session(strategy=None) as s, pytest.raises(UsageError) as error:
+        call(s)
+    assert str(error.value) == words
+
+
 def test_operations_that_do_not_exist():
     with session(strategy=None) as s:
         assert s.reduce(3.0).item() == 3.0

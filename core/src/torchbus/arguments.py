@@ -14,6 +14,7 @@ from torchbus.launch.request import FORMS
 
 if TYPE_CHECKING:
     from torchbus.session import Session
+    from torchbus.world import World
 
 CORE_OPTIONS = (
     "strategy", "devices", "accelerator", "num_nodes", "launch", "logger", "capture", "verbose", "print_all_ranks",
@@ -53,12 +54,13 @@ def refuse_deaf(bus: Bus, **given: object) -> None:
                 raise UsageError(f"{name}={one!r} is no {name}: pass a name, or an object that listens to events")
 
 
-def refuse_missing_ranks(session: Session) -> None:
-    """Raise UsageError where several ranks are asked for, or were started by a launcher, and no strategy has joined them."""
-    asked, strategy = session.ranks_asked_for, session.options["strategy"]
+def refuse_missing_ranks(session: Session, answer: World | None) -> None:
+    """Raise UsageError where several ranks are asked for, or were started by a launcher, or are in a strategy's ``answer`` to ``launch``, and
+    the session has not got them."""
+    asked, strategy = max(session.ranks_asked_for, 1 if answer is None else answer.world_size), session.options["strategy"]
     if session.world_size > 1 or asked == 1:
         return
-    remedy = "leave strategy out" if strategy is None else "its listener to `launch` returns session.start_ranks(), or a World of its own"
+    remedy = "leave strategy out" if strategy is None else "its listener to `launch` returns session.start_ranks()"
     name = strategy if isinstance(strategy, str | None) else type(strategy).__name__
     raise UsageError(f"{asked} ranks are asked for, and strategy={name!r} starts and joins none: {remedy}")
 

@@ -46,8 +46,7 @@ class Block:
         with ExitStack() as stack:
             stack.callback(self._forget)
             active.set_current(session)
-            session.world = session.bus.hook.launch(session=session) or session.world
-            arguments.refuse_missing_ranks(session)
+            arguments.refuse_missing_ranks(session, session.bus.hook.launch(session=session))
             stack.push(self._part_from_ranks)
             stack.push(session.on_close)
             stack.push(self._meet_ranks)

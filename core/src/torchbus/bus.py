@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +16,9 @@ from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageErr
 class Bus:
     """Who listens to what. ``bus.hook.<event>(...)`` sends an event; ``bus.listeners(event)`` are its functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Collection[str] = ()) -> None:
+        """``taken``: names that no plugin may bring as a verb."""
+        self._taken = taken
         self._manager = pluggy.PluginManager("torchbus")
         self._manager.add_hookspecs(events)
         self.hook = self._manager.hook
@@ -30,6 +32,9 @@ class Bus:
         if isinstance(plugin, type):
             raise UsageError(f"plugin {plugin.__name__} is a class: pass an object, {plugin.__name__}()")
         name = name or type(plugin).__name__
+        for verb in getattr(plugin, "verbs", ()):
+            if verb in self._taken:
+                raise UsageError(f"plugin {name} brings s.{verb}, which the session has itself: give it another name")
         self._refuse_conflict(plugin, name)
         try:
             specs = getattr(plugin, "declares_events", None)

@@ -19,12 +19,16 @@ class VerbUnavailable(UsageError, AttributeError):
     """A name on the session that can't be had now. ``hasattr`` says False."""
 
 
+class PluginConflict(UsageError):
+    """Two active plugins own the same thing, or two installed packages offer the same name."""
+
+
 class VerbNotInstalled(PluginNotInstalled, VerbUnavailable):
     """A name on the session whose plugin is not installed. The message has the pip line."""
 
 
-class PluginConflict(UsageError):
-    """Two active plugins own the same thing, or two installed packages offer the same name."""
+class VerbContested(PluginConflict, VerbUnavailable):
+    """A name on the session that two installed packages offer."""
 
 
 class PluginError(TorchbusError):

@@ -6,7 +6,7 @@ import atexit
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -19,6 +19,7 @@ from torchbus.batches import Batches
 from torchbus.block import Block
 from torchbus.bus import Bus
 from torchbus.devices import DevicePlan, Devices, plan_devices
+from torchbus.errors import UsageError
 from torchbus.explain import explain
 from torchbus.launch import Call, Job, Request, inherited, joining, relaunch, start
 from torchbus.random_streams import RandomStreams
@@ -87,7 +88,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         self._call: Call | None = None
         self.world = World(device=self._devices.device(0))
         self.job: Job | None = None
-        self.bus = Bus()
+        self.bus = Bus(dir(type(self)))
         self.seams = Seams(self.bus)
         self.adopted = Adopted(self.bus, capture)
         self.block = Block(self)
@@ -144,9 +145,11 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         """Log one value. Needs torchbus-log, which documents the options."""
         self._verbs.log({name: value}, options)
 
-    def log_dict(self, metrics: dict[str, Any], **options: Any) -> None:
+    def log_dict(self, metrics: Mapping[str, Any], **options: Any) -> None:
         """Log several values. Needs torchbus-log."""
-        self._verbs.log(metrics, options)
+        if not isinstance(metrics, Mapping):
+            raise UsageError(f"s.log_dict({type(metrics).__name__}): pass a dict from names to values")
+        self._verbs.log(dict(metrics), options)
 
     def shard(self, *values: Any, repeat: bool = False) -> Any:
         """This rank's part of a batch or of a series of them that the script makes itself. Needs torchbus-sampler.

@@ -10,7 +10,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from torchbus import arguments, discovery
-from torchbus.errors import PluginNotInstalled, TorchbusError, UsageError, VerbNotInstalled, VerbUnavailable
+from torchbus.errors import PluginConflict, PluginNotInstalled, TorchbusError, UsageError, VerbContested, VerbNotInstalled, VerbUnavailable
 from torchbus.needs import refuse_verb
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Verbs:
             raise
         except PluginNotInstalled as error:
             raise VerbNotInstalled(*error.args) from None
+        except PluginConflict as error:
+            raise VerbContested(*error.args) from None
         except TorchbusError as error:
             raise VerbUnavailable(*error.args) from error
 

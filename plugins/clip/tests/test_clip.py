@@ -61,9 +61,29 @@ def test_nothing_is_clipped_without_a_limit() -> None:
     assert torch.equal(found, train())
 
 
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("limit", [0, 0.0, None])
+def test_a_limit_of_zero_clips_nothing(limit: float | None, algorithm: str) -> None:
+    """As in Lightning; it does not freeze the model."""
+    with session(gradient_clip_val=limit, gradient_clip_algorithm=algorithm) as s:
+        found = train()
+        assert ("gradient_clip_val=0: nothing is clipped" in s.explain()) is (limit is not None)
+        assert s.gradient_norm is None
+    assert torch.equal(found, train())
+
+
+def test_the_norm_without_a_limit_is_refused() -> None:
+    with session() as s, pytest.raises(UsageError, match=r"^s\.gradient_norm without gradient_clip_val=\.\.\.: it would always be the same"):
+        _ = s.gradient_norm
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"gradient_clip_val": "1"}, "it must be a number"),
+    ({"gradient_clip_val": True}, "it must be a number"),
+    ({"gradient_clip_val": [1.0]}, "it must be a number"),
     ({"gradient_clip_val": -1.0}, "0 or more"),
+    ({"gradient_clip_val": float("nan")}, "0 or more"),
+    ({"gradient_clip_val": -float("inf")}, "0 or more"),
     ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "l2"}, "'norm' or 'value'"),
 ])  # fmt: skip
 def test_bad_input(options: dict[str, Any], words: str) -> None:

@@ -134,3 +134,8 @@ def test_an_optimizer_without_a_rate_to_scale(defaults: dict[str, Any]) -> None:
         Own(nn.Linear(1, 1).parameters(), defaults)
     with session(scale_lr="linear"):  # once is nothing to scale
         Own(nn.Linear(1, 1).parameters(), defaults)
+
+
+def test_find_batch_size_of_no_function() -> None:
+    with session() as s, pytest.raises(UsageError, match=r"^find_batch_size\(3\): pass a function of the batch size"):
+        s.find_batch_size(3)

@@ -16,6 +16,7 @@ from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator, Pass
 from torchbus.taken import Origin
 
+from torchbus_sampler import unheard
 from torchbus_sampler.contents import OWN, Contents
 from torchbus_sampler.deciding import DecidingModels
 from torchbus_sampler.decision import Decision, decide
@@ -56,6 +57,7 @@ class Sampler:
         expect("sample_ledger", sample_ledger, (str, os.PathLike, type(None)), "the path of a folder")
         if batch not in BATCH:
             raise UsageError(f"batch={batch!r} is unknown: use 'per_device' or 'global'")
+        self._divided_only = unheard.checked(replace_sampler, shard_eval=shard_eval, sample_ledger=sample_ledger)
         self._replace = replace_sampler
         self._batch = batch
         self._shard_eval = shard_eval
@@ -66,6 +68,7 @@ class Sampler:
     def session_start(self, session: Session) -> None:
         self._session = session
         divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
+        unheard.look(session, self._divided_only, divides)
         if session.world_size > 1 and divides and self._replace:
             ledger = None if self._ledger_folder is None else Ledger(Path(self._ledger_folder), session.rank)
             session.bus.register(Divider(session, self._batch, self._shard_eval, ledger), "sampler.divider")

@@ -19,6 +19,8 @@ def search(function: Function, start: int, session: Session, alone: Callable[[],
         from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
     except ImportError:
         raise UsageError("find_batch_size needs accelerate: pip install torchbus-scale[search]") from None
+    if not callable(function):
+        raise UsageError(f"find_batch_size({function!r}): pass a function of the batch size, that makes a forward and a backward")
     if isinstance(start, bool) or not isinstance(start, int) or start < 1:
         raise UsageError(f"find_batch_size(start={start!r}): it must be a number of samples, at least 1")
 

@@ -1,0 +1,232 @@
+"""What is no plugin, and functions that no session can be around, are refused with the form that was meant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchbus import hookimpl, session
+from torchbus.errors import UsageError
+from torchbus.testing import assert_torch_unchanged, torch_state
+
+
+class Plugin:
+    @hookimpl
+    def after_backward(self):
+        pass
+
+
+class Nothing:
+    pass
+
+
+def train(configuration):
+    raise AssertionError("must not run")
+
+
+NO_PLUGINS = [
+    (2, "session(2): a int is no plugin, since it listens to no event: write devices=2"),
+    (None, "session(None): a NoneType is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "
+           "plugins, or options by keyword"),
+    (True, "session(True): a bool is no plugin, since it listens to no event: pass objects with methods"),
+    (Nothing(), "session(Nothing): a Nothing is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`"),
+    ([Plugin()], "session(list): a list is no plugin, since it listens to no event: pass plugins one by one"),
+    (torch.nn.Linear(1, 1), "session(Linear): a Linear is no plugin, since it listens to no event: the session finds models, optimizers and "
+                            "loaders by itself, so leave it out"),
+    (torch.optim.SGD([torch.zeros(1)], lr=0.1), "session(SGD): a SGD is no plugin, since it listens to no event: the session finds models"),
+    (DataLoader([1]), "session(DataLoader): a DataLoader is no plugin, since it listens to no event: the session finds models"),
+    (print, "session(print): print is no plugin. As a decorator, session has parentheses: write `@session()` above a function"),
+    (train, "session(train): train is no plugin. As a decorator, session has parentheses: write `@session()` above a function"),
+    (Nothing, "session(Nothing): Nothing is no plugin. As a decorator, session has parentheses: write `@session()` above a function"),
+    (Plugin, "plugin Plugin is a class: pass an object, Plugin()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("thing", "words"), NO_PLUGINS, ids=lambda value: value[:24] if isinstance(value, str) else "")
+def test_what_is_no_plugin(thing, words):
+    with pytest.raises(UsageError) as error:
+        session(thing)
+    assert str(error.value).startswith(words)
+    with pytest.raises(UsageError):
+        session(Plugin(), thing, strategy=None)
+
+
+def test_what_is_a_plugin_without_listening_itself():
+    class Companions:
+        companions = ("log",)
+
+    class Verb:
+        verbs = ("answer",)
+        answer = 42
+
+    class Static:
+        @staticmethod
+        @hookimpl
+        def after_backward(call):
+            pass
+
+    late = Nothing()
+    late.after_backward = hookimpl(lambda call: None)
+    for plugin in (Companions(), Verb(), Static(), late):
+        with session(plugin, strategy=None):
+            pass
+
+
+def test_the_decorator_without_its_parentheses():
+    """Above a function of any kind: nothing is defined, nothing runs."""
+    for function in (train, lambda: 1, functools.partial(train, 1).func):
+        with pytest.raises(UsageError, match="write `@session\\(\\)` above a function"):
+            session(function)
+    with pytest.raises(UsageError, match="write `@session\\(\\)` above a function"):
+
+        @session
+        def steps():
+            yield 1
+
+
+def test_the_block_without_its_parentheses():
+    before = torch_state()
+    with pytest.raises(UsageError, match=r"^`with session:` lacks its parentheses: write `with session\(\) as s:`$"), session:
+        raise AssertionError("the block must not run")
+    assert_torch_unchanged(before)
+
+
+def generator():
+    yield 1
+
+
+async def coroutine():
+    pass
+
+
+async def stream():
+    yield 1
+
+
+@functools.wraps(generator)
+def wrapped():
+    return generator()
+
+
+@contextlib.contextmanager
+def training():
+    yield
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (generator, "generator, a generator function"),
+        (wrapped, "generator, a generator function"),
+        (training, "training, a generator function"),
+        (stream, "stream, a generator function"),
+        (coroutine, "coroutine, an async function"),
+    ],
+)
+def test_a_body_that_runs_later(function, kind):
+    with pytest.raises(UsageError) as error:
+        session(strategy=None)(function)
+    assert str(error.value) == f"@session() on {kind}: its body would run after the session has ended. Write `with session(...):` inside it"
+
+
+def test_the_form_that_is_meant_works_for_these():
+    heard = []
+
+    class Hears:
+        @hookimpl
+        def after_backward(self):
+            heard.append(1)
+
+    def step():
+        torch.ones(1, requires_grad=True).sum().backward()
+
+    def steps():
+        with session(Hears(), strategy=None):
+            for number in range(2):
+                step()
+                yield number
+
+    async def loop():
+        with session(Hears(), strategy=None):
+            await asyncio.sleep(0)
+            step()
+
+    class Trainer:
+        @session(Hears(), strategy=None)
+        def fit(self, steps):
+            for _ in range(steps):
+                step()
+            return steps
+
+    assert list(steps()) == [0, 1]
+    asyncio.run(loop())
+    assert Trainer().fit(3) == 3
+    assert len(heard) == 6
+
+
+@pytest.mark.parametrize("thing", [Nothing, 3, None, "train"])
+def test_what_is_no_function(thing):
+    with pytest.raises(UsageError, match="which is no function: write it above the function that trains"):
+        session(strategy=None)(thing)
+
+
+class Launches:
+    owns = ("strategy",)
+
+    @hookimpl
+    def launch(self, session):
+        return None
+
+
+class LaunchesNothing:
+    owns = ("strategy",)
+
+    @hookimpl
+    def run_backward(self, call, engine):
+        engine(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
+
+
+@pytest.mark.parametrize("strategy", [Launches(), LaunchesNothing()])
+@pytest.mark.parametrize("options", [{"devices": 2, "accelerator": "cpu"}, {"num_nodes": 2}])
+def test_ranks_that_no_strategy_starts(strategy, options):
+    before = torch_state()
+    with pytest.raises(UsageError) as error, session(strategy=strategy, **options):
+        raise AssertionError("the block must not run")
+    assert str(error.value) == (
+        f"2 ranks are asked for, and strategy={type(strategy).__name__!r} starts and joins none: its listener to `launch` returns "
+        "session.start_ranks()"
+    )
+    assert_torch_unchanged(before)
+    with session(strategy=strategy) as s:
+        assert s.world_size == 1
+
+
+def test_ranks_without_a_strategy():
+    words = "^2 ranks are asked for, and strategy=None starts and joins none: leave strategy out$"
+    with pytest.raises(UsageError, match=words), session(strategy=None, devices=2, accelerator="cpu"):
+        raise AssertionError("the block must not run")
+
+
+def test_ranks_of_a_launcher_that_a_strategy_does_not_join(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "none"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="^3 ranks are asked for, and strategy='LaunchesNothing' starts and joins none"):
+        session(strategy=LaunchesNothing()).start()
+    with session(strategy=None) as s:  # each of them trains by itself
+        assert s.world_size == 1
+
+
+def test_a_world_without_its_ranks():
+    class Own:
+        @hookimpl
+        def launch(self, session):
+            return dataclasses.replace(session.world, rank=1, world_size=2)
+
+    with pytest.raises(UsageError, match="^2 ranks are asked for, and strategy='Own' starts and joins none"), session(strategy=Own()):
+        raise AssertionError("the block must not run")
