@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torchbus.builtin.paths import absolute, is_private
+from torchbus.builtin.paths import absolute, is_private, replace_everywhere
 from torchbus.events import hookimpl
 from torchbus.notices import warn
 
@@ -38,7 +38,7 @@ class SharedFolders:
 
     @hookimpl
     def session_start(self, session: Session) -> None:
-        session.replace(os, "mkdir", self._make)
+        replace_everywhere(session, os, "mkdir", self._make)
         session.replace(shutil, "rmtree", self._remove)
 
     def _make(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +79,7 @@ class SharedFolders:
         self._made.discard(tree)
 
     def _is_shared(self, name: str) -> bool:
-        return bool(name) and os.getpid() == self._pid and not is_private(name)
+        return bool(name) and os.getpid() == self._pid and self._session.world.store is not None and not is_private(name)
 
     def _is_this_ranks(self, name: str) -> bool:
         return name in self._made_first and not self._session.world.shared.check([f"made/{name}"])

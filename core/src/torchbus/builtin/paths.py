@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import stat
 import tempfile
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchbus.session import Session
+
+PATHLIBS = getattr(pathlib, "_NormalAccessor", None)
+"""Python 3.10: a class with the functions that pathlib calls, as they were when it was imported."""
+
+
+def replace_everywhere(session: Session, owner: ModuleType, name: str, make: Callable[[Any], Any]) -> None:
+    """A function of ``os`` or ``io``, for pathlib as well."""
+    session.replace(owner, name, make)
+    if PATHLIBS is not None and name in vars(PATHLIBS):
+        session.replace(PATHLIBS, name, make)
 
 
 def absolute(path: Any) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.builtin.paths import absolute, is_private, is_special
+from torchbus.builtin.paths import absolute, is_private, is_special, replace_everywhere
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ class Shadows:
     @hookimpl
     def session_start(self, session: Session) -> None:
         tempfile.gettempdir()  # the first call removes a file, under a lock: not in there
-        places = [(builtins, "open", self._open), (io, "open", self._open)]
-        places += [(os, name, self._remove) for name in ("remove", "unlink")]
+        session.replace(builtins, "open", self._open)
+        places = [(io, "open", self._open)] + [(os, name, self._remove) for name in ("remove", "unlink")]
         places += [(os, name, self._move) for name in ("rename", "replace")]
         if not session.is_main:
             session.on_close.callback(self._remove_folder)
             session.on_close.callback(self._put_in_place)
             places += [(shutil, "rmtree", self._remove_tree)]
         for owner, name, make in places:
-            session.replace(owner, name, make)
+            replace_everywhere(session, owner, name, make)
 
     def _remove_folder(self) -> None:
         if self._folder:
@@ -83,7 +83,7 @@ class Shadows:
 
     def _path(self, file: Any) -> str | None:
         """The absolute path of a file that belongs to the script; None for devices, descriptors and caches."""
-        if isinstance(file, int | bytes) or os.getpid() != self._pid or not isinstance(file, str | os.PathLike):
+        if isinstance(file, int | bytes) or os.getpid() != self._pid or self._session.world.store is None or not isinstance(file, str | os.PathLike):
             return None
         path = absolute(file)
         return None if not path or is_private(path) or is_special(path) else path

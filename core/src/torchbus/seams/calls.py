@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.nn import Module
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchbus.seams._ears import Ears
+from torchbus.seams._module_hook import ModuleHook
 
 PLACE = "forward of every module"
 EVENTS = ("module_called",)
@@ -18,4 +18,4 @@ def install(ears: Ears) -> Callable[[], None]:
     def called(module: Module, inputs: tuple[Any, ...]) -> None:
         ears.hook.module_called(module=module, inputs=inputs)
 
-    return register_module_forward_pre_hook(called).remove
+    return ModuleHook(ears, called).remove

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch._guards import detect_fake_mode
 from torch.nn import Module
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
 from torchbus.seams._ears import Ears
+from torchbus.seams._module_hook import ModuleHook
 
 PLACE = "first forward of each module"
 EVENTS = ("model_found",)
@@ -34,4 +34,4 @@ def install(ears: Ears) -> Callable[[], None]:
         if not waits:
             ears.hook.model_found(model=module, calling=True)
 
-    return register_module_forward_pre_hook(first_call).remove
+    return ModuleHook(ears, first_call).remove

@@ -192,6 +192,8 @@ class Windows:
     @hookimpl
     def skip_clipping(self) -> bool | None:
         """In the middle of a window the loop clips nothing: the gradients of a window are clipped at its end."""
+        if not self._optimizers.sums:
+            return None
         ends = self._position.last if self._place.recent else self._ends_by_steps(self._optimizers.sums)
         return None if ends else True
 

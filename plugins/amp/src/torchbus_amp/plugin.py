@@ -43,11 +43,13 @@ class Precision:
         if precision not in PRECISIONS:
             raise UsageError(f"precision={precision!r} is unknown: use one of {', '.join(map(repr, PRECISIONS))}")
         self.precision = precision
+        self._session: Session | None = None
         self.models: Models | None = None
         self.scaling: LossScaling | None = None
 
     @hookimpl
     def session_start(self, session: Session) -> None:
+        self._session = session
         kind, way = self.precision.split("-")
         if self.precision == "32-true":
             return
@@ -59,7 +61,7 @@ class Precision:
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if self.precision == "16-true" and optimizer is not None:
+        if self.precision == "16-true" and optimizer is not None and self._session is not None and self._session.captures(optimizer):
             refuse_in_float16(optimizer)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from torchbus.arguments import expect
 from torchbus.errors import UsageError
 from torchbus.needs import needs
 
+from torchbus_clip.unusual import clip_norm, clip_value, is_unusual
+
 ALGORITHMS = ("norm", "value")
 
 
@@ -54,10 +56,11 @@ class Clip:
         if not self._limit or self._session is None or not self._session.captures(optimizer):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        unusual = is_unusual(parameter.grad for parameter in parameters if parameter.grad is not None)
         if self._algorithm == "norm":
-            self.gradient_norm = clip_grad_norm_(parameters, self._limit)
+            self.gradient_norm = (clip_norm if unusual else clip_grad_norm_)(parameters, self._limit)
         else:
-            clip_grad_value_(parameters, self._limit)
+            (clip_value if unusual else clip_grad_value_)(parameters, self._limit)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:

@@ -184,7 +184,7 @@ class GradientSync:
 
     @hookimpl(trylast=True)
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if optimizer is not None:
+        if optimizer is not None and self._session.captures(optimizer):
             self._assigned.watch(optimizer, self._shared_by(optimizer))
 
     @hookimpl
