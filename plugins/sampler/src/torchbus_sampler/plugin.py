@@ -174,7 +174,7 @@ class Divider:
         known, latest = self._decisions.get(loader), self._passes.get(loader)
         if known is None:
             return self._decide(loader)
-        if loader in self._feeding and (latest is None or latest.is_over):
+        if loader in self._feeding and (known.divide or known.evaluation) and (latest is None or latest.is_over):
             return decide(loader, self._models.now(), False, self._shard_eval)
         return known
 
