@@ -196,4 +196,13 @@ ZOO = [
         refused=r"ended its loop after|different numbers of backward",
         why="each rank plays its own episodes, and stops by them",
     ),
+    # Wrappers that fetch ahead, and what counts as evaluation.
+    Loop("prefetcher"),
+    Loop("background_thread"),
+    Loop("kept_batches"),
+    Loop("batchnorm_update", 10, options={"batch": "global"}, values=("variance",)),
+    Loop("sample_images", 10, options={"batch": "global"}, whole=("TensorDataset[12]",), values=("seen",)),
+    Loop("trained_in_eval_mode", refused=r"model\.train\(\)", why="every rank would compute the same batches"),
+    Loop("attack_in_eval_mode", whole=("TensorDataset[19]",), values=("correct",)),
+    Loop("grpo", refused=r"content|hold", why="each rank fills a buffer of its own"),
 ]

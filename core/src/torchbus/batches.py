@@ -149,7 +149,7 @@ class Batches:
                 one.origin.ahead = True
 
     def _use(self, chosen: tuple[Taken, ...]) -> None:
-        self.feeding = chosen
+        before, self.feeding = self.feeding, chosen
         self._origin = chosen[0].origin
         with self._lock:
             if len(self._fresh) == 1 and self._fresh[0] is chosen[0]:
@@ -159,9 +159,12 @@ class Batches:
         if len(self._used) >= AT_MOST_KEPT:
             self._used = [one for one in self._used if one.lives]
         for one in chosen:
-            one.origin.fed = True
             if one not in self._used:
                 self._used.append(one)
+                one.origin.kept |= one.origin.ended and not one.origin.fed and one.origin.length != 1
+            elif one not in before:
+                one.origin.kept = True
+            one.origin.fed = True
         shared = [one for one in chosen if one.share is not None]
         if shared:
             self._session.share = max(shared, key=_serial).share or self._session.share

@@ -20,14 +20,18 @@ _holders: Count | None = getattr(Tensor, "_use_count", None)  # torch's own coun
 
 
 class Origin:
-    """A pass that batches come from. ``length``: its number of batches, where it is known. ``evaluates``: why it counts as evaluation, ""
-    if it does not. ``alike``: every rank gets the same batches. ``ragged``: the ranks' shares will not all weigh the same. ``fed``: a batch of
-    it has fed a backward. ``ahead``: its batches are taken before those taken earlier are used; ``threaded``: by another thread. ``missed``:
-    so often a batch of it came before a backward, and was gone by then. ``trains``: gradients were on when it began."""
+    """A pass that batches come from, and what is known about it.
+
+    ``length``: its number of batches, where that is known. ``evaluates``: why it counts as evaluation, "" if it does not. ``trains``: gradients
+    were on when it began. ``alike``: every rank gets the same batches. ``ragged``: the ranks' shares will not weigh the same in all steps.
+    ``share``: that of the batch that is on its way. ``fed``: a batch of it has fed a backward. ``missed``: so often a batch of it came before
+    a backward, and was gone by then. ``ahead``: its batches are taken before those taken earlier are used. ``threaded``: another thread takes
+    them. ``kept``: a list, or itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
+    """
 
     __slots__ = (
-        "__weakref__", "ahead", "alike", "ended", "evaluates", "fed", "iterator", "length", "loader", "missed", "name", "ragged", "share", "threaded",
-        "trains",
+        "__weakref__", "ahead", "alike", "ended", "evaluates", "fed", "iterator", "kept", "length", "loader", "missed", "name", "ragged", "share",
+        "threaded", "trains",
     )  # fmt: skip
 
     def __init__(self, name: str = "batches that the script makes") -> None:
@@ -39,7 +43,7 @@ class Origin:
         self.missed = 0
         self.evaluates = ""
         self.trains = torch.is_grad_enabled()
-        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.ended = False
+        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.kept = self.ended = False
 
     @property
     def is_over(self) -> bool:

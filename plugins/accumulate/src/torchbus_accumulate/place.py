@@ -74,7 +74,7 @@ def expected_samples(taken: Taken, samples: float, window: int) -> float:
     sampler = None if loader is None else loader.batch_sampler
     if type(sampler) is not BatchSampler or sampler.drop_last or not hasattr(sampler.sampler, "__len__"):
         return whole
-    rest = len(sampler.sampler) - (taken.number - 1) * samples
+    rest = len(sampler.sampler) - (taken.number - 1) * samples  # type: ignore[arg-type]
     return min(whole, rest) if rest >= samples else whole
 
 

@@ -15,7 +15,7 @@ from torchbus.errors import UsageError
 from torchbus.needs import needs
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, folder, options
+from torchbus_checkpoint import choice, folder, options, wrappers
 from torchbus_checkpoint.contents import Finder
 from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.exchange import agree
@@ -91,11 +91,17 @@ class Checkpoint:
         self._snapshot = Snapshot(session, self._options, self._finder, self._position, self._steps, self._epochs)
         for name, part in (("position", self._position), ("contents", self._finder), ("steps", self._steps)):
             session.bus.register(part, f"checkpoint.{name}")
+        session.batches.follow("" if self._options.folder is None else "the position in a checkpoint")
         if self._options.folder is not None:
             found = agree(session, "checkpoint/resume", lambda: choice.to_begin_with(self._options))
             if found:
                 self._begin_replay(Path(found))
             self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
+
+    @hookimpl
+    def after_backward(self) -> None:
+        if self._options.folder is not None:
+            wrappers.refuse_hidden_batches(self._session)
 
     @hookimpl
     def after_optimizer_step(self) -> None:
@@ -150,6 +156,7 @@ class Checkpoint:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, a folder. All ranks call it, at the end of what they do with a batch or an epoch."""
+        wrappers.refuse_hidden_batches(self._session)
         self._snapshot.write(Path(path).absolute())
 
     def load(self, path: str | os.PathLike[str]) -> None:

@@ -16,8 +16,9 @@ from torchbus import Session, hookimpl
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
+from torchbus.taken import Origin
 
-from torchbus_checkpoint import counters, generators
+from torchbus_checkpoint import counters, generators, wrappers
 from torchbus_checkpoint.counters import Counters
 from torchbus_checkpoint.frames import user_frames
 from torchbus_checkpoint.plain import decode, encode
@@ -39,7 +40,7 @@ class OpenPass:
     counters: Counters
     wanted: State | None = None
     iterator: weakref.ref[LoaderIterator] | None = None
-    skipped: int = 0
+    origin: Origin | None = None
 
     @property
     def alive(self) -> LoaderIterator | None:
@@ -118,8 +119,8 @@ class Position:
     @hookimpl
     def loader_opened(self, iterator: LoaderIterator) -> None:
         if self._opening is not None:
-            self._opening.iterator = weakref.ref(iterator)
-            self.open = [one for one in self.open if one.alive is not None] + [self._opening]
+            self._opening.iterator, self._opening.origin = weakref.ref(iterator), iterator.origin
+            self.open = [one for one in self.open if one.alive is not None or wrappers.waiting(self._session, one)] + [self._opening]
             self._opening = None
 
     @hookimpl
@@ -134,7 +135,7 @@ class Position:
 
     @hookimpl
     def loader_end(self, loader: DataLoader[Any]) -> None:
-        self.open = [one for one in self.open if one.loader() is not loader or not _exhausted(one)]
+        self.open = [one for one in self.open if one.loader() is not loader or not _exhausted(one) or wrappers.waiting(self._session, one)]
 
     def of(self, iterator: LoaderIterator) -> OpenPass | None:
         return next((one for one in self.open if one.alive is iterator), None)
@@ -166,8 +167,9 @@ class Position:
             "section": self.section,
             "sections": [[section, passes.over, passes.before_training] for section, passes in self.sections.items()],
             "open": [
-                {"section": one.section, "ordinal": one.ordinal, "taken": one.alive.taken, "started": one.started, "wanted": one.wanted}
-                for one in self.open if one.alive is not None
+                {"section": one.section, "ordinal": one.ordinal, "started": one.started, "wanted": one.wanted,
+                 "taken": wrappers.used(self._session, one)}
+                for one in self.open if one.alive is not None or wrappers.waiting(self._session, one)
             ],
             "loaders": [[signature(loader), generators.read(loader)] for loader in (known() for known in self._loaders) if loader is not None],
             "random": encode(self._session.random.state(), "the random state"),

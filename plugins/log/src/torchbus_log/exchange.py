@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,12 @@ NUMBERS_AT_FIRST = 512
 
 
 class Key(NamedTuple):
-    """What a number is, so that ranks can compare."""
+    """What a number is, so that ranks can compare. ``may_lack``: a rank may have nothing to say of it."""
 
     name: str
     reduce: str
     step: int
+    may_lack: bool = False
 
 
 class Exchange:
@@ -39,11 +40,22 @@ class Exchange:
         header = [float(step), _digest(keys), float(len(numbers))]
         gathered = self._gather(step, header, numbers)
         if any(row[:HEADER] != header for row in gathered):
-            self._raise_diverged(step, keys)
+            return self._completed(step, keys, numbers)
         if len(numbers) > self._capacity:
             self._capacity = 1 << (len(numbers) - 1).bit_length()
             gathered = self._gather(step, header, numbers)
         return [row[HEADER : HEADER + len(numbers)] for row in gathered]
+
+    def _completed(self, step: int, keys: Sequence[Key], numbers: list[float]) -> list[list[float]]:
+        """Ranks that had no batch of a divided evaluation say nothing, which stands for no samples. Raises RanksDiverged for any other
+        difference."""
+        told = self._session.all_gather_object((step, [tuple(key) for key in keys], numbers))
+        steps = {rank_step for rank_step, *_ in told}
+        certain = {tuple(key for key in theirs if not key[3]) for _, theirs, _ in told}
+        if len(steps) > 1 or len(certain) > 1:
+            self._raise_diverged(step, keys)
+        columns = [dict(zip(_numbered(theirs), _pairs(values), strict=False)) for _, theirs, values in told]
+        return [[number for key in _numbered(keys) for number in column.get(key, (0.0, 0.0))] for column in columns]
 
     def _gather(self, step: int, header: list[float], numbers: list[float]) -> list[list[float]]:
         message = torch.zeros(HEADER + self._capacity, dtype=torch.float64)
@@ -75,6 +87,20 @@ class Exchange:
                 )
         odd = next(key for ours in zip(*(theirs for _, theirs in told), strict=True) if len(set(ours)) > 1 for key in ours)
         raise RanksDiverged(f"s.log({odd[0]!r}) came in another order, at another step or with another reduce= on other ranks: call it alike")
+
+
+def _numbered(keys: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Keys that come several times, told apart."""
+    seen: Counter[Any] = Counter()
+    found = []
+    for key in map(tuple, keys):
+        found.append((key, seen[key]))
+        seen[key] += 1
+    return found
+
+
+def _pairs(numbers: list[float]) -> list[tuple[float, float]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _digest(keys: Sequence[Key]) -> float:

@@ -38,6 +38,7 @@ class Gatherer:
         self._exchange = Exchange(session)
         self._steps_of: dict[int, int] = {}
         self._point = 0
+        self._is_late = False
         self._metrics: list[tuple[str, Metric, int]] = []
         self.passes = passes
         self.steps = 0
@@ -57,13 +58,18 @@ class Gatherer:
             samples = self._samples(how) if how.sync_dist else 1.0
             scale = samples if how.reduce == "mean" else 1.0
             named, step = f"{name}_step" if how.on_epoch else name, self.steps if how.step is None else how.step
-            self.waiting.append(Record(named, step, passes.epoch, (number,), scale, samples, how.reduce, how.sync_dist is True, how.prog_bar))
+            lack = passes.current.divided_evaluation
+            self.waiting.append(
+                Record(named, step, passes.epoch, (number,), scale, samples, how.reduce, how.sync_dist is True, how.prog_bar, lack)
+            )  # fmt: skip
 
     def add_plainly(self, name: str, number: Value) -> None:
         """The same for this step, where no option is given: in half the time."""
-        self.waiting.append(_new(Record, (name, self.steps, self.passes.epoch, (number,), 1.0, 1.0, "mean", False, False)))
+        self.waiting.append(_new(Record, (name, self.steps, self.passes.epoch, (number,), 1.0, 1.0, "mean", False, False, False)))
 
     def _samples(self, how: How) -> float:
+        if how.reduce == "sum" and not self.passes.counts:
+            return 0.0
         return self.passes.samples if how.batch_size is None else float(how.batch_size)
 
     def add_metric(self, name: str, metric: Metric) -> None:
@@ -85,6 +91,13 @@ class Gatherer:
         self.passes.took(batch, iterator)
 
     @hookimpl
+    def loader_opened(self) -> None:
+        """A pass that a wrapper has exhausted before the loop used its last batches is over by now."""
+        if self._is_late:
+            self._is_late = False
+            self.reach_point()
+
+    @hookimpl
     def after_backward(self) -> None:
         self.passes.trained()
 
@@ -101,6 +114,7 @@ class Gatherer:
     @hookimpl(trylast=True)
     def loader_end(self, loader: DataLoader[Any]) -> None:
         ended = self.passes.end(loader)
+        self._is_late |= ended is None and self.passes.current.trains
         if ended is not None:
             self._close(ended)
             if ended.trains:
@@ -138,7 +152,7 @@ class Gatherer:
         """The value of each record: reduced over ranks, or this rank's."""
         mine = numbers_of(ready)
         shared = [index for index, record in enumerate(ready) if record.sync]
-        keys = [Key(ready[index].name, ready[index].reduce, ready[index].step) for index in shared]
+        keys = [Key(ready[index].name, ready[index].reduce, ready[index].step, ready[index].may_lack) for index in shared]
         keys += [Key(name, "metric", step) for name, _, step in metrics]
         rows = self._exchange.rows(self.steps, keys, [number for index in shared for number in mine[index]])
         values = [merged(record.reduce, [pair]) for record, pair in zip(ready, mine, strict=True)]
@@ -164,7 +178,7 @@ class Gatherer:
         """Turn what a pass has gathered into records."""
         for (name, reduce, sync, prog_bar), total in one.totals.items():
             self.waiting.append(
-                Record(name, self.steps, self.passes.epoch, total.parts(), 1.0, total.weight, reduce, sync, prog_bar)
+                Record(name, self.steps, self.passes.epoch, total.parts(), 1.0, total.weight, reduce, sync, prog_bar, one.divided_evaluation)
             )
         self._metrics += [(name, copy.deepcopy(metric), self.steps) for name, metric in one.metrics.items()]
         for metric in one.metrics.values():

@@ -18,14 +18,17 @@ from torchbus_log.values import Metric
 
 class LoaderPass:
     """One pass over a loader, and what was logged in it ``on_epoch``. ``trains``: it has fed a backward. ``began``: in seconds, when its
-    first batch came."""
+    first batch came. ``alike``: all ranks have the same batches. ``divided_evaluation``: they have different ones, and may have none."""
 
     def __init__(self, iterator: LoaderIterator | None) -> None:
         self.iterator = None if iterator is None else weakref.ref(iterator)
+        self.origin = None if iterator is None else iterator.origin
         self.began = time.perf_counter()
         self.trains = False
         self.samples = 1.0
         self.everywhere = 1.0
+        self.alike = False
+        self.divided_evaluation = False
         self.totals: dict[tuple[str, str, bool, bool], Total] = {}
         self.metrics: dict[str, Metric] = {}
 
@@ -63,17 +66,26 @@ class Passes:
         """The loop was handed a batch."""
         if not self._open or self._open[-1].iterator is None or self._open[-1].iterator() is not iterator:
             self._turn_to(iterator)
-        current, share = self._open[-1], self._session.share
-        current.samples, current.everywhere = float(rows(batch)), float(rows(batch) * self._session.world_size)
-        if share is not self._share:  # this batch was divided
-            self._share = share
-            current.samples = current.samples if share.weight else 0.0
-            current.everywhere = float(share.count or current.everywhere)
+        current, origin = self._open[-1], iterator.origin
+        current.alike, current.divided_evaluation = origin.alike, bool(origin.evaluates) and not origin.alike
+        self._share = self._session.share
+        self._weigh(current, rows(batch), origin.share)
         if current not in self._fresh:
             self._fresh.append(current)
 
+    def _weigh(self, current: LoaderPass, rows: int, share: Share | None) -> None:
+        """How many samples the batch stands for, on this rank and on all."""
+        current.samples, current.everywhere = float(rows), float(rows * self._session.world_size)
+        if share is not None:
+            current.samples = current.samples if share.weight else 0.0
+            current.everywhere = float(share.count or current.everywhere)
+
     def trained(self) -> None:
         """A backward has run."""
+        for taken in self._session.batches.feeding:
+            known = next((one for one in self._open if one.origin is taken.origin), None) if taken.origin.ahead else None
+            if known is not None:  # the batch taken last is another one
+                self._weigh(known, taken.rows, taken.share)
         if not self._fresh:
             return
         if not self._fresh[0].trains:
@@ -93,11 +105,19 @@ class Passes:
             return 1.0
         return share.weight * share.count / self._session.world_size
 
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's part of a sum counts: of ranks that have the same data, the first one's does."""
+        place, world = self._session.world.data, self._session.world
+        if self.current.alike or place.parts == 1:
+            return world.is_main
+        return place.parts == world.world_size or world.local_rank == 0
+
     def end(self, loader: Any) -> LoaderPass | None:
-        """A loader is exhausted: take its latest pass out."""
+        """A loader is exhausted: take its latest pass out. Not while a wrapper that fetches ahead has batches of it."""
         for one in reversed(self._open):
             iterator = None if one.iterator is None else one.iterator()
-            if iterator is not None and iterator.loader is loader:
+            if iterator is not None and iterator.loader is loader and not self._session.batches.waiting(iterator.origin):
                 self._open.remove(one)
                 return one
         return None

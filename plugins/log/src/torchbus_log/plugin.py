@@ -53,6 +53,7 @@ class Log:
         listens = any(session.all_gather_object(session.bus.heard("metrics_ready")))
         refuse_unheard(session.options, listens)
         if listens:
+            session.batches.follow()
             passes = Passes(session)
             autolog = Autolog(passes) if self._wants_autolog else None
             self._gatherer = Gatherer(session, self._every, passes, autolog)

@@ -14,7 +14,7 @@ class Record(NamedTuple):
     """One name's contribution to a log point.
 
     ``parts`` are numbers, or tensors still on their device, which ``reduce`` makes one of; times ``scale`` it is what all ranks add up.
-    They stand for ``weight`` samples. ``sync``: reduce it over ranks.
+    They stand for ``weight`` samples. ``sync``: reduce it over ranks. ``may_lack``: other ranks may have nothing of this name.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Record(NamedTuple):
     reduce: str
     sync: bool
     prog_bar: bool
+    may_lack: bool = False
 
 
 class Line(NamedTuple):

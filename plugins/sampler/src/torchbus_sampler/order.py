@@ -9,7 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torchbus.random_streams import RandomStreams
 from torchbus.share import Share
 
@@ -126,6 +135,15 @@ def steps_in(inner: Iterable[Any], num_ranks: int, batches_per_step: int) -> int
     batches = len(inner)  # type: ignore[arg-type]
     whole, rest = divmod(batches, batches_per_step)
     return whole + bool(rest and not getattr(inner, "drop_last", False))
+
+
+def length_of(loader: DataLoader[Any], parts: int, batches_per_step: int) -> int:
+    """How many batches a divided loader gives to each rank."""
+    if not isinstance(loader.dataset, IterableDataset):
+        return steps_in(loader._index_sampler, parts, batches_per_step)
+    items = (loader.batch_size or 1) * batches_per_step
+    length = len(loader.dataset)  # type: ignore[arg-type]
+    return length // items if loader.drop_last else -(-length // items)
 
 
 def chosen(dataset: Any) -> int:

@@ -22,7 +22,7 @@ from torchbus_sampler.deciding import DecidingModels
 from torchbus_sampler.decision import Decision, decide
 from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
-from torchbus_sampler.order import DividedOrder, steps_in
+from torchbus_sampler.order import DividedOrder, length_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.sharding import shard
 from torchbus_sampler.stream import Collate, DividedStream, Once, probe
@@ -170,18 +170,14 @@ class Divider:
     def loader_length(self, loader: DataLoader[Any]) -> int | None:
         if not self._session.captures(loader) or not self._decision_for_length(loader).divide:
             return None
-        if not isinstance(loader.dataset, IterableDataset):
-            return steps_in(loader._index_sampler, self._session.world.data.parts, self._batches_per_step)
-        items = (loader.batch_size or 1) * self._batches_per_step
-        length = len(loader.dataset)  # type: ignore[arg-type]
-        return length // items if loader.drop_last else -(-length // items)
+        return length_of(loader, self._session.world.data.parts, self._batches_per_step)
 
     def _decision_for_length(self, loader: DataLoader[Any]) -> Decision:
         """That of the latest pass. Between two passes of a loader that trains, its length is what the models' mode says."""
         known, latest = self._decisions.get(loader), self._passes.get(loader)
         if known is None:
             return self._decide(loader)
-        if loader in self._feeding and (latest is None or latest.is_over):
+        if loader in self._feeding and (known.divide or known.evaluation) and (latest is None or latest.is_over):
             return decide(loader, self._models.now(), False, self._shard_eval)
         return known
 
