@@ -19,7 +19,8 @@ Setting = float | str
 Settings = dict[str, Setting]
 VOLATILE = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|cuda:\d+")  # what a repr has of this process or device alone
 SEARCHES = {
-    "optuna": "optuna is imported, whose samplers draw for each rank: with torchbus-optuna rank 0 asks for all (pip install torchbus-optuna)",
+    "optuna": "optuna is imported, whose samplers draw for each rank: pip install torchbus-optuna, which lets rank 0 ask for all (import optuna before "
+    "the session)",
     "ray.tune": "ray.tune is imported: let rank 0 draw, and take s.all_gather_object(values)[0] on all ranks",
 }
 SHOWN_CHARACTERS = 80
@@ -69,7 +70,8 @@ def compare(told: Sequence[Settings]) -> None:
 
 def searches() -> str:
     """What to say of libraries that search hyperparameters; "" where none is imported."""
-    seen = [words for name, words in SEARCHES.items() if name in sys.modules and "torchbus_optuna" not in sys.modules]
+    done = {"optuna"} if "torchbus_optuna" in sys.modules else set()
+    seen = [words for name, words in SEARCHES.items() if name in sys.modules and name not in done]
     return "".join(f" {words[0].upper()}{words[1:]}" for words in seen)
 
 
