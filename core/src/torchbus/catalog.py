@@ -21,6 +21,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "clip": "torchbus-clip",
         "scale": "torchbus-scale",
         "wandb_one_run": "torchbus-wandb",
+        "optuna_one_study": "torchbus-optuna",
         "gpu": "torchbus-gpu",
         "progress": "torchbus-progress",
         "checkpoint": "torchbus-checkpoint",
@@ -116,6 +117,6 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "epochs": "torchbus-checkpoint",
         "should_stop": "torchbus-earlystop",
     },
-    "companion": {"wandb": "torchbus-wandb"},
+    "companion": {"wandb": "torchbus-wandb", "optuna": "torchbus-optuna"},
     "command": {"runs": "torchbus-report", "report": "torchbus-report"},
 }

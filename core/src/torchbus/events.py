@@ -58,7 +58,7 @@ HOT = (
     "step_called", "before_optimizer_step", "after_closure", "after_optimizer_step", "skip_logging", "log_metrics",
 )  # fmt: skip
 ONE_LISTENER = ("run_backward",)  # whoever runs it runs all of it: of two, one would not be heard
-RUN_THE_LOOPS_OWN_WORK = ("loader_start", "save_file")  # their errors are the loop's, and pass as they are
+RUN_THE_LOOPS_OWN_WORK = ("loader_start", "loader_bypassed", "save_file")  # their errors are the loop's, and pass as they are
 
 
 @hookspec(firstresult=True)
@@ -236,6 +236,12 @@ def system_metrics(metrics: dict[str, float], time_s: float) -> None:
 @hookspec
 def loader_end(loader: DataLoader[Any], order: Pass | None) -> None:
     """A captured loader was exhausted (not after ``break``). Once per complete pass."""
+
+
+@hookspec
+def loader_bypassed(loader: DataLoader[Any]) -> None:
+    """A subclass of DataLoader whose own ``__iter__`` does not come to DataLoader's has the first batch of a pass ready: no other event of
+    the pass is fired. Once per pass."""
 
 
 @hookspec(firstresult=True)

@@ -12,11 +12,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from torchbus.bus import Bus
+from torchbus.seams import subclasses
 from torchbus.seams._ears import Ears
 from torchbus.taken import Origin
 
 PLACE = "DataLoader.__iter__, __len__"
-EVENTS = ("skip_pass", "loader_start", "loader_opened", "loader_length", "batch_wanted", "batch_ready", "batches_skipped", "loader_end")
+EVENTS = (
+    "skip_pass", "loader_start", "loader_opened", "loader_length", "batch_wanted", "batch_ready", "batches_skipped", "loader_end", "loader_bypassed",
+)  # fmt: skip
 
 
 class Pass:
@@ -39,7 +42,7 @@ class LoaderIterator:
         self.order = order
         self._looks_ahead = False
         self._ahead: list[Any] = []
-        self.taken = 0
+        self.taken = getattr(inner, "_num_yielded", 0)  # torchdata's may go on from a state
         self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
         self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
 
@@ -131,10 +134,14 @@ def replaced(loader: DataLoader[Any], attributes: dict[str, Any]) -> Iterator[No
 
 
 def install(ears: Ears) -> Callable[[], None]:
+    heard = subclasses.Heard()
+
     def make_iter(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def __iter__(self: DataLoader[Any]) -> Iterator[Any]:
+            heard.note(self)
             if ears.hook.skip_pass(loader=self):
                 return iter(())
+            subclasses.begin_anew(self)
             order: Pass | None = ears.hook.loader_start(loader=self)
             with replaced(self, {} if order is None else order.replacements):
                 kept = getattr(self, "_iterator", None)
@@ -154,11 +161,13 @@ def install(ears: Ears) -> Callable[[], None]:
 
         return __len__
 
+    undo_subclasses = subclasses.install(ears, make_iter, heard)
     undo_iter = ears.replace(DataLoader, "__iter__", make_iter)
     undo_len = ears.replace(DataLoader, "__len__", make_len)
 
     def undo() -> None:
         undo_len()
         undo_iter()
+        undo_subclasses()
 
     return undo

@@ -12,6 +12,7 @@ from torchbus import Session
 from torchbus.errors import RanksDiverged
 
 from torchbus_ddp import header
+from torchbus_ddp.constants import Constants
 from torchbus_ddp.header import DeviceHeader, Header
 
 SEED = (
@@ -40,10 +41,11 @@ class HeaderCheck:
     """Compares the headers' mean with what this rank sent: at once on CPU, one backward later on a GPU, where looking
     at once would wait for it."""
 
-    def __init__(self, session: Session, facts: Callable[[], Facts], watch: Watch) -> None:
+    def __init__(self, session: Session, facts: Callable[[], Facts], watch: Watch, constants: Constants) -> None:
         self._session = session
         self._facts = facts
         self.watch = watch
+        self.constants = constants
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._pending: tuple[Tensor, Any] | None = None
 
@@ -68,6 +70,8 @@ class HeaderCheck:
     def _compare(self, mean: list[float], sent: list[float]) -> None:
         if not header.agrees(mean, sent):
             self._raise_diverged()
+        if not header.constants_agree(mean, sent):
+            self.constants.judge(int(sent[header.PROGRESS]))
         if not self._may_differ and header.drifted(mean, sent):
             raise RanksDiverged(
                 "a parameter is not the same on all ranks any more: something changed it on one rank alone (an optimizer that computes "

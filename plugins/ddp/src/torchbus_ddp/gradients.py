@@ -16,6 +16,7 @@ from torchbus.seams.backward import BackwardCall, as_list
 from torchbus_ddp import double, header, hooks, reductions
 from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.check import Facts, HeaderCheck, refuse_unlike
+from torchbus_ddp.constants import Constants
 from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header
 from torchbus_ddp.loose import average
@@ -51,7 +52,7 @@ class GradientSync:
         self._assigned = Assigned()
         self._synced_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._check = HeaderCheck(session, self._facts, strategy.make_watch(session))
+        self._check = HeaderCheck(session, self._facts, strategy.make_watch(session), Constants(session, self.trained.optimizer_settings))
         session.bus.register(self.trained, f"{strategy.name}.trained")
         session.on_close.callback(self._drop_plans)
 
@@ -103,7 +104,9 @@ class GradientSync:
         loss = _scalar(call)
         if not self._loss_note and loss is not None and self._job.backwards == 0 and self._session.is_main:
             self._loss_note = self._look_at(loss)
-        slots = header.numbers(weight, self._job.backwards * 7 + self._steps, self._session.share.position, self._check.watch.input_sum)
+        progress = self._job.backwards * 7 + self._steps
+        constants = self._check.constants.number(loss, weight, progress)
+        slots = header.numbers(weight, progress, self._session.share.position, self._check.watch.input_sum, constants)
         inputs = call.inputs
         if weight == 0.0:
             self._discard(engine, plan.parameters, tensors, gradients, call)

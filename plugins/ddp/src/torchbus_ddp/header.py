@@ -13,15 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-SLOTS = 9
-LOSS, RAW_LOSS, WEIGHT, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE = range(SLOTS)
+SLOTS = 11
+LOSS, RAW_LOSS, WEIGHT, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(SLOTS)
 MODULUS = 251  # small enough for its square's mean to be told apart in float32
 
 
-def numbers(weight: float, progress: int, position: int, input_sum: float) -> list[float]:
+def numbers(weight: float, progress: int, position: int, input_sum: float, constants: int = 0) -> list[float]:
     """The slots that are known on the host; the others are filled in where their values are."""
     a, b = progress % MODULUS, position % MODULUS
-    return [0.0, 0.0, weight, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0]
+    told = [0.0, 0.0, weight, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0]
+    return [*told, float(constants), float(constants * constants)]
 
 
 class Header:
@@ -116,13 +117,18 @@ def make_header(first: Tensor, parameters: int) -> Header:
 
 
 def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
-    """Whether all ranks gave the same progress and position: then the means of each and of its square are mine."""
-    return (
-        abs(mean[PROGRESS] - sent[PROGRESS]) < 0.01
-        and abs(mean[PROGRESS_SQUARED] - sent[PROGRESS_SQUARED]) < 0.3
-        and abs(mean[POSITION] - sent[POSITION]) < 0.01
-        and abs(mean[POSITION_SQUARED] - sent[POSITION_SQUARED]) < 0.3
-    )
+    """Whether all ranks gave the same progress and position."""
+    return _is_same(mean, sent, PROGRESS) and _is_same(mean, sent, POSITION)
+
+
+def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same checksum of constants."""
+    return _is_same(mean, sent, CONSTANTS)
+
+
+def _is_same(mean: Sequence[float], sent: Sequence[float], slot: int) -> bool:
+    """All ranks gave the same number if the means of it and of its square, in the next slot, are mine."""
+    return abs(mean[slot] - sent[slot]) < 0.01 and abs(mean[slot + 1] - sent[slot + 1]) < 0.3
 
 
 def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,24 +14,34 @@ from torch.nn.parameter import is_lazy
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged, UsageError
 
+from torchbus_ddp import settings
+
 CHUNK_BYTES = 64 * 2**20
 
 
-def copy_from_rank0(tensors: Sequence[Tensor], what: str) -> None:
+def copy_from_rank0(tensors: Sequence[Tensor], what: str, made_with: settings.Settings | None = None) -> None:
     """Give the tensors rank 0's values, on all ranks, without autograd noticing. All ranks call it alike.
 
-    Raises RanksDiverged where the ranks have tensors of different shapes.
+    Raises RanksDiverged where the ranks have tensors of different shapes, or other hyperparameters (``made_with``).
     """
+    made_with = made_with or {}
     shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    told = all_gather_object((what, shapes), dist.get_world_size())
-    for rank, (their_what, theirs) in enumerate(told):
-        if theirs != told[0][1]:
-            raise RanksDiverged(
-                f"rank {rank} comes with {their_what} ({len(theirs)} tensors) where rank 0 comes with {told[0][0]} "
-                f"({len(told[0][1])} tensors): all ranks must build and first use their models in the same order"
-            )
+    told = all_gather_object((what, [settings.digest(made_with), *shapes]), dist.get_world_size())
+    _refuse_unlike(told)
+    if len({theirs[0] for _, theirs in told}) > 1:
+        settings.refuse_unlike(made_with, dist.get_world_size())
     for chunk in _chunks([tensor for tensor in tensors if tensor.numel()]):
         broadcast(chunk)
+
+
+def _refuse_unlike(told: list[tuple[str, list[Any]]]) -> None:
+    what, first = told[0]
+    for rank, (their_what, theirs) in enumerate(told):
+        if type(theirs) is not type(first) or theirs[1:] != first[1:]:
+            raise RanksDiverged(
+                f"rank {rank} comes with {their_what} ({len(theirs) - 1} tensors) where rank 0 comes with {what} ({len(first) - 1} tensors): "
+                f"all ranks must build and first use their models in the same order.{settings.searches()}"
+            )
 
 
 def refuse_empty(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:

@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus import Session, inventory
+from torchbus import Session, hookimpl, inventory
 from torchbus.errors import RanksDiverged
 from torchbus.notices import users_frame, warn
 
@@ -45,6 +45,11 @@ class Contents:
         self._own: set[int] = set()
         self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self.notes: list[str] = []
+        session.bus.register(self, "sampler.contents")
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"notes": self.notes} if self.notes else {}
 
     def are_own(self, loader: DataLoader[Any]) -> bool:
         """Whether the ranks have data of their own on purpose."""

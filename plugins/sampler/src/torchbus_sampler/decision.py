@@ -10,6 +10,11 @@ import torch
 from torch.nn import Module
 from torch.utils.data import DataLoader
 
+BYPASSED = (
+    "{} has an __iter__ of its own that makes batches without DataLoader's: they can't be divided, and every rank would train on all of them. "
+    "Let it call super().__iter__(), divide the data in the script, or say replace_sampler=False"
+)
+
 
 @dataclass(frozen=True)
 class Decision:

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.utils.data import (
     BatchSampler,
@@ -60,6 +60,7 @@ class DividedOrder:
         self.began_whole = True
         self._single = False  # whether the user's sampler draws one index at a time, not batches of them
         self.pending: deque[Share] = deque()
+        self.source: Any = None  # the script's own order, where it has been begun
 
     def __iter__(self) -> Iterator[Any]:
         self.pending.clear()
@@ -88,7 +89,7 @@ class DividedOrder:
     def is_ragged(self) -> bool:
         """Whether the ranks' shares will not weigh the same in all steps, as far as is known beforehand."""
         inner = self._inner
-        if self._num_ranks == 1 or not self._pad or type(inner) is not BatchSampler:
+        if self._num_ranks == 1 or not self._pad or not is_plain(inner):
             return False
         try:
             rest = len(inner.sampler) % (inner.batch_size * self._batches_per_step)  # type: ignore[arg-type]
@@ -97,7 +98,7 @@ class DividedOrder:
         return self._first_own or bool(rest and not inner.drop_last)
 
     def _batch_size(self) -> int | None:
-        return self._inner.batch_size if type(self._inner) is BatchSampler else None
+        return self._inner.batch_size if is_plain(self._inner) else None
 
     def _steps(self) -> Iterator[list[Sequence[Any]]]:
         """The user's batches, as many at a time as make one global batch; drawn from the random stream "order"."""
@@ -109,7 +110,7 @@ class DividedOrder:
             yield batches
 
     def _draw(self) -> Iterator[Sequence[Any]]:
-        source = iter(self._inner)
+        source = iter(self._inner) if self.source is None else self.source
         draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
         done: Any = object()
         first = True
@@ -126,9 +127,14 @@ class DividedOrder:
             yield [item] if self._single else item
 
 
+def is_plain(inner: Any) -> TypeGuard[BatchSampler]:
+    """Whether it cuts the order of its sampler into batches of one size: torch's own class, and torchdata's."""
+    return type(inner) is BatchSampler or (isinstance(inner, BatchSampler) and type(inner).__module__.startswith("torchdata."))
+
+
 def steps_in(inner: Iterable[Any], num_ranks: int, batches_per_step: int) -> int:
     """How many global batches an index sampler holds."""
-    if type(inner) is BatchSampler:
+    if is_plain(inner):
         samples = len(inner.sampler)  # type: ignore[arg-type]
         global_size = inner.batch_size * batches_per_step
         return samples // global_size if inner.drop_last else -(-samples // global_size)

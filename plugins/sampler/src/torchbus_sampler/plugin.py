@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.errors import Unsupported, UsageError
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator, Pass
 from torchbus.taken import Origin
@@ -19,13 +19,14 @@ from torchbus.taken import Origin
 from torchbus_sampler import unheard
 from torchbus_sampler.contents import OWN, Contents
 from torchbus_sampler.deciding import DecidingModels
-from torchbus_sampler.decision import Decision, decide
+from torchbus_sampler.decision import BYPASSED, Decision, decide
 from torchbus_sampler.feeding import Feeding
 from torchbus_sampler.ledger import Ledger
-from torchbus_sampler.order import DividedOrder, length_of
+from torchbus_sampler.order import length_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.sharding import shard
-from torchbus_sampler.stream import Collate, DividedStream, Once, probe
+from torchbus_sampler.stateful import kind_of_order, settle
+from torchbus_sampler.stream import Once, divided_stream, probe
 from torchbus_sampler.workers import SeedWorker
 
 BATCH = ("per_device", "global")
@@ -130,7 +131,7 @@ class Divider:
         """This rank's share; in evaluation all of it, drawn from the same random stream."""
         batched, pad = loader._auto_collation, not decision.evaluation
         part, parts, batches = (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
-        order = DividedOrder(
+        order = kind_of_order(loader)(
             loader._index_sampler, part, parts, batches, batched, self._session.random, pad, loader.dataset, pad and self._may_be_a_look(loader)
         )  # fmt: skip
         return {"batch_sampler" if batched else "sampler": order}
@@ -145,13 +146,12 @@ class Divider:
         if len(set(self._session.all_gather_object(digest))) > 1:
             self._decisions[loader] = Decision(False, "not divided, its dataset divides itself (the ranks' first items differ)")
             return {} if head is None else {"dataset": Once(head)}
-        place, batched = self._session.world.data, loader._auto_collation
-        items = (loader.batch_size or 1) * self._batches_per_step
-        stream = DividedStream(loader.dataset, *place, items, loader.drop_last, batched, head)
-        replacements = {"dataset": stream, "collate_fn": Collate(loader.collate_fn, stream)}
-        if batched:
-            replacements["batch_sampler"] = BatchSampler(loader.sampler, stream.batch_size, False)
-        return replacements
+        return divided_stream(loader, self._session.world.data, self._batches_per_step, head)
+
+    @hookimpl
+    def loader_bypassed(self, loader: DataLoader[Any]) -> None:
+        if self._session.captures(loader) and self._decide(loader).divide:
+            raise Unsupported(BYPASSED.format(type(loader).__name__))
 
     @hookimpl
     def loader_opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
@@ -161,6 +161,7 @@ class Divider:
             return
         self._passes[loader] = origin
         divided = divided_order(iterator.order)
+        settle(divided, iterator)
         origin.ragged = divided is not None and divided.is_ragged
         if decision.evaluation:
             self._evaluated.add(loader)
@@ -241,10 +242,6 @@ class Divider:
         if self._global:
             return f"divided, each batch over {over}"
         return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
-
-    @hookimpl
-    def explain_lines(self) -> dict[str, list[str]]:
-        return {"notes": self._contents.notes} if self._contents.notes else {}
 
     def _decide(self, loader: DataLoader[Any]) -> Decision:
         if self._contents.are_own(loader):

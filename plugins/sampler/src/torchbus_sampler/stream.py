@@ -11,10 +11,11 @@ from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchbus.random_streams import read, write
 from torchbus.share import Share
+from torchbus.world import DataPlace
 
 from torchbus_sampler.shares import share_out, share_sizes
 
@@ -95,6 +96,14 @@ class Collate:
 
     def __call__(self, items: Any) -> SharedBatch:
         return SharedBatch(self._collate(items), self._stream.shares.popleft())
+
+
+def divided_stream(loader: DataLoader[Any], place: DataPlace, batches_per_step: int, head: Iterable[Any] | None) -> dict[str, Any]:
+    """What replaces a loader's attributes so that it reads this rank's share of its stream."""
+    batched, items = loader._auto_collation, (loader.batch_size or 1) * batches_per_step
+    stream = DividedStream(loader.dataset, *place, items, loader.drop_last, batched, head)
+    replacements = {"dataset": stream, "collate_fn": Collate(loader.collate_fn, stream)}
+    return replacements | ({"batch_sampler": BatchSampler(loader.sampler, stream.batch_size, False)} if batched else {})
 
 
 def probe(dataset: Any) -> tuple[int, Iterable[Any] | None]:

@@ -1,0 +1,150 @@
+"""The plugin: every decision of a study is rank 0's."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import optuna
+from optuna import Study, TrialPruned
+from optuna.storages import InMemoryStorage
+from optuna.trial import Trial
+from torchbus import Session, hookimpl, inventory
+from torchbus.errors import RanksDiverged, UsageError
+
+from torchbus_optuna import replica
+from torchbus_optuna.agreement import of_rank0
+
+
+class OneStudy:
+    """Rank 0 asks its sampler and its pruner, and keeps the storage; the others are told, and keep a copy in memory.
+
+    So ``suggest_*`` returns the same on all ranks, ``should_prune`` too, and a trial gets the value that rank 0's objective returned. Works for
+    a study inside the block and for a session in each trial. All ranks call what they call of a study alike, as collectives.
+    """
+
+    @hookimpl(trylast=True)
+    def session_start(self, session: Session) -> None:
+        if session.world_size == 1:
+            return
+        self._session = session
+        self._known: weakref.WeakSet[Study] = weakref.WeakSet()
+        self._follow_those_alive()
+        for owner in (optuna, optuna.study):
+            for name in ("create_study", "load_study"):
+                session.replace(owner, name, self._made)
+        session.replace(Study, "ask", self._ask)
+        session.replace(Study, "tell", self._tell)
+        session.replace(Study, "optimize", self._optimize)
+        session.replace(Trial, "_suggest", self._suggest)
+        session.replace(Trial, "should_prune", self._should_prune)
+
+    @hookimpl
+    def explain_lines(self, session: Session) -> dict[str, list[str]] | None:
+        return None if session.world_size == 1 else {"notes": ["optuna: rank 0's sampler, pruner and storage decide for all ranks"]}
+
+    # Studies ---------------------------------------------------------------------------------------------------
+
+    def _follow_those_alive(self) -> None:
+        """Studies and trials that were begun before the block."""
+        studies = sorted(inventory.alive(Study), key=lambda study: study.study_name)
+        told = self._session.all_gather_object([replica.tell(study) for study in studies] if self._session.is_main else None)[0]
+        by_name = {one.name: one for one in told}
+        for study in studies:
+            self._known.add(study)
+            if not self._session.is_main and study.study_name in by_name:
+                replica.follow(study, by_name[study.study_name])
+        for trial in inventory.alive(Trial) if not self._session.is_main else ():
+            if trial.study.study_name in by_name:
+                replica.follow_trial(trial)
+
+    def _made(self, original: Callable[..., Study]) -> Callable[..., Study]:
+        def make(*args: Any, **options: Any) -> Study:
+            made: list[Study] = []
+
+            def on_rank0() -> replica.Told:
+                made.append(original(*args, **options))
+                return replica.tell(made[0])
+
+            told = of_rank0(self._session, on_rank0)
+            study = made[0] if made else replica.make(told, options)
+            self._known.add(study)
+            return study
+
+        return make
+
+    def _ask(self, original: Callable[..., Trial]) -> Callable[..., Trial]:
+        def ask(study: Study, *args: Any, **options: Any) -> Trial:
+            if study not in self._known and not isinstance(study._storage, InMemoryStorage):
+                told = of_rank0(self._session, partial(replica.tell, study))
+                if not self._session.is_main:
+                    replica.follow(study, told)
+            self._known.add(study)
+            return original(study, *args, **options)
+
+        return ask
+
+    # Trials ----------------------------------------------------------------------------------------------------
+
+    def _suggest(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def suggest(trial: Trial, name: str, distribution: Any) -> Any:
+            value = of_rank0(self._session, partial(original, trial, name, distribution))
+            if not self._session.is_main:
+                trial._fixed_params = {**trial._fixed_params, name: value}
+                original(trial, name, distribution)
+            return value
+
+        return suggest
+
+    def _should_prune(self, original: Callable[..., bool]) -> Callable[..., bool]:
+        def should_prune(trial: Trial) -> bool:
+            return bool(of_rank0(self._session, partial(original, trial)))
+
+        return should_prune
+
+    def _tell(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(study: Study, trial: Trial | int, values: Any = None, state: Any = None, skip_if_finished: bool = False) -> Any:
+            values, state = of_rank0(self._session, lambda: (values, state))
+            return original(study, trial, values, state, skip_if_finished)
+
+        return tell
+
+    def _optimize(self, original: Callable[..., None]) -> Callable[..., None]:
+        def optimize(study: Study, func: Callable[[Trial], Any], n_trials: int | None = None, timeout: float | None = None, n_jobs: int = 1,
+                     catch: Any = (), callbacks: Any = None, **options: Any) -> None:  # fmt: skip
+            if n_jobs != 1:
+                raise UsageError(f"study.optimize(n_jobs={n_jobs}): the ranks of a session run one trial at a time, together; use n_jobs=1")
+            begun_s = time.monotonic()
+
+            def stop_together(study: Study, trial: Any) -> None:
+                late = timeout is not None and time.monotonic() - begun_s >= timeout
+                if of_rank0(self._session, lambda: late or study._stop_flag):
+                    study.stop()
+
+            original(study, self._alike(func), n_trials, None, 1, catch, [*(callbacks or ()), stop_together], **options)
+
+        return optimize
+
+    def _alike(self, func: Callable[[Trial], Any]) -> Callable[[Trial], Any]:
+        """An objective that returns, on all ranks, what it has returned on rank 0, or is pruned as there."""
+
+        def objective(trial: Trial) -> Any:
+            value, error = None, None
+            try:
+                value = func(trial)
+            except Exception as raised:
+                error = raised
+            told = self._session.all_gather_object((value, type(error).__name__ if error else "", str(error)))
+            if error is not None:
+                raise error
+            failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(told) if kind]
+            if failed and failed[0][1] == TrialPruned.__name__:
+                raise TrialPruned(failed[0][2])
+            if failed:
+                raise RanksDiverged("the objective failed on rank {}: {}: {}".format(*failed[0]))
+            return told[0][0]
+
+        return objective
