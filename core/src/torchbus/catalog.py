@@ -50,6 +50,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "backend": "torchbus-ddp",
         "bucket_cap_mb": "torchbus-ddp",
         "loss_reduction": "torchbus-ddp",
+        "loss_weight": "torchbus-ddp",
         "sync_loss": "torchbus-ddp",
         "sync_batchnorm": "torchbus-ddp",
         "batch_dim": "torchbus-ddp",

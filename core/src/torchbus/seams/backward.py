@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from torchbus.seams._ears import Ears
+
+if TYPE_CHECKING:
+    from torchbus.loss_weight import Count
 
 PLACE = "torch.autograd.backward"
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
@@ -22,10 +25,11 @@ class BackwardCall:
 
     ``weight``: this rank's gradient counts so much in the mean over ranks, instead of what its share of the data
     says (None). ``factor``: multiplies the gradient and not the loss. ``sync``: whether gradients are to be
-    synchronised. ``loss``: the tensor, where ``backward`` was called on a single one.
+    synchronised. ``loss``: the tensor, where ``backward`` was called on a single one. ``count``: what it counts, where a plugin has found that
+    out before the strategy does.
     """
 
-    __slots__ = ("create_graph", "factor", "grad_tensors", "inputs", "retain_graph", "sync", "tensors", "weight")
+    __slots__ = ("count", "create_graph", "factor", "grad_tensors", "inputs", "retain_graph", "sync", "tensors", "weight")
 
     def __init__(self, tensors: Any, grad_tensors: Any, retain_graph: bool | None, create_graph: bool, inputs: Any) -> None:
         self.tensors = tensors if isinstance(tensors, torch.Tensor) else as_list(tensors)
@@ -34,6 +38,7 @@ class BackwardCall:
         self.create_graph = create_graph
         self.inputs = inputs
         self.weight: float | None = None
+        self.count: Count | None = None
         self.factor: float | torch.Tensor = 1.0
         self.sync = True
 
@@ -42,9 +47,9 @@ class BackwardCall:
         tensors = as_list(self.tensors)
         return tensors[0] if len(tensors) == 1 and isinstance(tensors[0], torch.Tensor) else None
 
-    def start(self, weight: float = 1.0) -> tuple[list[Any], list[Any]]:
+    def start(self, weight: float | torch.Tensor = 1.0) -> tuple[list[Any], list[Any]]:
         """The tensors to start from, and their gradients times ``weight`` and the call's factor."""
-        factor = self.factor if weight == 1.0 else self.factor * weight
+        factor = self.factor if isinstance(weight, float) and weight == 1.0 else self.factor * weight
         same = isinstance(factor, float) and factor == 1.0
         if self.grad_tensors is None and isinstance(self.tensors, torch.Tensor):
             return [self.tensors], [None if same else _times(self.tensors, None, factor)]

@@ -41,11 +41,14 @@ class HeaderCheck:
     """Compares the headers' mean with what this rank sent: at once on CPU, one backward later on a GPU, where looking
     at once would wait for it."""
 
-    def __init__(self, session: Session, facts: Callable[[], Facts], watch: Watch, constants: Constants) -> None:
+    def __init__(
+        self, session: Session, facts: Callable[[], Facts], watch: Watch, constants: Constants, look: Callable[[list[float]], None]
+    ) -> None:
         self._session = session
         self._facts = facts
         self.watch = watch
         self.constants = constants
+        self._look = look
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._pending: tuple[Tensor, Any] | None = None
 
@@ -80,6 +83,7 @@ class HeaderCheck:
                 "alike on all ranks, or build the model anew)"
             )
         self.watch.look(mean, sent)
+        self._look(mean)
 
     def _raise_diverged(self) -> None:
         told = [Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))]

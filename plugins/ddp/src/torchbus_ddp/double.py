@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchbus.loss_weight import Count
 
 
 class MeanOverRanks(torch.autograd.Function):
@@ -25,7 +26,7 @@ class MeanOverRanks(torch.autograd.Function):
         return gradient, None
 
 
-def backward(engine: Any, parameters: Sequence[Tensor], tensors: list[Any], gradients: list[Any], inputs: Any, weight: float) -> None:
+def backward(engine: Any, parameters: Sequence[Tensor], tensors: list[Any], gradients: list[Any], inputs: Any, count: Count) -> None:
     """Run ``engine`` with ``create_graph=True`` and replace the gradients that it makes by their means over ranks.
 
     One collective. All ranks call it with the same parameters. A gradient that no rank makes stays None.
@@ -35,13 +36,21 @@ def backward(engine: Any, parameters: Sequence[Tensor], tensors: list[Any], grad
         parameter.grad = None
     engine(tensors, gradients, True, True, inputs=inputs)
     made = [parameter.grad for parameter in parameters]
-    present = torch.tensor([float(gradient is not None) for gradient in made], device=parameters[0].device)
-    dist.all_reduce(present)
+    told = [*(float(gradient is not None) for gradient in made), float(count.counted), float(count.weight)]
+    *present, counted, weights = _summed(told, parameters[0].device)
+    weight = float(count.weight) * (dist.get_world_size() / weights if counted and weights else 1.0)
     packed = torch.cat([_flat(parameter, gradient) for parameter, gradient in zip(parameters, made, strict=True)])
     means = MeanOverRanks.apply(packed, weight).split([parameter.numel() for parameter in parameters])  # type: ignore[no-untyped-call]
-    for parameter, mean, old, ranks in zip(parameters, means, kept, present.tolist(), strict=True):
+    for parameter, mean, old, ranks in zip(parameters, means, kept, present, strict=True):
         new = mean.view_as(parameter) if ranks else None
         parameter.grad = new if old is None else old if new is None else old + new
+
+
+def _summed(numbers: list[float], device: torch.device) -> list[float]:
+    told = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(told)
+    summed: list[float] = told.tolist()
+    return summed
 
 
 def _flat(parameter: Tensor, gradient: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,12 +12,15 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
+from torchbus.loss_graph import Number
+from torchbus.loss_weight import Count, LossWeights
 from torchbus.seams.backward import BackwardCall, as_list
 
 from torchbus_ddp import double, header, hooks, reductions
 from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.check import Facts, HeaderCheck, refuse_unlike
 from torchbus_ddp.constants import Constants
+from torchbus_ddp.counted import Counted, made_anew
 from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header
 from torchbus_ddp.loose import average
@@ -52,7 +56,12 @@ class GradientSync:
         self._assigned = Assigned()
         self._synced_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._check = HeaderCheck(session, self._facts, strategy.make_watch(session), Constants(session, self.trained.optimizer_settings))
+        may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
+        by_samples = may_differ or session.world.data.parts == 1
+        self._losses = LossWeights(session, "samples" if by_samples else strategy.loss_weight)
+        self._counted = Counted(self._losses)
+        constants = Constants(session, self.trained.optimizer_settings)
+        self._check = HeaderCheck(session, self._facts, strategy.make_watch(session), constants, self._counted.look)
         session.bus.register(self.trained, f"{strategy.name}.trained")
         session.on_close.callback(self._drop_plans)
 
@@ -72,15 +81,16 @@ class GradientSync:
             self._run(call, engine)
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
-        weight = self._weight(call)
-        tensors, gradients = call.start(weight or 1.0)
+        count = self._count(call)
+        tensors, gradients = call.start(1.0 if _is_zero(count.weight) else count.weight)
         if not call.sync or not self.trained.parameters:
-            return self._unsynchronised(call, engine, tensors, gradients, weight)
+            return self._unsynchronised(call, engine, tensors, gradients, count)
         if not self._lock.acquire(blocking=False):
             raise Unsupported("backward is called in two threads at once: call it in one, or use s.no_sync() in both")
         held = hooks.take_off(self.trained.parameters)
         try:
-            self._synchronised(call, engine, tensors, gradients, weight)
+            with made_anew(self.trained.parameters) if count.anew and not call.create_graph else nullcontext():
+                self._synchronised(call, engine, tensors, gradients, count)
             self._assigned.synchronised()
         finally:
             self._job.waiting = None
@@ -88,27 +98,27 @@ class GradientSync:
             hooks.put_back(held)
         hooks.run(held)
 
-    def _unsynchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], weight: float) -> None:
+    def _unsynchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], count: Count) -> None:
         """What this rank has by itself is averaged with the next synchronised backward, or at ``optimizer.step``."""
         trained = [parameter for parameter in self.trained.parameters if parameter.requires_grad]
         self._local.update(map(id, trained))
-        if weight == 0.0:
+        if _is_zero(count.weight):
             return self._discard(engine, trained, tensors, gradients, call)
         engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
 
-    def _synchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], weight: float) -> None:
+    def _synchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], count: Count) -> None:
         plan = self._plan()
         if call.create_graph:
             tensors, plain = call.start()
-            return double.backward(engine, plan.parameters, tensors, plain, call.inputs, weight)
+            return double.backward(engine, plan.parameters, tensors, plain, call.inputs, count)
         loss = _scalar(call)
         if not self._loss_note and loss is not None and self._job.backwards == 0 and self._session.is_main:
             self._loss_note = self._look_at(loss)
         progress = self._job.backwards * 7 + self._steps
-        constants = self._check.constants.number(loss, weight, progress)
-        slots = header.numbers(weight, progress, self._session.share.position, self._check.watch.input_sum, constants)
+        constants = self._check.constants.number(loss, count.weight, progress)
+        slots = header.numbers(count, progress, self._session.share.position, self._check.watch.input_sum, constants)
         inputs = call.inputs
-        if weight == 0.0:
+        if _is_zero(count.weight):
             self._discard(engine, plan.parameters, tensors, gradients, call)
             tensors, gradients, inputs = [], [], None
         elif inputs is not None:
@@ -119,7 +129,8 @@ class GradientSync:
         if self._local:
             self._local.difference_update(plan.synchronised())
         self._buffers.copy_from_rank0()
-        self._read(plan.header, call, loss)
+        scale = self._counted.settle(plan.header, count, plan.parameters)
+        self._read(plan.header, call, loss, scale)
         self._after_sync()
 
     def _discard(self, engine: Engine, parameters: list[Any], tensors: list[Any], gradients: list[Any], call: BackwardCall) -> None:
@@ -131,11 +142,11 @@ class GradientSync:
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
 
-    def _read(self, told: Header, call: BackwardCall, loss: Tensor | None) -> None:
+    def _read(self, told: Header, call: BackwardCall, loss: Tensor | None, scale: Number) -> None:
         """Check that the ranks are at the same point, and give the loop the loss over all of them."""
         self._check.take(told)
         if loss is not None and self._strategy.sync_loss and not (call.retain_graph or loss.is_leaf or loss._is_view()):
-            told.give_loss(loss)
+            told.give_loss(loss, scale)
 
     def _facts(self) -> Facts:
         return Facts(self._job.backwards, self._steps, self._session.share.position)
@@ -167,11 +178,19 @@ class GradientSync:
         """From the first backward on, each rank draws random numbers of its own."""
         self._session.random.split(self._session.rank)
 
-    def _weight(self, call: BackwardCall) -> float:
-        weight = self._session.share.weight if call.weight is None else call.weight
+    def _count(self, call: BackwardCall) -> Count:
+        """What this rank's gradient counts: what the loop has said, else what its loss counts, else its samples."""
+        share = self._session.share
         if self._strategy.loss_reduction == "sum":
-            return float(self._session.world_size) if weight else 0.0
-        return weight
+            weight = share.weight if call.weight is None else call.weight
+            return Count(float(self._session.world.data.parts) if weight else 0.0)
+        if call.weight is not None:
+            return Count(call.weight)
+        if call.count is not None:
+            return call.count
+        if self._local or not call.sync:
+            return Count(share.weight)
+        return self._counted.of(call.loss)
 
     def _plan(self) -> Plan:
         key = tuple([parameter.requires_grad for parameter in self.trained.parameters])
@@ -222,10 +241,15 @@ class GradientSync:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        notes = [self._loss_note] if self._loss_note else []
+        notes = [note for note in (self._loss_note, self._losses.note) if note]
         if self._job.backwards and not self._session.share.indices and self._session.world.data.parts > 1:
             notes.append(NOT_DIVIDED)
         return {"notes": notes} if notes else {}
+
+
+def _is_zero(weight: Number) -> bool:
+    """A weight on a GPU is not looked at: a gradient times zero is what it gives."""
+    return isinstance(weight, float) and weight == 0.0
 
 
 def _scalar(call: BackwardCall) -> Tensor | None:

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torchbus import loss_weight
+from torchbus.loss_graph import Number
+from torchbus.loss_weight import Count
 
-SLOTS = 11
-LOSS, RAW_LOSS, WEIGHT, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(SLOTS)
+OWN = 10
+LOSS, RAW_LOSS, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(OWN)
+SLOTS = OWN + loss_weight.SLOTS
+WEIGHT, COUNTED = OWN + loss_weight.WEIGHT, OWN + loss_weight.COUNTED
 MODULUS = 251  # small enough for its square's mean to be told apart in float32
 
 
-def numbers(weight: float, progress: int, position: int, input_sum: float, constants: int = 0) -> list[float]:
-    """The slots that are known on the host; the others are filled in where their values are."""
+def numbers(count: Count, progress: int, position: int, input_sum: float, constants: int = 0) -> list[Any]:
+    """The slots that are known before the gradients; the others are filled in where their values are."""
     a, b = progress % MODULUS, position % MODULUS
-    told = [0.0, 0.0, weight, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0]
-    return [*told, float(constants), float(constants * constants)]
+    told = [0.0, 0.0, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0, float(constants), float(constants * constants)]
+    return [*told, *count.told()]
 
 
 class Header:
@@ -34,13 +39,13 @@ class Header:
     def __init__(self, parameters: int, dtype: torch.dtype) -> None:
         self.parameter = nn.Parameter(torch.zeros(SLOTS + parameters, dtype=dtype))
         self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
-        self.slots: list[float] = []
+        self.slots: list[Any] = []
         self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
         self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
         self._gradient = torch.frombuffer(self._array, dtype=dtype)
         self._everything = array(self._code, [1.0]) * parameters
 
-    def begin(self, slots: list[float]) -> None:
+    def begin(self, slots: list[Any]) -> None:
         """Before the graph runs."""
         self.slots = slots
         self.parameter.grad = self._gradient
@@ -65,9 +70,13 @@ class Header:
         """The part of the ranks that had a gradient, for each parameter."""
         return self._array[SLOTS:].tolist()
 
-    def give_loss(self, loss: Tensor) -> None:
+    def counts(self) -> list[float]:
+        """The slots' means over ranks that say what their losses count."""
+        return self._array[OWN:SLOTS].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
         """Write the loss over all ranks into the tensor that ``backward`` was called on."""
-        loss.data.fill_(self._array[LOSS])
+        loss.data.fill_(self._array[LOSS] * scale)
 
 
 class DeviceHeader(Header):
@@ -79,17 +88,33 @@ class DeviceHeader(Header):
         self.seed = self.seed.to(device)
         self.sent = self.seed
 
-    def begin(self, slots: list[float]) -> None:
+    def begin(self, slots: list[Any]) -> None:
         self.slots = slots
         self.parameter.grad = None
 
     def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
-        self.sent = torch.tensor([*self.slots, *map(float, present)], dtype=self.seed.dtype).pin_memory().to(self.seed.device, non_blocking=True)
+        there = {slot: value for slot, value in enumerate(self.slots) if isinstance(value, Tensor)}
+        known = [0.0 if slot in there else value for slot, value in enumerate(self.slots)]
+        self.sent = torch.tensor([*known, *map(float, present)], dtype=self.seed.dtype).pin_memory().to(self.seed.device, non_blocking=True)
         self.sent[SAMPLE] = sample
+        for slot, value in there.items():
+            self.sent[slot] = value
         if loss is not None:
             self.sent[RAW_LOSS] = loss.detach()
-            self.sent[LOSS] = loss.detach() * self.slots[WEIGHT] if self.slots[WEIGHT] else 0.0
+            self.sent[LOSS] = self._weighted(loss.detach(), self.slots[WEIGHT])
         return self.sent
+
+    def _weighted(self, loss: Tensor, weight: Number) -> Tensor | float:
+        if isinstance(weight, Tensor):
+            return torch.where(weight == 0.0, 0.0, loss * weight)
+        return loss * weight if weight else 0.0
+
+    def counts(self) -> list[float]:
+        return self._mean()[OWN:SLOTS].tolist()
+
+    def counts_there(self) -> Tensor:
+        """Without waiting for them. Shape (loss_weight.SLOTS,)."""
+        return self._mean()[OWN:SLOTS]
 
     def mean(self) -> list[float]:
         return self._mean()[:SLOTS].tolist()
@@ -97,8 +122,8 @@ class DeviceHeader(Header):
     def reached(self) -> list[float]:
         return self._mean()[SLOTS:].tolist()
 
-    def give_loss(self, loss: Tensor) -> None:
-        loss.data.copy_(self._mean()[LOSS])
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        loss.data.copy_(self._mean()[LOSS] * scale)
 
     def both(self) -> Tensor:
         """Shape (2, SLOTS): the means, and what this rank has sent."""

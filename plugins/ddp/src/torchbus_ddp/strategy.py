@@ -10,6 +10,7 @@ from torchbus import Session, World, hookimpl
 from torchbus.arguments import expect
 from torchbus.devices import threads_per_rank
 from torchbus.errors import UsageError
+from torchbus.loss_weight import MODES
 from torchbus.notices import warn
 
 from torchbus_ddp import events, group
@@ -30,6 +31,8 @@ class DDP:
             not set.
         bucket_cap_mb: size of a gradient bucket in MiB, as in DistributedDataParallel.
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says that it is a mean of (targets that are not
+            ignored, elements behind a mask), else samples; "samples"; "tokens": as "auto", and a loss that doesn't tell is refused.
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only: torch's SyncBatchNorm).
 
@@ -49,6 +52,7 @@ class DDP:
         backend: str | None = None,
         bucket_cap_mb: float = 25.0,
         loss_reduction: str = "mean",
+        loss_weight: str = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
     ) -> None:
@@ -61,9 +65,12 @@ class DDP:
         expect("sync_batchnorm", sync_batchnorm, bool, "True or False")
         if loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum'")
+        if loss_weight not in MODES:
+            raise UsageError(f"loss_weight={loss_weight!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or {MODES[-1]!r}")
         self.backend = backend or os.environ.get("TORCHBUS_BACKEND") or None
         self.bucket_cap_mb = bucket_cap_mb
         self.loss_reduction = loss_reduction
+        self.loss_weight = loss_weight
         self.sync_loss = sync_loss
         self.sync_batchnorm = sync_batchnorm
 

@@ -30,7 +30,7 @@ class DP(DDP):
             refused.
         loss_reduction: what a number that forward returns is, a "mean" or "sum" over samples; None: not known, and such a forward
             is computed whole by every rank.
-        backend, bucket_cap_mb, sync_batchnorm: as for ddp.
+        backend, bucket_cap_mb, loss_weight, sync_batchnorm: as for ddp.
 
     Source: torch.nn.DataParallel, with one process per device in place of its threads.
     """
@@ -40,8 +40,8 @@ class DP(DDP):
     companions: tuple[str, ...] = ()
 
     def __init__(
-        self, *, batch_dim: int | None = None, loss_reduction: str | None = None, backend: str | None = None, bucket_cap_mb: float = 25.0,
-        sync_batchnorm: bool = False,
+        self, *, batch_dim: int | None = None, loss_reduction: str | None = None, loss_weight: str = "auto", backend: str | None = None,
+        bucket_cap_mb: float = 25.0, sync_batchnorm: bool = False,
     ) -> None:  # fmt: skip
         expect("batch_dim", batch_dim, (int, type(None)), "the number of a dimension, from 0")
         if batch_dim is not None and batch_dim < 0:
@@ -49,8 +49,8 @@ class DP(DDP):
         if loss_reduction not in (*LOSS_REDUCTIONS, None):
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum', or None where forward returns no loss")
         super().__init__(
-            backend=backend, bucket_cap_mb=bucket_cap_mb, loss_reduction=loss_reduction or "mean", sync_loss=self.divides_data,
-            sync_batchnorm=sync_batchnorm,
+            backend=backend, bucket_cap_mb=bucket_cap_mb, loss_reduction=loss_reduction or "mean", loss_weight=loss_weight,
+            sync_loss=self.divides_data, sync_batchnorm=sync_batchnorm,
         )  # fmt: skip
         self.batch_dim = batch_dim
         self.numbers = loss_reduction

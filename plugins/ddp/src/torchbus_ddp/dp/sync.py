@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torchbus import Session
 from torchbus.errors import RanksDiverged
+from torchbus.loss_weight import Count
 from torchbus.seams.backward import BackwardCall
 
 from torchbus_ddp import header
@@ -34,13 +35,12 @@ class TeamSync(GradientSync):
         """The loss of one team is whole, mean or sum; only the means over teams depend on it."""
         return super()._look_at(loss) if self._session.world.data.parts > 1 else ""
 
-    def _weight(self, call: BackwardCall) -> float:
+    def _count(self, call: BackwardCall) -> Count:
         """Of each team what its samples are worth, shared by its ranks."""
-        world_size, parts = self._session.world_size, self._session.world.data.parts
-        weight = self._session.share.weight if call.weight is None else call.weight
-        if self._strategy.loss_reduction == "sum":
-            weight = float(parts) if weight else 0.0
-        return weight * world_size / (parts * self._team.size)
+        count = super()._count(call)
+        part = self._session.world_size / (self._session.world.data.parts * self._team.size)
+        count.weight, count.norm = count.weight * part, count.norm * part
+        return count
 
 
 class SameLoss:

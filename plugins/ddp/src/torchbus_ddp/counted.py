@@ -1,0 +1,88 @@
+"""Gradients that were weighted by what the ranks' losses count are divided by the mean of these weights, once it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torchbus.loss_graph import Number
+from torchbus.loss_weight import Count, LossWeights, Scales
+
+from torchbus_ddp.header import COUNTED, DeviceHeader, Header
+
+READ_AT_ONCE = 3
+"""For so many backwards a GPU's numbers are waited for: whether they matter at all is known then."""
+
+
+class Counted:
+    """Divides what one backward has made, and finds what the loop is to read as its loss."""
+
+    def __init__(self, losses: LossWeights) -> None:
+        self._losses = losses
+        self._backwards = 0
+
+    def of(self, loss: Tensor | None) -> Count:
+        """What this rank's loss counts."""
+        return self._losses.of(loss, self._backwards < READ_AT_ONCE)
+
+    def settle(self, told: Header, count: Count, parameters: Sequence[Tensor]) -> Number:
+        """After the ranks have told each other; returns what the averaged loss is to be multiplied by."""
+        self._backwards += 1
+        scales = self._scales(told, count)
+        if scales is None:
+            return 1.0
+        if count.left:
+            count.scale = scales.gradient
+        elif isinstance(scales.gradient, Tensor) or scales.gradient != 1.0:
+            scale([parameter.grad for parameter in parameters if parameter.grad is not None], scales.gradient)
+        return scales.loss
+
+    def _scales(self, told: Header, count: Count) -> Scales | None:
+        if isinstance(told, DeviceHeader) and self._backwards > READ_AT_ONCE and not count.left:
+            return self._losses.settle_on_device(told.counts_there())
+        return self._losses.settle(told.counts(), windows=count.left)
+
+    def look(self, mean: Sequence[float]) -> None:
+        """At what the ranks have told in a backward that nobody has waited for."""
+        self._losses.agreed |= mean[COUNTED] > 0.0
+
+
+@contextmanager
+def made_anew(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """What a backward inside makes is added to the gradients from before only when it is left."""
+    before = [parameter.grad for parameter in parameters]
+    if not any(gradient is not None for gradient in before):
+        yield
+        return
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, old in zip(parameters, before, strict=True):
+            _add(parameter, old)
+
+
+def _add(parameter: Tensor, old: Tensor | None) -> None:
+    new = parameter.grad
+    if old is None:
+        return
+    if new is None or old is new:
+        parameter.grad = old
+    elif old.is_sparse or new.is_sparse:
+        parameter.grad = old + new
+    else:
+        parameter.grad = old.add_(new)
+
+
+@torch.no_grad()
+def scale(gradients: list[Tensor], factor: Number) -> None:
+    """Multiply in place, sparse ones too."""
+    dense = [gradient for gradient in gradients if not gradient.is_sparse]
+    if dense:
+        torch._foreach_mul_(dense, factor)
+    for gradient in gradients:
+        if gradient.is_sparse:
+            gradient.mul_(factor)
