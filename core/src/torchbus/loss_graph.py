@@ -41,10 +41,10 @@ def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
     ``rows``: the number of samples behind it on this rank, 0 where nobody has counted.
     """
     node = loss.grad_fn
-    return [] if node is None else _terms(node, rows, 1.0, DEPTH)
+    return [] if node is None else _terms(node, rows, None, DEPTH)
 
 
-def _terms(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
+def _terms(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
     name = type(node).__name__
     if name in WITH_COUNT:
         return [_with_count(node, divisor)]
@@ -63,7 +63,7 @@ def _terms(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
     return [Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN]
 
 
-def _with_count(node: Any, divisor: Number) -> Term:
+def _with_count(node: Any, divisor: Number | None) -> Term:
     """Cross entropy and NLL keep the number of targets that count, or the sum of their classes' weights."""
     if node._saved_reduction != MEAN:
         return _summed(tuple(node._saved_target.shape), divisor)
@@ -71,7 +71,7 @@ def _with_count(node: Any, divisor: Number) -> Term:
     return Term("mean", count.item() if count.device.type == "cpu" else count)
 
 
-def _reduced(reduction: int, node: Any, rows: int, divisor: Number) -> Term:
+def _reduced(reduction: int, node: Any, rows: int, divisor: Number | None) -> Term:
     values = getattr(node, "_saved_self", None)
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
@@ -79,7 +79,7 @@ def _reduced(reduction: int, node: Any, rows: int, divisor: Number) -> Term:
     return Term("mean", _length(sizes, rows), sizes=sizes) if reduction == MEAN else UNKNOWN
 
 
-def _mean(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
+def _mean(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
     sizes = node._saved_self_sym_sizes
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
@@ -87,7 +87,7 @@ def _mean(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
     return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes))]
 
 
-def _sum(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
+def _sum(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
     sizes = tuple(node._saved_self_sym_sizes if hasattr(node, "_saved_self_sym_sizes") else node._saved_self.shape)
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
@@ -95,9 +95,8 @@ def _sum(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
     return [] if _of_a_parameter(child) else [_summed(sizes, divisor)]
 
 
-def _summed(sizes: tuple[int, ...], divisor: Number) -> Term:
-    divided = isinstance(divisor, Tensor) or divisor != 1.0
-    return Term("mean" if divided else "sum", divisor if divided else None, divided, sizes)
+def _summed(sizes: tuple[int, ...], divisor: Number | None) -> Term:
+    return Term("sum", sizes=sizes) if divisor is None else Term("mean", divisor, True, sizes)
 
 
 def _length(sizes: Any, rows: int) -> float:
@@ -110,13 +109,13 @@ def _is_list_of_numbers(node: Any, sizes: Any) -> bool:
     return type(node).__name__ == "StackBackward0" and len(sizes) == 1 and len(node.next_functions) == sizes[0]
 
 
-def _each(node: Any, rows: int, divisor: Number, depth: int) -> list[Term]:
+def _each(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
     if type(node).__name__ != "StackBackward0":
         return _terms(node, rows, divisor, depth - 1)
     return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisor, depth - 1)]
 
 
-def _product(node: Any, name: str, rows: int, divisor: Number, depth: int) -> list[Term]:
+def _product(node: Any, name: str, rows: int, divisor: Number | None, depth: int) -> list[Term]:
     """A number times a term, or a term over a number."""
     children = [child for child, _ in node.next_functions if child is not None]
     number = node._saved_other if getattr(node, "_saved_self", None) is None else node._saved_self
@@ -126,6 +125,7 @@ def _product(node: Any, name: str, rows: int, divisor: Number, depth: int) -> li
         number = number.item()
     if isinstance(number, complex):
         return [UNKNOWN]
+    divisor = 1.0 if divisor is None else divisor
     if name.startswith("Div"):
         return _terms(children[0], rows, divisor * abs(number), depth - 1)
     if not isinstance(number, Tensor) and not number:

@@ -101,30 +101,43 @@ class LossWeights:
         self._alike = 0
         self._before = 0.0
 
-    def of(self, loss: Tensor | None, settles: bool = True) -> Count:
+    def of(self, loss: Tensor | None, settles: bool = True, expected: float = 0.0) -> Count:
         """Read the loss's graph. ``settles``: the host will know what the ranks have told before it goes on. Where it does not, on a GPU, ranks
-        count by the graph once all of them know that one does."""
-        count = self._of(loss, settles)
+        count by the graph once all of them know that one does. ``expected``: samples of a rank, on the average, if the share does not tell."""
+        count = self._of(loss, settles, expected)
         count.anew = self.agreed or self._own is not None
         return count
 
-    def _of(self, loss: Tensor | None, settles: bool) -> Count:
+    def of_number(self, number: float, expected: float) -> Count:
+        """The loop has said what its loss is a mean of."""
+        self._own = number
+        count = self._weighted(number / (expected * self.unit))
+        count.anew = True
+        return count
+
+    def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
         share, parts = self._session.share, self._session.world.data.parts
-        expected = share.count / parts if share.count else 1.0
-        term, ratio = self._find(loss, round(share.weight * expected) if share.count else 0)
+        rows = round(share.weight * share.count / parts) if share.count else round(expected)
+        expected = expected or (share.count / parts if share.count else 1.0)
         self._own = None
+        term, ratio = self._find(loss, rows)
         if term is None or term.number is None:
             return Count(share.weight)
         assert loss is not None
         self._own, self._sizes = _unless_clamped(term, loss), term.sizes
-        count = self._own / (expected * self.unit)
-        total = count if term.divided else 0.0
-        if not isinstance(count, Tensor) and same(count, share.weight):
-            return Count(share.weight, False, total, ratio)
-        self.note = self.note or WORDS["divided" if term.divided else "elements" if term.sizes else "targets"]
-        if not settles and not self._waits and not self.agreed:
-            return Count(share.weight, True)
-        return Count(count if share.weight else 0.0, True, total, ratio)
+        weight = self._own / (expected * self.unit)
+        count = self._weighted(weight, weight if term.divided else 0.0, ratio)
+        if count.counted:
+            self.note = self.note or WORDS["divided" if term.divided else "elements" if term.sizes else "targets"]
+            if not settles and not self._waits and not self.agreed:
+                return Count(share.weight, True)
+        return count
+
+    def _weighted(self, weight: Number, total: Number = 0.0, ratio: float = 0.0) -> Count:
+        by_samples = self._session.share.weight
+        if not isinstance(weight, Tensor) and same(weight, by_samples):
+            return Count(by_samples, False, total, ratio)
+        return Count(weight if by_samples else 0.0, True, total, ratio)
 
     def _find(self, loss: Tensor | None, rows: int) -> tuple[Term | None, float]:
         """The term that decides, and a digest of what the others count relative to it."""

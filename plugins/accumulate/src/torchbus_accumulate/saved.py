@@ -30,18 +30,17 @@ def state_of(one: WindowSum, session: Session) -> dict[str, Any]:
     if not one.calls:
         return {"calls": 0}
     gradients = one.committed()
-    weight, samples = one.weight, one.samples
+    weight, samples, mass = one.weight, one.samples, float(one.mass)
     if session.world_size > 1:
-        unit = samples / weight if weight else 0.0
-        weight, samples = session.reduce(torch.tensor([weight, samples], dtype=torch.float64)).tolist()
-        gradients = mean_over_ranks(session, one.parameters(), gradients, unit * weight / samples if samples else 0.0)
-    return {"calls": one.calls, "weight": weight, "samples": samples, "gradients": [None if g is None else g.detach().clone() for g in gradients]}
+        weight, samples, mass = session.reduce(torch.tensor([weight, samples, mass], dtype=torch.float64)).tolist()
+        gradients = mean_over_ranks(session, one.parameters(), gradients)
+    kept = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+    return {"calls": one.calls, "weight": weight, "samples": samples, "mass": mass, "gradients": kept}
 
 
 @torch.no_grad()
-def mean_over_ranks(session: Session, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: float) -> list[Tensor | None]:
-    """The mean of ``gradient * factor``; a gradient that is None on this rank alone counts as zeros. What a strategy divides is a part of the
-    mean already."""
+def mean_over_ranks(session: Session, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """A gradient that is None on this rank alone counts as zeros. What a strategy divides is a part of the mean already."""
     here = [ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE for gradient in gradients]
     kinds = session.reduce(torch.tensor(here), "max").tolist()
     found: list[Tensor | None] = []
@@ -52,7 +51,7 @@ def mean_over_ranks(session: Session, parameters: Sequence[Tensor], gradients: S
         if gradient is not None and is_part(gradient):
             found.append(whole(gradient) if session.gathers_states else gradient)
             continue
-        own = torch.zeros_like(parameter) if gradient is None else gradient.to_dense() * factor
+        own = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
         mean = session.reduce(own)
         found.append(mean.to_sparse(1) if kind == SPARSE else mean)
     return found
@@ -69,4 +68,4 @@ def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> N
     for one, state in zip(sums, states, strict=False):
         one.drop()
         if state["calls"]:
-            one.restore(state["calls"], state["weight"], state["samples"], state["gradients"])
+            one.restore(state["calls"], state["weight"], state["samples"], state.get("mass", state["weight"]), state["gradients"])

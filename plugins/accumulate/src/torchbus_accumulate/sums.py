@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.errors import Unsupported, UsageError
+from torchbus.loss_graph import Number
 
 from torchbus_accumulate.divided import as_parameter
 
@@ -20,15 +21,20 @@ class WindowSum:
 
     A backward after ``zero_grad`` adds to what was committed, in place. One before it, which is another optimizer's
     (the generator's loss reaches the discriminator), finds the committed gradients set aside and can't spoil them.
-    ``weight`` is the part of the window that was committed, ``samples`` the number of samples in it.
+    ``weight`` is the part of the window that was committed, ``samples`` the number of samples in it, ``mass`` the same part by what they
+    count, which for ``counted`` ones differs; ``settled``: the gradients of this window were divided by that already.
     """
 
-    __slots__ = ("_held", "_state", "_touched", "_zeroes_twice", "calls", "optimizer", "samples", "skipped", "weight")
+    __slots__ = (
+        "_held", "_state", "_touched", "_zeroes_twice", "calls", "counted", "mass", "optimizer", "samples", "settled", "skipped", "weight",
+    )  # fmt: skip
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.weight = 0.0
         self.samples = 0.0
+        self.mass: Number = 0.0
+        self.counted = self.settled = False
         self.calls = 0
         self.skipped = False
         self._held: Held = []  # parameter, gradient, and the gradient's version when it was committed
@@ -84,32 +90,43 @@ class WindowSum:
             raise Unsupported("zero_grad() after backward, where the loop had not called it before: accumulation can't tell them apart")
         self._zeroes_twice, self._touched = True, False
 
-    def commit(self, optimizer: Optimizer, weight: float, samples: float) -> None:
+    def commit(self, optimizer: Optimizer, weight: float, samples: float, mass: Number, counted: bool) -> None:
         """Instead of a step."""
         if self.calls and self._state != IN_PLACE:
             self._merge()
         self._held = [(one, found, found._version) for group in optimizer.param_groups for one in group["params"] if (found := one.grad) is not None]
         self.weight += weight
         self.samples += samples
+        self.mass = self.mass + mass
+        self.counted |= counted
         self.calls += 1
         self._state, self._touched = COMMITTED, False
 
-    def finish(self, weight: float, counted: bool) -> None:
-        """Before a real step: the gradients are the whole window's. A window of another weight than 1 is put right,
-        unless its samples were ``counted`` by the loop, on each rank by itself."""
+    def settle(self, scale: Number) -> None:
+        """After the last backward of a window: the gradients are those of the window, times one over ``scale``."""
+        self.settled = True
+        if isinstance(scale, Tensor) or abs(scale - 1.0) > 1e-9:
+            self._scale(scale)
+
+    def finish(self, total: float | None) -> None:
+        """Before a real step: the gradients are the whole window's, and weigh ``total``. None: as they are."""
         if self.calls:
             if self._state != IN_PLACE:
                 self._merge()
-            total = self.weight + weight
-            if not counted and abs(total - 1.0) > 1e-9:
-                scale_all([parameter.grad for parameter in self.parameters() if parameter.grad is not None], 1.0 / total)
+            if total and not self.settled and abs(total - 1.0) > 1e-9:
+                self._scale(1.0 / total)
             self.drop()
+        self.settled = False
         self._state, self._touched = COMMITTED, False
+
+    def _scale(self, factor: Number) -> None:
+        scale_all([parameter.grad for parameter in self.parameters() if parameter.grad is not None], factor)
 
     def drop(self) -> None:
         """Nothing is committed any more."""
         self._held = []
-        self.weight = self.samples = 0.0
+        self.weight = self.samples = self.mass = 0.0
+        self.counted = False
         self.calls = 0
         self._state, self._touched = COMMITTED, False
 
@@ -123,12 +140,13 @@ class WindowSum:
         found = {id(parameter): gradient for parameter, gradient, _ in self._held}
         return [found.get(id(parameter)) for parameter in self.parameters()]
 
-    def restore(self, calls: int, weight: float, samples: float, gradients: list[Tensor | None]) -> None:
+    def restore(self, calls: int, weight: float, samples: float, mass: float, gradients: list[Tensor | None]) -> None:
         """As if so much had been committed, and cleared by the loop. Raises UsageError for another number of parameters."""
         parameters = self.parameters()
         if len(parameters) != len(gradients):
             raise UsageError(f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer has {len(parameters)}")
-        self.calls, self.weight, self.samples = calls, weight, samples
+        self.calls, self.weight, self.samples, self.mass = calls, weight, samples, mass
+        self.counted = abs(mass - weight) > 1e-9 * weight
         both = zip(parameters, gradients, strict=True)
         placed = [(parameter, as_parameter(gradient.to(parameter.device), parameter)) for parameter, gradient in both if gradient is not None]
         self._held = [(parameter, gradient, gradient._version) for parameter, gradient in placed]
@@ -148,6 +166,7 @@ class WindowSum:
         if abs(scale - 1.0) > 1e-12:
             scale_all([gradient for _, gradient, _ in self._held], scale)
             self.weight *= scale
+            self.mass = self.mass * scale
 
     def _merge(self) -> None:
         """What was set aside, and not put back, joins what the loop has made since."""
@@ -172,7 +191,7 @@ class WindowSum:
 
 
 @torch.no_grad()
-def scale_all(gradients: list[Tensor], factor: float) -> None:
+def scale_all(gradients: list[Tensor], factor: Number) -> None:
     """Multiply in place, sparse ones too."""
     dense = [gradient for gradient in gradients if not gradient.is_sparse]
     if dense:

@@ -90,8 +90,21 @@ class Windows:
         total = self._weights.weigh(call, tokens, taken, sums, first, last)
         for one in sums:
             one.before_backward(total)
+        if last:
+            self._weights.end(call, self._held())
         like_this = first and not last and taken is None and tokens is None and len(sums) == 1
         self._steady = Steady(self._session, self._optimizers, self._weights, self._position.size) if like_this else None
+
+    def _held(self) -> list[WindowSum]:
+        """The sums that hold earlier batches, and that a backward is about to add to."""
+        return [one for one in self._optimizers.sums if one.calls and one.is_being_added_to and not one.settled]
+
+    @hookimpl
+    def after_backward(self, call: BackwardCall) -> None:
+        if call.count is not None and call.count.left:
+            for one in self._held():
+                if one.counted or call.count.counted or call.count.scale != 1.0:
+                    one.settle(call.count.scale)
 
     def _begin(self) -> None:
         self._begun = True
@@ -144,7 +157,8 @@ class Windows:
         if not self._optimizers.checked:
             self._optimizers.refuse_foreign_scaler(optimizer)
         answer = SKIPPED if closure is None else run_alone(closure)
-        one.commit(optimizer, self._weights.factor, self._weights.samples)
+        weights = self._weights
+        one.commit(optimizer, weights.factor, weights.samples, weights.mass, weights.counted)
         one.skipped = True
         return answer
 
@@ -164,7 +178,12 @@ class Windows:
             self._finish(one)
 
     def _finish(self, one: WindowSum) -> None:
-        one.finish(self._weights.factor if not self._flushing else 0.0, self._weights.counted)
+        if self._weights.is_sum or not one.calls:
+            return one.finish(None)
+        if not self._flushing:
+            return one.finish(one.weight + self._weights.factor)
+        alone = self._session.world_size == 1
+        one.finish(float(one.mass) if alone else float(self._session.reduce(one.mass)))
 
     def _flush(self) -> None:
         """What is left of a window that nothing else ended is stepped now."""
