@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.errors import Unsupported, UsageError
+from torchbus.gradients import scale_all
 from torchbus.loss_graph import Number
 
 from torchbus_accumulate.divided import as_parameter
@@ -188,14 +188,3 @@ class WindowSum:
     def _clear(self) -> None:
         for parameter, _, _ in self._held:
             parameter.grad = None
-
-
-@torch.no_grad()
-def scale_all(gradients: list[Tensor], factor: Number) -> None:
-    """Multiply in place, sparse ones too."""
-    dense = [gradient for gradient in gradients if not gradient.is_sparse]
-    if dense:
-        torch._foreach_mul_(dense, factor)
-    for gradient in gradients:
-        if gradient.is_sparse:
-            gradient.mul_(factor)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
+from torchbus.gradients import scale_all
 from torchbus.loss_graph import Number
 from torchbus.loss_weight import Count, LossWeights, Scales
 
@@ -36,7 +35,7 @@ class Counted:
         if count.left:
             count.scale = scales.gradient
         elif isinstance(scales.gradient, Tensor) or scales.gradient != 1.0:
-            scale([parameter.grad for parameter in parameters if parameter.grad is not None], scales.gradient)
+            scale_all([parameter.grad for parameter in parameters if parameter.grad is not None], scales.gradient)
         return scales.loss
 
     def _scales(self, told: Header, count: Count) -> Scales | None:
@@ -47,42 +46,3 @@ class Counted:
     def look(self, mean: Sequence[float]) -> None:
         """At what the ranks have told in a backward that nobody has waited for."""
         self._losses.agreed |= mean[COUNTED] > 0.0
-
-
-@contextmanager
-def made_anew(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """What a backward inside makes is added to the gradients from before only when it is left."""
-    before = [parameter.grad for parameter in parameters]
-    if not any(gradient is not None for gradient in before):
-        yield
-        return
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, old in zip(parameters, before, strict=True):
-            _add(parameter, old)
-
-
-def _add(parameter: Tensor, old: Tensor | None) -> None:
-    new = parameter.grad
-    if old is None:
-        return
-    if new is None or old is new:
-        parameter.grad = old
-    elif old.is_sparse or new.is_sparse:
-        parameter.grad = old + new
-    else:
-        parameter.grad = old.add_(new)
-
-
-@torch.no_grad()
-def scale(gradients: list[Tensor], factor: Number) -> None:
-    """Multiply in place, sparse ones too."""
-    dense = [gradient for gradient in gradients if not gradient.is_sparse]
-    if dense:
-        torch._foreach_mul_(dense, factor)
-    for gradient in gradients:
-        if gradient.is_sparse:
-            gradient.mul_(factor)

@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
+from torchbus.gradients import made_anew
 from torchbus.loss_graph import Number
 from torchbus.loss_weight import Count, LossWeights
 from torchbus.seams.backward import BackwardCall, as_list
@@ -20,7 +21,7 @@ from torchbus_ddp import double, header, hooks, reductions
 from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.check import Facts, HeaderCheck, refuse_unlike
 from torchbus_ddp.constants import Constants
-from torchbus_ddp.counted import Counted, made_anew
+from torchbus_ddp.counted import Counted
 from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header
 from torchbus_ddp.loose import average
@@ -129,7 +130,7 @@ class GradientSync:
         if self._local:
             self._local.difference_update(plan.synchronised())
         self._buffers.copy_from_rank0()
-        scale = self._counted.settle(plan.header, count, plan.parameters)
+        scale = self._counted.settle(plan.header, count, [*plan.parameters, *self.trained.own.tensors()])
         self._read(plan.header, call, loss, scale)
         self._after_sync()
 

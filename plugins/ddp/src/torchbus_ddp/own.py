@@ -48,6 +48,10 @@ class OwnTensors:
     def __contains__(self, tensor: Tensor) -> bool:
         return self._tensors.get(id(tensor)) is tensor
 
+    def tensors(self) -> list[Tensor]:
+        """Those that are alive."""
+        return list(self._tensors.values())
+
     def find(self, loose: Sequence[Tensor], what: str) -> list[Tensor]:
         """Those of an optimizer's tensors that no module owns which are this rank's own: once the loop has taken a batch of a divided
         loader, a tensor that has a row for each of its samples, on all ranks. All ranks call it alike."""
@@ -83,7 +87,7 @@ class OwnTensors:
     @contextmanager
     def over_all_ranks(self) -> Iterator[None]:
         """What a backward inside adds to their gradients is divided by the number of ranks, as it is for what all ranks average."""
-        alive = list(self._tensors.values())
+        alive = self.tensors()
         before = [tensor.grad for tensor in alive]
         for tensor in alive:
             tensor.grad = None

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torchbus import Session, hookimpl
+from torchbus import Session, hookimpl, loss_weight
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-HEAD = struct.Struct("<Id")
+NUMBERS = 1 + loss_weight.SLOTS
+HEAD = struct.Struct(f"<I{NUMBERS}d")
+NO_NUMBERS = [0.0] * NUMBERS
 
 
 class Told(NamedTuple):
-    """What the ranks have told each other: flags that any of them has set, and the sum of their numbers."""
+    """What the ranks have told each other: flags that any of them has set, and the sums of their numbers."""
 
     flags: bytes
-    total: float
+    totals: list[float]
 
 
 class Agreement:
@@ -62,19 +64,19 @@ class Agreement:
         """How many the main process group has seen since the ranks met."""
         return self._counted() - self._met_at
 
-    def meet(self, what: str, flags: bytes = b"", number: float = 0.0) -> Told:
+    def meet(self, what: str, flags: bytes = b"", numbers: Sequence[float] = NO_NUMBERS) -> Told:
         """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
         what = f"{what}, after {self._steps} optimizer steps"
         self.passing(what)
         waiting, self._job.waiting = self._job.waiting, self._job.waiting or (what,)
-        told = self._gather(HEAD.pack(self._passed, number) + flags.ljust(self.room, b"\0"))
+        told = self._gather(HEAD.pack(self._passed, *numbers) + flags.ljust(self.room, b"\0"))
         self._job.waiting = waiting
         self._passed = self._steps = 0
         heads = [HEAD.unpack_from(message) for message in told]
-        if any(digest != heads[0][0] for digest, _ in heads):
+        if any(digest != heads[0][0] for digest, *_ in heads):
             self._raise(what)
         self._met_at = self._counted()
-        return Told(bytes(map(max, zip(*told, strict=True)))[HEAD.size :], sum(part for _, part in heads))
+        return Told(bytes(map(max, zip(*told, strict=True)))[HEAD.size :], [sum(parts) for parts in list(zip(*heads, strict=True))[1:]])
 
     def _gather(self, message: bytes) -> list[bytes]:
         told = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)

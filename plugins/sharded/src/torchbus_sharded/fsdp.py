@@ -10,9 +10,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torchbus import Session, World, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.loss_weight import MODES
 
 from torchbus_sharded import wrapping
 from torchbus_sharded.alone import OneRank
+from torchbus_sharded.counted import Counted
 from torchbus_sharded.engine import forget_meshes
 from torchbus_sharded.meta import ParamInit
 from torchbus_sharded.models import ShardedModels
@@ -38,6 +40,7 @@ class FSDP:
         param_init_fn: a function that gives the tensors of a module values, called with each module of a model on the meta device that has some
             of its own; None: the module's reset_parameters().
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as for ddp.
         backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
 
     Source: Zhao et al., PyTorch FSDP, VLDB 2023; torch.distributed.fsdp.fully_shard.
@@ -50,7 +53,8 @@ class FSDP:
     def __init__(
         self, *, auto_wrap_policy: wrapping.Policy = "auto", reshard_after_forward: bool | None = None, mixed_precision: str | None = None,
         cpu_offload: bool = False, hybrid: bool = False, forward_methods: tuple[str, ...] = (),
-        param_init_fn: ParamInit | None = None, loss_reduction: str = "mean", backend: str | None = None,
+        param_init_fn: ParamInit | None = None, loss_reduction: str = "mean", loss_weight: str = "auto",
+        backend: str | None = None,
     ) -> None:  # fmt: skip
         wrapping.check(auto_wrap_policy)
         expect("reshard_after_forward", reshard_after_forward, (bool, type(None)), "True, False or None")
@@ -60,6 +64,8 @@ class FSDP:
             raise UsageError(f"mixed_precision={mixed_precision!r} is unknown: use 'bf16', '16' or None")
         if loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum'")
+        if loss_weight not in MODES:
+            raise UsageError(f"loss_weight={loss_weight!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or {MODES[-1]!r}")
         expect("forward_methods", forward_methods, (tuple, list), "names of methods, such as ('loss',)")
         if param_init_fn is not None and not callable(param_init_fn):
             raise UsageError(f"param_init_fn={param_init_fn!r}: it must be a function of a module, or None")
@@ -71,6 +77,7 @@ class FSDP:
         self.forward_methods = tuple(forward_methods)
         self.param_init_fn = param_init_fn
         self.loss_reduction = loss_reduction
+        self.loss_weight = loss_weight
         self.backend = backend
 
     @hookimpl
@@ -92,11 +99,12 @@ class FSDP:
         forget_meshes()
         # A process that is forked later would wait for the threads of this block's process group, which it does not have.
         session.on_close.callback(forget_meshes)
+        self._counted = Counted(session, self.loss_reduction, self.loss_weight)
         models = ShardedModels(session, self)
         session.bus.register(models, "fsdp.models")
         loose = LooseTensors(session, self.forward_methods)
         session.bus.register(loose, "fsdp.loose")
-        session.bus.register(ShardedBackward(session, models, loose, self.loss_reduction), "fsdp.backward")
+        session.bus.register(ShardedBackward(session, models, loose, self._counted), "fsdp.backward")
         models.divide_made_before()
 
     def mesh(self, session: Session) -> DeviceMesh:

@@ -52,17 +52,18 @@ class LooseTensors:
         return [tensor for tensor in new if id(tensor) not in owned]
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """What a backward inside adds to their gradients becomes the mean over ranks. All ranks call it."""
+    def averaged(self) -> Iterator[list[Tensor]]:
+        """What a backward inside adds to their gradients becomes the mean over ranks. All ranks call it. Gives the tensors, whose gradients are
+        what it has made."""
         if not self._shared and not self._own:
-            yield
+            yield []
             return
         tensors = list(self._shared.values())
         before = [tensor.grad for tensor in tensors]
         for tensor in tensors:
             tensor.grad = None
         with self._own.over_all_ranks():
-            yield
+            yield [*tensors, *self._own.tensors()]
         if tensors:
             average(tensors, 1.0)
         for tensor, kept in zip(tensors, before, strict=True):

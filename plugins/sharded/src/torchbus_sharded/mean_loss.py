@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchbus import Session
+from torchbus.loss_graph import Number
+from torchbus.loss_weight import Count
 from torchbus.seams.backward import BackwardCall
+
+from torchbus_sharded.agreement import NO_NUMBERS
 
 
 class MeanLoss:
-    """One in the host's memory is told when the ranks meet at the end of the backward: ``number`` is this rank's part of the sum. For one
-    on a GPU nobody waits: it is reduced while the engine runs. A rank without any samples of its own adds nothing, whatever its loss is.
+    """One in the host's memory is told when the ranks meet at the end of the backward: ``numbers`` are this rank's part of the sums, of the loss and
+    of what it counts. For one on a GPU nobody waits: they are reduced while the engine runs. A rank without any samples of its own adds nothing,
+    whatever its loss is.
     """
 
-    def __init__(self, session: Session, call: BackwardCall, weight: float) -> None:
+    def __init__(self, session: Session, call: BackwardCall, count: Count) -> None:
         self._world_size = session.world_size
-        self._loss = call.loss if _is_the_loops_own(call) else None
-        self._total: Tensor | None = None
+        loss = call.loss
+        self._loss = loss if _is_the_loops_own(call) else None
+        self._totals: Tensor | None = None
         self._work: Any = None
-        self.number = 0.0
-        if self._loss is None:
+        self.numbers = NO_NUMBERS
+        if loss is None or loss.dim():
             return
-        if self._loss.device.type == "cpu":
-            self.number = self._loss.item() * weight if weight else 0.0
+        told = [_weighted(loss.detach(), count.weight), *count.told()]
+        if loss.device.type == "cpu":
+            self.numbers = [float(number) for number in told]
         else:
-            self._total = self._loss.detach() * weight if weight else torch.zeros_like(self._loss)
-            self._work = dist.all_reduce(self._total, async_op=True)
+            self._totals = torch.stack([torch.as_tensor(number, dtype=torch.float32, device=loss.device) for number in told])
+            self._work = dist.all_reduce(self._totals, async_op=True)
 
-    def put(self, told: float) -> None:
-        """``told``: the sum of what the ranks have told."""
+    def means(self, told: Sequence[float]) -> Sequence[float] | Tensor:
+        """``told``: the sums of what the ranks have told. Of the loss, and of what the ranks' losses count."""
+        if self._totals is None:
+            return [total / self._world_size for total in told]
+        self._work.wait()
+        return self._totals / self._world_size
+
+    def put(self, mean: Number) -> None:
+        """Write what the loop is to read."""
         if self._loss is None:
             return
-        if self._total is None:
-            self._loss.data.fill_(told / self._world_size)
+        if isinstance(mean, Tensor):
+            self._loss.data.copy_(mean)
         else:
-            self._work.wait()
-            self._loss.data.copy_(self._total / self._world_size)
+            self._loss.data.fill_(mean)
+
+
+def _weighted(loss: Tensor, weight: Number) -> Number:
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0.0, 0.0, loss * weight)
+    return loss * weight if weight else 0.0
 
 
 def _is_the_loops_own(call: BackwardCall) -> bool:

@@ -18,7 +18,7 @@ from torchbus.errors import UsageError
 from torchbus_sharded import parameter_hooks
 from torchbus_sharded.agreement import Agreement
 from torchbus_sharded.as_whole import as_whole
-from torchbus_sharded.engine import buffers_in, gathered_in, name_as_before, original_class, reduce_late
+from torchbus_sharded.engine import buffers_in, gathered_in, name_as_before, original_class, pairs_in, reduce_late
 from torchbus_sharded.made_before import common_optimizers
 from torchbus_sharded.meta import MetaModules
 from torchbus_sharded.moved import empty
@@ -74,6 +74,10 @@ class ShardedModels:
             self.whole.add(model)
         else:
             self._divide_parts(model)
+
+    def gradient_holders(self) -> list[Any]:
+        """This rank's parts of all parameters, which have gradients."""
+        return [pair.sharded_param for model in self._models for pair in pairs_in(model)]
 
     def end_backward(self) -> None:
         """The engine has run. All ranks call it alike."""

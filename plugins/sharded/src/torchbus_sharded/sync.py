@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.nn import Module
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
+from torchbus.gradients import made_anew
 from torchbus.seams.backward import BackwardCall
 
+from torchbus_sharded.counted import Counted
 from torchbus_sharded.mean_loss import MeanLoss
 from torchbus_sharded.models import ShardedModels
 from torchbus_sharded.passes import CLOSELY
@@ -22,12 +25,12 @@ if TYPE_CHECKING:
 class ShardedBackward:
     """Owns ``backward``."""
 
-    def __init__(self, session: Session, models: ShardedModels, loose: LooseTensors, loss_reduction: str) -> None:
+    def __init__(self, session: Session, models: ShardedModels, loose: LooseTensors, counted: Counted) -> None:
         assert session.job is not None
         self._loose = loose
         self._session = session
         self._models = models
-        self._loss_reduction = loss_reduction
+        self._counted = counted
         self._job = session.job
 
     @hookimpl
@@ -36,13 +39,18 @@ class ShardedBackward:
             raise Unsupported("backward(create_graph=True) under strategy='fsdp': gradients are in parts that have no graph; use strategy='ddp'")
         if call.inputs:
             raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
-        weight = self._weight(call)
+        count = self._counted.of(call)
         self._begin()
-        loss = MeanLoss(self._session, call, weight)
-        tensors, gradients = call.start(weight)
-        with self._loose.averaged():
+        loss = MeanLoss(self._session, call, count)
+        tensors, gradients = call.start(count.weight)
+        holders = self._models.gradient_holders()
+        with made_anew(holders) if count.anew else nullcontext(), self._loose.averaged() as loose:
+            self._models.reached.begin()
             engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
-        loss.put(self._settle(weight != 0, loss.number))
+            counts = not isinstance(count.weight, float) or count.weight != 0.0
+            means = loss.means(self._settle(counts, loss.numbers))
+            scale = self._counted.settle(call, count, means[1:], [*holders, *loose])
+        loss.put(means[0] * scale)
         self._models.share_buffers()
         self._models.whole.refuse_gradients()
         self._end()
@@ -55,16 +63,15 @@ class ShardedBackward:
         self._job.waiting = ("backward", number, "after", agreement.collectives(), "collectives")
         closely = number <= CLOSELY or dist.get_backend() != "gloo"
         (agreement.meet if closely else agreement.passing)(f"backward {number}")
-        self._models.reached.begin()
 
-    def _settle(self, counts: bool, number: float) -> float:
-        """Returns the sum of all ranks' numbers."""
+    def _settle(self, counts: bool, numbers: Sequence[float]) -> list[float]:
+        """Returns the sums of all ranks' numbers."""
         self._models.end_backward()
         agreement, reached = self._models.agreement, self._models.reached
         agreement.passing(f"{agreement.collectives()} collectives")
-        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), number)
+        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), numbers)
         reached.settle(told.flags)
-        return told.total
+        return told.totals
 
     def _end(self) -> None:
         self._job.waiting = None
@@ -79,10 +86,6 @@ class ShardedBackward:
     def backward_failed(self) -> None:
         self._job.waiting = None
         self._models.passes.reset_all()
-
-    def _weight(self, call: BackwardCall) -> float:
-        weight = self._session.share.weight if call.weight is None else call.weight
-        return weight if self._loss_reduction == "mean" else float(self._session.world_size if weight else 0)
 
     @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:
