@@ -209,8 +209,8 @@ class LossWeights:
 
     def _is_a_local_count(self, own: float) -> bool:
         """Whether what was summed on this rank has as many elements, where the script does not give its whole batch to be divided."""
-        divides_own = self._session.options.get("batch") == "global" or isinstance(self._session.share.indices, range)
-        return not divides_own and own in accumulate(self._sizes, operator.mul)
+        divides_own = any(getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins())
+        return not (divides_own or isinstance(self._session.share.indices, range)) and own in accumulate(self._sizes, operator.mul)
 
     def _say(self, text: str) -> None:
         if text[:40] not in self._said:

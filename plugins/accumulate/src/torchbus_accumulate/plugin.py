@@ -143,4 +143,4 @@ class Accumulate:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
-        return None if self._windows is None else {"accumulate": [self._windows.words()]}
+        return None if self._windows is None else {"accumulate": self._windows.words()}

@@ -30,3 +30,10 @@ def at(schedule: Mapping[int, int], epoch: int) -> int:
     [8, 8, 2, 2]
     """
     return schedule[max(first for first in schedule if first <= epoch)]
+
+
+def words(schedule: Mapping[int, int], size: int) -> str:
+    """For ``explain``; ``size`` is that of this epoch."""
+    if len(set(schedule.values())) == 1:
+        return str(size)
+    return ", ".join(f"{batches} from epoch {epoch}" for epoch, batches in schedule.items())

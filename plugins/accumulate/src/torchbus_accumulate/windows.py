@@ -16,15 +16,16 @@ from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
 from torchbus.taken import Taken
 
+from torchbus_accumulate import schedule
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.place import Place
 from torchbus_accumulate.position import Position
 from torchbus_accumulate.saved import refuse_between, restore, state_of
+from torchbus_accumulate.schedules import Schedules
+from torchbus_accumulate.skipped import skipped
 from torchbus_accumulate.steady import Steady
 from torchbus_accumulate.sums import WindowSum
 from torchbus_accumulate.weights import Weights
-
-SKIPPED = Answer()
 
 
 class Windows:
@@ -37,6 +38,7 @@ class Windows:
         self._position = Position(windows, session.batches)
         self._weights = Weights(session, self._position)
         self._optimizers = Optimizers(session)
+        self._schedules = Schedules(session, self._optimizers, self._position)
         self._flushing = False
         self._begun = False
         self._steady: Steady | None = None
@@ -156,7 +158,7 @@ class Windows:
             return None
         if not self._optimizers.checked:
             self._optimizers.refuse_foreign_scaler(optimizer)
-        answer = SKIPPED if closure is None else run_alone(closure)
+        answer = skipped(closure)
         weights = self._weights
         one.commit(optimizer, weights.factor, weights.samples, weights.mass, weights.counted)
         one.skipped = True
@@ -206,6 +208,8 @@ class Windows:
         if one is not None and self._position.left:
             self._flush()
             one.skipped = False
+        if one is not None:
+            self._schedules.step(scheduler, one.skipped)
         return True if one is not None and one.skipped else None
 
     @hookimpl
@@ -222,7 +226,8 @@ class Windows:
         sums = self._optimizers.sums
         refuse_between(sums, self._position)
         states = [state_of(one, self._session) for one in sums]
-        return {"position": self._position.state_dict(), "expected": self._weights.expected, "sums": states}
+        own = {"expected": self._weights.expected, "schedules": self._schedules.state_dict()}
+        return {"position": self._position.state_dict(), "sums": states, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(self._optimizers.sums) < len(state["sums"]):
@@ -230,6 +235,7 @@ class Windows:
         restore(self._optimizers.sums, state["sums"])
         self._position.load_state_dict(state["position"])
         self._weights.expected = state["expected"]
+        self._schedules.load_state_dict(state.get("schedules", []))
         self._steady = None
 
     # Explain ---------------------------------------------------------------------------------------------------
@@ -239,16 +245,8 @@ class Windows:
         known = isinstance(thing, Optimizer) and id(thing) in self._optimizers.of
         return f"one real step for {self._position.size} calls of step()" if known else None
 
-    def words(self) -> str:
-        sizes = ", ".join(f"{size} from epoch {epoch}" for epoch, size in self._schedule.items())
-        counted = str(self._position.size) if len(set(self._schedule.values())) == 1 else sizes
-        return (
-            f"batches per real step: {counted}; step(), zero_grad(), schedulers and clipping wait for the end of the window, "
-            "gradients are weighted by samples, nothing is communicated in between"
-        )
-
-
-def run_alone(closure: Callable[[], Any]) -> Answer:
-    """The closure of a step that is not taken."""
-    with torch.enable_grad():
-        return Answer(closure())
+    def words(self) -> list[str]:
+        how = "losses are sums, and are added up" if self._weights.is_sum else self._weights.note or "gradients are weighted by samples"
+        sizes = schedule.words(self._schedule, self._position.size)
+        line = f"batches per real step: {sizes}; step(), zero_grad(), schedulers and clipping wait for the end of the window, "
+        return [f"{line}{how}, nothing is communicated in between", *self._schedules.words()]

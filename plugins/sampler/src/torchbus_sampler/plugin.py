@@ -61,6 +61,7 @@ class Sampler:
         self._divided_only = unheard.checked(replace_sampler, shard_eval=shard_eval, sample_ledger=sample_ledger)
         self._replace = replace_sampler
         self._batch = batch
+        self.divides_own_batch = batch == "global"  # a step sees no more samples than the script's own
         self._shard_eval = shard_eval
         self._ledger_folder = sample_ledger
         self._session: Session | None = None

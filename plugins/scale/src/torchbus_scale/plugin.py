@@ -51,7 +51,7 @@ class Scale:
         self._warmup_steps = warmup_steps
         self._session: Session | None = None
         self._batch_size: int | None = None
-        self._batches = 1
+        self._batches = self._parts = 1
         self._factor = 1.0
         self._scaled: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -63,8 +63,8 @@ class Scale:
     def session_start(self, session: Session) -> None:
         self._session = session
         accumulated = max(getattr(plugin, "grad_batches", 1) for _, plugin in session.bus.plugins())
-        divided = session.options.get("batch") == "global"
-        self._batches = accumulated * (1 if divided else session.world_size)
+        self._parts = parts_of_step(session)
+        self._batches = accumulated * self._parts
         self._factor = RULES[self._rule](self._batches) if self._rule else 1.0
 
     # Learning rates --------------------------------------------------------------------------------------------
@@ -160,9 +160,7 @@ class Scale:
             self._searching = False
 
     def _arithmetic(self) -> str:
-        assert self._session is not None
-        ranks = 1 if self._session.options.get("batch") == "global" else self._session.world_size
-        return f"{self._batch_size} x {ranks} ranks x {self._batches // ranks} accumulated"
+        return f"{self._batch_size} x {self._parts} ranks x {self._batches // self._parts} accumulated"
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
@@ -180,6 +178,13 @@ def refuse_without_rate(optimizer: Optimizer) -> None:
         raise UsageError(
             f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that could be scaled; leave scale_lr out, or give it one"
         )
+
+
+def parts_of_step(session: Session) -> int:
+    """How many of the script's batches the ranks take in one step: one where they divide the script's own batch, or compute it together."""
+    plugins = [plugin for _, plugin in session.bus.plugins()]
+    whole = any(getattr(plugin, "divides_own_batch", False) for plugin in plugins)
+    return 1 if whole else session.world.data.parts
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int | None:

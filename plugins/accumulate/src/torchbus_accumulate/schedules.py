@@ -1,0 +1,129 @@
+"""Learning-rate schedules and averages of weights go by real steps."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, IterableDataset
+from torchbus import Session, hookimpl, inventory
+
+from torchbus_accumulate.optimizers import Optimizers
+from torchbus_accumulate.position import Position
+
+DEPTH = 4
+AVERAGES = (
+    "an average of weights (EMA) that the loop updates by itself after step() is updated for every batch: update it in "
+    "optimizer.register_step_post_hook(...), which waits for real steps, or use torch's AveragedModel"
+)
+
+
+class Schedules:
+    """A scheduler steps when its optimizer does: by one, or, where its length was made from ``len(loader)``, by as many batches as are behind
+    the real step. So each schedule has been walked over its whole length when the loop ends, and a real step has the rate of its place in it.
+    """
+
+    def __init__(self, session: Session, optimizers: Optimizers, position: Position) -> None:
+        self._session, self._optimizers, self._position = session, optimizers, position
+        self._before: weakref.WeakSet[LRScheduler] = weakref.WeakSet(inventory.alive(LRScheduler))
+        self._asked: list[tuple[weakref.ref[DataLoader[Any]], int, weakref.WeakSet[LRScheduler]]] = []
+        self._by_batches: weakref.WeakKeyDictionary[LRScheduler, str] = weakref.WeakKeyDictionary()
+        self._skipped: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
+        self._loaded: list[int] = []
+        self._walking = False
+        session.bus.register(self, "accumulate.schedules")
+        session.replace(AveragedModel, "update_parameters", self._skip_average)
+
+    def step(self, scheduler: LRScheduler, skipped: bool) -> None:
+        """``scheduler.step()`` was called, after a step that was ``skipped`` or not: if not, go past the batches of those that were."""
+        if self._walking:
+            return
+        if scheduler not in self._by_batches:
+            self._by_batches[scheduler] = self._counts_batches(scheduler)
+        if skipped:
+            self._skipped[scheduler] = self._skipped.get(scheduler, 0) + 1
+            return
+        count = self._skipped.pop(scheduler, 0) + (self._loaded.pop(0) if self._loaded else 0)
+        self._walking = True
+        try:
+            for _ in range(count if self._by_batches[scheduler] else 0):
+                scheduler.step()
+        finally:
+            self._walking = False
+
+    def _counts_batches(self, scheduler: LRScheduler) -> str:
+        """Why its length is one of batches; "" if nothing tells."""
+        for loader, length, older in self._asked:
+            known = loader()
+            if known is not None and self._position.is_in(known) and (scheduler not in older or scheduler in self._before):
+                for name, number in numbers_of(scheduler):
+                    if number >= length > 1 and number % length == 0:
+                        return f"its {name}={number} is {number // length} x len(loader)"
+        return ""
+
+    @hookimpl(wrapper=True)
+    def loader_length(self, loader: DataLoader[Any]) -> Generator[None, int | None, int | None]:
+        """What the script is told, and which schedulers there are by then."""
+        answer = yield
+        length = answer if answer is not None or isinstance(loader.dataset, IterableDataset) else len(loader._index_sampler)  # type: ignore[arg-type]
+        if length and torch.is_grad_enabled() and all(known() is not loader or told != length for known, told, _ in self._asked):
+            self._asked.append((weakref.ref(loader), length, weakref.WeakSet(inventory.alive(LRScheduler))))
+        return answer
+
+    # Averages --------------------------------------------------------------------------------------------------
+
+    def _skip_average(self, original: Callable[..., None]) -> Callable[..., None]:
+        def update_parameters(average: AveragedModel, model: Module) -> None:
+            trained = {id(parameter) for parameter in model.parameters()}
+            sums = [one for one in self._optimizers.sums if any(id(parameter) in trained for parameter in one.parameters())]
+            if not sums or not all(one.skipped for one in sums):
+                original(average, model)
+
+        return update_parameters
+
+    # State and words -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> list[int]:
+        """The batches that schedulers have still to go past, in the order in which these were made."""
+        return list(self._skipped.values())
+
+    def load_state_dict(self, state: list[int]) -> None:
+        self._skipped.clear()
+        self._loaded = list(state)
+
+    def words(self) -> list[str]:
+        """For ``explain``."""
+        by_batches = [(type(one).__name__, why) for one, why in self._by_batches.items() if why]
+        return [*(f"{name} counts batches ({why}): a real step advances it by those behind it" for name, why in by_batches), AVERAGES]
+
+
+def numbers_of(thing: Any, name: str = "", depth: int = DEPTH) -> Iterator[tuple[str, int]]:
+    """The whole numbers that a schedule was made of: its attributes, and what the functions that it was given refer to."""
+    if isinstance(thing, int) and not isinstance(thing, bool):
+        yield name, thing
+    elif depth:
+        for part, value in _parts(thing, name):
+            yield from numbers_of(value, part, depth - 1)
+
+
+def _parts(thing: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, LRScheduler):
+        yield from ((key, value) for key, value in vars(thing).items() if key not in ("optimizer", "last_epoch", "_step_count"))
+    elif isinstance(thing, functools.partial):
+        yield from ((name, value) for value in (thing.func, *thing.args))
+        yield from thing.keywords.items()
+    elif inspect.isfunction(thing):
+        found = inspect.getclosurevars(thing)
+        yield from {**found.globals, **found.nonlocals}.items()
+        yield from ((name, value) for value in thing.__defaults__ or ())
+    elif isinstance(thing, Mapping):
+        yield from ((name, key) for key in thing)  # MultiStepLR's milestones
+    elif isinstance(thing, list | tuple):
+        yield from ((name, value) for value in thing)
