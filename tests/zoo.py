@@ -191,7 +191,7 @@ ZOO = [
     Loop("text_log", whole=("TensorDataset[21]",)),
     Loop("stop_before_backward", refused=r"ended its loop after|different numbers of backward", why="each rank stops by a loss of its own"),
     Loop("contrastive", exact=False, why="negatives are those of the rank's own batch"),
-    Loop("ignored_tokens", exact=False, why="a mean over the tokens that count, which differ in number between ranks"),
+    Loop("ignored_tokens"),
     Loop(
         "rl_solved",
         None,
