@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 Number = float | Tensor  # a tensor where it is on a GPU: to read it would wait
+Divisors = tuple[Number, ...]
 
 ARITHMETIC = ("AddBackward0", "SubBackward0", "NegBackward0", "RsubBackward1", "AddBackward1", "SubBackward1")
 SHAPES = ("ViewBackward0", "UnsafeViewBackward0", "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0")
@@ -23,12 +24,13 @@ class Term(NamedTuple):
     """One of the terms that a loss adds up.
 
     ``reduction``: "mean", "sum", "unknown" or "hidden" (the graph of a compiled function). ``number``: how many things it is a mean of; None
-    where that can't be told. ``divided``: it is a sum that the loop has divided by ``number``. ``sizes``: the shape of what was reduced.
+    where that can't be told. ``divisors``: it is a sum that the loop has
+    divided by these, whose product is ``number``. ``sizes``: the shape of what was reduced.
     """
 
     reduction: str
     number: Number | None = None
-    divided: bool = False
+    divisors: Divisors = ()
     sizes: tuple[int, ...] = ()
 
 
@@ -41,62 +43,62 @@ def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
     ``rows``: the number of samples behind it on this rank, 0 where nobody has counted.
     """
     node = loss.grad_fn
-    return [] if node is None else _terms(node, rows, None, DEPTH)
+    return [] if node is None else _terms(node, rows, (), DEPTH)
 
 
-def _terms(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
+def _terms(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     name = type(node).__name__
     if name in WITH_COUNT:
-        return [_with_count(node, divisor)]
+        return [_with_count(node, divisors)]
     if name == "MeanBackward0":
-        return _mean(node, rows, divisor, depth)
+        return _mean(node, rows, divisors, depth)
     if hasattr(node, "_saved_reduction"):
-        return [_reduced(node._saved_reduction, node, rows, divisor)]
+        return [_reduced(node._saved_reduction, node, rows, divisors)]
     if name in SUMS:
-        return _sum(node, rows, divisor, depth)
+        return _sum(node, rows, divisors, depth)
     if name in ARITHMETIC and depth:
-        return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisor, depth - 1)]
+        return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisors, depth - 1)]
     if name in SHAPES:
-        return _terms(node.next_functions[0][0], rows, divisor, depth - 1) if depth else [UNKNOWN]
+        return _terms(node.next_functions[0][0], rows, divisors, depth - 1) if depth else [UNKNOWN]
     if name in PRODUCTS and depth:
-        return _product(node, name, rows, divisor, depth)
+        return _product(node, name, rows, divisors, depth)
     return [Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN]
 
 
-def _with_count(node: Any, divisor: Number | None) -> Term:
+def _with_count(node: Any, divisors: Divisors) -> Term:
     """Cross entropy and NLL keep the number of targets that count, or the sum of their classes' weights."""
     if node._saved_reduction != MEAN:
-        return _summed(tuple(node._saved_target.shape), divisor)
+        return _summed(tuple(node._saved_target.shape), divisors)
     count = node._saved_total_weight
     return Term("mean", count.item() if count.device.type == "cpu" else count)
 
 
-def _reduced(reduction: int, node: Any, rows: int, divisor: Number | None) -> Term:
+def _reduced(reduction: int, node: Any, rows: int, divisors: Divisors) -> Term:
     values = getattr(node, "_saved_self", None)
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
-        return _summed(sizes, divisor)
+        return _summed(sizes, divisors)
     return Term("mean", _length(sizes, rows), sizes=sizes) if reduction == MEAN else UNKNOWN
 
 
-def _mean(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
+def _mean(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = node._saved_self_sym_sizes
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
-        return _each(child, rows, divisor, depth)
+        return _each(child, rows, divisors, depth)
     return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes))]
 
 
-def _sum(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
+def _sum(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(node._saved_self_sym_sizes if hasattr(node, "_saved_self_sym_sizes") else node._saved_self.shape)
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
-        return _each(child, rows, divisor, depth)
-    return [] if _of_a_parameter(child) else [_summed(sizes, divisor)]
+        return _each(child, rows, divisors, depth)
+    return [] if _of_a_parameter(child) else [_summed(sizes, divisors)]
 
 
-def _summed(sizes: tuple[int, ...], divisor: Number | None) -> Term:
-    return Term("sum", sizes=sizes) if divisor is None else Term("mean", divisor, True, sizes)
+def _summed(sizes: tuple[int, ...], divisors: Divisors) -> Term:
+    return Term("mean", math.prod(divisors), divisors, sizes) if divisors else Term("sum", sizes=sizes)
 
 
 def _length(sizes: Any, rows: int) -> float:
@@ -109,13 +111,13 @@ def _is_list_of_numbers(node: Any, sizes: Any) -> bool:
     return type(node).__name__ == "StackBackward0" and len(sizes) == 1 and len(node.next_functions) == sizes[0]
 
 
-def _each(node: Any, rows: int, divisor: Number | None, depth: int) -> list[Term]:
+def _each(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     if type(node).__name__ != "StackBackward0":
-        return _terms(node, rows, divisor, depth - 1)
-    return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisor, depth - 1)]
+        return _terms(node, rows, divisors, depth - 1)
+    return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisors, depth - 1)]
 
 
-def _product(node: Any, name: str, rows: int, divisor: Number | None, depth: int) -> list[Term]:
+def _product(node: Any, name: str, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     """A number times a term, or a term over a number."""
     children = [child for child, _ in node.next_functions if child is not None]
     number = node._saved_other if getattr(node, "_saved_self", None) is None else node._saved_self
@@ -125,12 +127,11 @@ def _product(node: Any, name: str, rows: int, divisor: Number | None, depth: int
         number = number.item()
     if isinstance(number, complex):
         return [UNKNOWN]
-    divisor = 1.0 if divisor is None else divisor
     if name.startswith("Div"):
-        return _terms(children[0], rows, divisor * abs(number), depth - 1)
+        return _terms(children[0], rows, (*divisors, abs(number)), depth - 1)
     if not isinstance(number, Tensor) and not number:
         return []  # `+ 0 * output.sum()`: for what it reaches
-    return _terms(children[0], rows, divisor / abs(number), depth - 1)
+    return _terms(children[0], rows, (*divisors, 1.0 / abs(number)), depth - 1)
 
 
 def _of_a_parameter(node: Any) -> bool:

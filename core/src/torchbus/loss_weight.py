@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbus.errors import UsageError
-from torchbus.loss_graph import Number, Term, same, terms_of
+from torchbus.loss_graph import Divisors, Number, Term, same, terms_of
 from torchbus.notices import warn
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class LossWeights:
         self._terms: list[Number | None] = []
         self._ratio = 0.0
         self._sizes: tuple[int, ...] = ()
+        self._divisors: Divisors = ()
         self.note = ""
         self._said: set[str] = set()
         self._constants: set[float] = set()
@@ -124,11 +125,11 @@ class LossWeights:
         if term is None or term.number is None:
             return Count(share.weight)
         assert loss is not None
-        self._own, self._sizes = _unless_clamped(term, loss), term.sizes
+        self._own, self._divisors, self._sizes = _unless_clamped(term, loss), term.divisors, term.sizes
         weight = self._own / (expected * self.unit)
-        count = self._weighted(weight, weight if term.divided else 0.0, ratio)
+        count = self._weighted(weight, weight if term.divisors else 0.0, ratio)
         if count.counted:
-            self.note = self.note or WORDS["divided" if term.divided else "elements" if term.sizes else "targets"]
+            self.note = self.note or WORDS["divided" if term.divisors else "elements" if term.sizes else "targets"]
             if not settles and not self._waits and not self.agreed:
                 return Count(share.weight, True)
         return count
@@ -149,7 +150,7 @@ class LossWeights:
         if not terms or any(term.number is None for term in terms):
             self._not_told(terms)
             return None, 0.0
-        first = next((term for term in terms if not term.sizes or term.divided), terms[0])
+        first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
         self._terms = [term.number for term in terms]
         if any(isinstance(term.number, Tensor) for term in terms) or not first.number:
             return first, self._ratio
@@ -169,10 +170,12 @@ class LossWeights:
         """``mean``: of what all ranks have told, the same on all of them. None: nothing is to be divided."""
         if mean[RATIO] and _spread(mean[RATIO], mean[RATIO_SQUARED]) > SPREAD:
             self._say(UNLIKE.format(", ".join(f"{float(number):g}" for number in self._terms if number is not None)))
+        alike = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
+        if alike and self._alike < ALIKE_FOR:
+            self._look_at_constant()
         if not mean[COUNTED]:
             return None
         self.agreed = True
-        alike = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         target = self._target(alike)
         loss = (mean[ALL] if alike else mean[WEIGHT]) or math.nan  # as the mean over nothing
         base = (mean[ALL] if alike and not windows else mean[NORM]) or 1.0
@@ -196,21 +199,30 @@ class LossWeights:
         own, share, parts = self._own, self._session.share, self._session.world.data.parts
         if not alike or own is None or isinstance(own, Tensor) or not share.count:
             return 1.0
-        rows = round(share.weight * share.count / parts)
-        if same(own, share.count) and share.count >= 2 * parts and not self._is_a_local_count(own):
+        if share.count >= 2 * parts and self._divides_by(share.count):
             self._constants.add(own)  # all ranks have rows of their own, so it is not one rank's number
         if own in self._constants:
             return float(parts)
-        self._alike = self._alike + 1 if own == self._before and own != rows else 0
+        return 1.0
+
+    def _look_at_constant(self) -> None:
+        """Say so where all ranks divide by the same all the time, and it is no number of samples."""
+        own, share = self._own, self._session.share
+        if own is None or isinstance(own, Tensor) or not share.count:
+            return
+        rows = round(share.weight * share.count / self._session.world.data.parts)
+        known = same(own, rows) or same(own, share.count) or own in self._constants
+        self._alike = self._alike + 1 if own == self._before and not known else 0
         self._before = own
         if self._alike == ALIKE_FOR:
             self._say(NEITHER.format(own, rows, share.count))
-        return 1.0
 
-    def _is_a_local_count(self, own: float) -> bool:
-        """Whether what was summed on this rank has as many elements, where the script does not give its whole batch to be divided."""
-        divides_own = any(getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins())
-        return not (divides_own or isinstance(self._session.share.indices, range)) and own in accumulate(self._sizes, operator.mul)
+    def _divides_by(self, count: int) -> bool:
+        """Whether the loss is a sum over so many. Where the script does not give its whole batch to be divided, it may also be the number of
+        elements that were summed on this rank."""
+        found = any(not isinstance(number, Tensor) and same(number, count) for number in self._divisors)
+        whole = any(getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins())
+        return found and (whole or isinstance(self._session.share.indices, range) or count not in accumulate(self._sizes, operator.mul))
 
     def _say(self, text: str) -> None:
         if text[:40] not in self._said:
@@ -224,9 +236,9 @@ def _unless_clamped(term: Term, loss: Tensor) -> Number:
     """``sum / mask.sum().clamp(min=1)`` where nothing is left by the mask: a loss of zero over one, which counts nothing."""
     number = term.number
     if isinstance(number, Tensor):
-        return torch.where((number == 1) & (loss.detach() == 0), 0, number) if term.divided else number
+        return torch.where((number == 1) & (loss.detach() == 0), 0, number) if term.divisors else number
     assert number is not None
-    return 0.0 if term.divided and number == 1.0 and not loss.item() else number
+    return 0.0 if term.divisors and number == 1.0 and not loss.item() else number
 
 
 def _spread(mean: float, squared: float) -> float:

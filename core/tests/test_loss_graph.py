@@ -1,0 +1,121 @@
+"""What a loss's graph tells of what it is a mean of."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchbus import session
+from torchbus.errors import UsageError
+from torchbus.loss_graph import Term, terms_of
+from torchbus.loss_weight import ALL, COUNTED, NORM, SLOTS, WEIGHT, LossWeights
+from torchbus.share import Share
+
+X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
+Y = torch.tensor([0, 1, -100, 2])
+MASK = Y >= 0
+P = torch.nn.Parameter(torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda: F.cross_entropy(X, Y), [("mean", 3)]),
+        (lambda: F.cross_entropy(X, Y, weight=torch.tensor([1.0, 2.0, 4.0])), [("mean", 7)]),
+        (lambda: F.cross_entropy(X, Y, label_smoothing=0.1), [("mean", 3), ("mean", 3 * 3 / 0.1)]),
+        (lambda: F.cross_entropy(X, X.detach().softmax(1)), [("mean", 4)]),
+        (lambda: F.cross_entropy(X.view(2, 3, 2), Y.view(2, 2)), [("mean", 3)]),
+        (lambda: F.cross_entropy(X, Y, reduction="sum"), [("sum", None)]),
+        (lambda: F.cross_entropy(X, Y, reduction="none")[MASK].mean(), [("mean", 3)]),
+        (lambda: (X.sum(1) * MASK).sum() / MASK.sum(), [("mean", 3)]),
+        (lambda: 3 * (X.sum(1) * MASK).sum() / 6, [("mean", 2)]),
+        (lambda: X.sum() * (1 / MASK.sum()), [("mean", 3)]),
+        (lambda: F.mse_loss(X, torch.zeros(4, 3)), [("mean", 4)]),
+        (lambda: F.mse_loss(X, torch.zeros(4, 3), reduction="sum"), [("sum", None)]),
+        (lambda: X.t().square().mean(), [("mean", 4)]),  # samples in another dimension
+        (lambda: 1 - X.mean().view(1).squeeze(), [("mean", 4)]),
+        (lambda: torch.stack([X.mean(), X[:2].mean()]).mean(), [("mean", 4), ("mean", 2)]),
+        (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),  # weight decay is alike on all ranks
+        (lambda: X.mean() + 0 * X.sum(), [("mean", 4)]),
+        (lambda: X.sum(), [("sum", None)]),
+        (lambda: X.square().mean().sqrt(), [("unknown", None)]),
+        (lambda: X.sum() / P.sum(), [("unknown", None)]),
+    ],
+)
+def test_terms(loss: Any, expected: list[tuple[str, float | None]]) -> None:
+    found = [(term.reduction, term.number) for term in terms_of(loss(), rows=4)]
+    assert found == [(kind, number if number is None else pytest.approx(number)) for kind, number in expected]
+
+
+def test_a_compiled_function_hides_its_graph() -> None:
+    class CompiledFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.sum()
+
+    assert terms_of(CompiledFunction.apply(X)) == [Term("hidden")]  # type: ignore[no-untyped-call]
+    with session() as s, pytest.warns(UserWarning, match="the loss comes out of a compiled function"):
+        LossWeights(s).of(CompiledFunction.apply(X))  # type: ignore[no-untyped-call]
+
+
+def told(counts: list[Any]) -> list[float]:
+    """The means over ranks of what they tell."""
+    return [sum(float(number) for number in numbers) / len(counts) for numbers in zip(*[count.told() for count in counts], strict=True)]
+
+
+def test_two_ranks_agree_on_what_to_divide_by() -> None:
+    with session() as s:
+        s.share = Share(1.0, 0, (), 4)
+        ranks = [LossWeights(s), LossWeights(s)]
+        counts = [ranks[0].of(F.cross_entropy(X, Y)), ranks[1].of(F.cross_entropy(X, Y.clamp(min=0)))]
+        assert [count.counted for count in counts] == [True, False]
+        scales = [rank.settle(told(counts)) for rank in ranks]
+        assert scales[0] == scales[1]
+        weights = [float(count.weight) * scales[0].gradient for count in counts]  # type: ignore[union-attr]
+        assert weights == pytest.approx([2 * 3 / 7, 2 * 4 / 7])
+
+
+def test_nothing_is_divided_where_all_count_alike() -> None:
+    with session() as s:
+        s.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s)
+        count = losses.of(X.mean())
+        assert (count.weight, count.counted, losses.settle(told([count]))) == (1.0, False, None)
+
+
+def test_a_loss_that_nobody_counts_is_refused_under_tokens() -> None:
+    with session() as s, pytest.raises(UsageError, match="does not tell what it is a mean over"):
+        LossWeights(s, "tokens").of(X.square().mean().sqrt())
+
+
+def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
+    with session() as s:
+        s.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s)
+
+        def step() -> None:
+            losses.settle(told([losses.of(X.sum() / 1000)] * 2))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                step()
+        with pytest.warns(UserWarning, match=r"a sum divided by 1000 on every rank, .* \(4\) nor of all ranks' \(4\)"):
+            for _ in range(2):
+                step()
+
+
+def test_terms_of_unlike_counts_are_said() -> None:
+    with session() as s:
+        losses = LossWeights(s)
+        counts = [losses.of(F.cross_entropy(X, Y) + X.mean()), losses.of(F.cross_entropy(X, Y.clamp(min=0)) + X.mean())]
+        with pytest.warns(UserWarning, match="the terms of the loss are means over unlike counts"):
+            losses.settle(told(counts))
+
+
+def test_slots() -> None:
+    assert len({WEIGHT, NORM, COUNTED, ALL}) == 4 < SLOTS
