@@ -319,3 +319,17 @@ def test_torch_compile_meets_no_hook(kind):
     assert len(graphs) == 1
     expected = {"model": [compiled, other] * 3}.get(kind, [])  # where something else is compiled, models are known by their optimizers
     assert called == expected
+
+
+def test_a_warning_points_at_the_users_line_and_not_into_a_library():
+    from tqdm import tqdm
+
+    names = {"__name__": "torchbus_demo"}
+    exec("from torchbus.notices import warn\ndef batch_ready(): warn('here')", names)
+    plugin = SimpleNamespace(batch_ready=hookimpl(names["batch_ready"]))
+    with session(plugin, strategy=None), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        line = inspect.currentframe().f_lineno + 1
+        list(tqdm(DataLoader([1]), disable=True))
+        list(map(str, tqdm(DataLoader([1]))))
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line), (__file__, line + 1)]
