@@ -237,3 +237,21 @@ def test_a_tree_of_a_rank_s_own_is_removed_by_it(tmp_path: Path) -> None:
     assert found["said"] == [
         f"rank 0 did not remove {tmp_path}/old1, so rank 1 does: if that depends on the rank, give each rank a folder of its own"
     ]
+
+
+def test_a_save_into_a_missing_folder_is_torchs_own_error_on_every_rank_at_once(tmp_path: Path) -> None:
+    found = facts(f"""
+        import time
+        begun_s = time.monotonic()
+        for attempt in range(2):
+            try:
+                torch.save({{}}, {str(tmp_path / "missing" / "model.pt")!r})
+            except Exception as error:
+                found[f"said {{attempt}}"] = s.all_gather_object([type(error).__name__, str(error)])
+        found["in time"] = s.all_gather_object(time.monotonic() - begun_s < 15)
+        torch.save({{"rank": s.rank}}, {str(tmp_path / "model.pt")!r})
+        found["read"] = torch.load({str(tmp_path / "model.pt")!r})["rank"]
+    """)
+    said = ["RuntimeError", f"Parent directory {tmp_path / 'missing'} does not exist."]
+    assert found == {"said 0": [said] * 2, "said 1": [said] * 2, "in time": [True, True], "read": 0}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]

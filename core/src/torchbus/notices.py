@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import warnings
 from types import FrameType
 
 INSIDE = ("torchbus", "pluggy", "torch.", "contextlib")
+LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class Mark:
@@ -23,17 +25,28 @@ class Mark:
         return frame
 
 
-def is_users(frame: FrameType) -> bool:
-    """Whether the code is outside torchbus, its plugins, pluggy and torch."""
-    return not (frame.f_globals.get("__name__") or "").startswith(INSIDE)
-
-
 def users_frame() -> tuple[FrameType, int]:
-    """The innermost frame outside torchbus, its plugins, pluggy and torch, and how many frames above the caller it is."""
-    frame, level = sys._getframe(1), 0
-    while frame.f_back is not None and not is_users(frame):
-        frame, level = frame.f_back, level + 1
-    return frame, level
+    """The innermost frame of the user's code, and how many frames above the caller it is: outside torchbus, its plugins and torch, and outside
+    installed packages (``for batch in tqdm(loader)``), unless nothing else is there."""
+    frames = _outwards(sys._getframe(1))
+    outside = [level for level, frame in enumerate(frames) if not is_inside(frame)]
+    own = next((level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)), None)
+    level = own if own is not None else outside[0] if outside else len(frames) - 1
+    return frames[level], level
+
+
+def is_inside(frame: FrameType) -> bool:
+    """Whether torchbus, a plugin of this project or torch runs in it."""
+    name = frame.f_globals.get("__name__") or ""
+    return name == "torch" or name.startswith(INSIDE)
+
+
+def _outwards(frame: FrameType | None) -> list[FrameType]:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 def warn(text: str) -> None:

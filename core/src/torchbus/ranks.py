@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchbus import collectives
-from torchbus.notices import is_users
+from torchbus.notices import is_inside
 from torchbus.world import World
 
 
@@ -65,7 +65,7 @@ class Ranks:
             torch.distributed.barrier()
 
     def _hear(self, frame: FrameType) -> None:
-        if not self.rank_asked and is_users(frame):
+        if not self.rank_asked and not is_inside(frame):
             self.rank_asked = True
 
     def print(self, *values: object, **options: Any) -> None:

@@ -89,3 +89,61 @@ def test_the_norm_without_a_limit_is_refused() -> None:
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)
+
+
+def train_embedding(sparse: bool) -> Tensor:
+    torch.manual_seed(0)
+    table, head = nn.Embedding(10, 3, sparse=sparse), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (10 * head(table(torch.tensor([1, 1, 2, 5]))).square().mean()).backward()
+        optimizer.step()
+    return torch.cat([table.weight.flatten(), head.weight.flatten()]).detach()
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_sparse_gradients_are_clipped_as_dense_ones(algorithm: str) -> None:
+    with session(gradient_clip_val=0.05, gradient_clip_algorithm=algorithm):
+        sparse, dense = train_embedding(sparse=True), train_embedding(sparse=False)
+    assert torch.allclose(sparse, dense, atol=1e-7) and not torch.allclose(dense, train_embedding(sparse=False), atol=1e-3)
+
+
+@pytest.mark.parametrize("limit", [1e30, 0.1])
+def test_a_differentiable_step_can_be_differentiated_through_clipping(limit: float) -> None:
+    def gradient(clipped: bool) -> Tensor | None:
+        start = torch.linspace(0.1, 1.0, 5, dtype=torch.float64, requires_grad=True)
+        given = torch.linspace(1.0, 2.0, 5, dtype=torch.float64, requires_grad=True)
+        weight = start.clone()
+        weight.grad = given * torch.clamp(limit / (given.norm() + 1e-6), max=1.0) if clipped else given
+        torch.optim.SGD([weight], lr=0.1, differentiable=True).step()
+        weight.square().sum().backward()
+        return given.grad
+
+    with session(gradient_clip_val=limit):
+        found = gradient(clipped=False)
+    expected = gradient(clipped=True)
+    assert found is not None and expected is not None and torch.equal(found, expected)
+
+
+def test_clipping_of_the_loops_own_takes_keywords_inside_a_session() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    with session("log"):
+        weight.grad = torch.full((3,), 5.0)
+        norm = clip_grad_norm_(parameters=[weight], max_norm=1.0, norm_type=2.0, error_if_nonfinite=True, foreach=False)
+        assert norm.item() == pytest.approx(75**0.5) and weight.grad.norm().item() == pytest.approx(1.0)
+        clip_grad_value_(clip_value=0.2, parameters=[weight])
+        assert weight.grad.tolist() == pytest.approx([0.2] * 3)
+        weight.grad = torch.full((3,), float("nan"))
+        with pytest.raises(RuntimeError, match="non-finite"):
+            clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+
+
+def test_a_step_that_takes_the_loss_gets_the_loss() -> None:
+    class Polyak(torch.optim.SGD):
+        def step(self, loss: Any = None) -> str:
+            return type(loss).__name__
+
+    optimizer = Polyak([nn.Parameter(torch.ones(1))], lr=0.1)
+    with session(gradient_clip_val=1.0, accumulate_grad_batches=1):
+        assert optimizer.step(torch.ones(())) == "Tensor"

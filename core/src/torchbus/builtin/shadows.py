@@ -38,13 +38,13 @@ class Shadows:
     @hookimpl
     def session_start(self, session: Session) -> None:
         tempfile.gettempdir()  # the first call removes a file, under a lock: not in there
-        session.replace(builtins, "open", self._open)
         places = [(io, "open", self._open)] + [(os, name, self._remove) for name in ("remove", "unlink")]
         places += [(os, name, self._move) for name in ("rename", "replace")]
         if not session.is_main:
             session.on_close.callback(self._remove_folder)
             session.on_close.callback(self._put_in_place)
             places += [(shutil, "rmtree", self._remove_tree)]
+        session.replace(builtins, "open", self._open)  # undone before the callbacks above run
         for owner, name, make in places:
             replace_everywhere(session, owner, name, make)
 

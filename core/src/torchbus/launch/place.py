@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-import sysconfig
 import threading
 from dataclasses import dataclass
 from types import FrameType
@@ -13,10 +12,9 @@ from typing import Any
 
 from torch.nn import Module
 
-from torchbus.notices import INSIDE
+from torchbus.notices import LIBRARIES, is_inside
 
 END = "the end of the session"
-LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 SESSION = ("torchbus.session", "torchbus.ranks")  # where the methods of the session are
 OPERATORS = ("torch._ops", "torch._library")  # the collectives of divided tensors end there
 DATA = "torch.utils.data.dataloader"
@@ -59,7 +57,7 @@ def _chain(frame: FrameType | None) -> list[FrameType]:
 
 
 def _is_the_loops(frame: FrameType) -> bool:
-    return not _name(frame).startswith(INSIDE) and not frame.f_code.co_filename.startswith(LIBRARIES)
+    return not is_inside(frame) and not frame.f_code.co_filename.startswith(LIBRARIES)
 
 
 def _name(frame: FrameType) -> str:
