@@ -94,13 +94,19 @@ def test_a_verb_that_two_packages_offer(two):
         assert s.answer == 5
 
 
-def test_companions_of_one_module_all_come_along(two, monkeypatch):
+def test_companions_of_one_module_all_come_along(install, monkeypatch):
     """They were not asked for by name, and neither stands for the other."""
+    source = """
+        class Companion:
+            pass
+    """
+    for name in ("second-package", "first-package"):
+        install(name, source, companion={"some_tracker": "Companion"}, plugin={f"of_{name}": "Companion"})
+    with session(strategy=None) as s:
+        assert s.bus.plugins() == []
     monkeypatch.setitem(sys.modules, "some_tracker", sys)
-    two(companion={"some_tracker": "Plugin"})
-    assert len(discovery.every("companion")) == 3  # and wandb's
-    for number, package in enumerate(("first_package", "second_package")):
-        assert [entry.module for entry in discovery.every("companion") if entry.name == "some_tracker"][number] == package
+    with session(strategy=None) as s:
+        assert [name for name, _ in s.bus.plugins()] == ["of_first-package", "of_second-package"]
 
 
 def test_a_package_that_is_there_twice_is_one(install):
