@@ -152,9 +152,10 @@ class ShardedModels:
         stack = self._session.on_close
         self.passes.add(model, len(self._models))
         stack.callback(refuse_copies(model))
-        stack.callback(model.register_state_dict_pre_hook(self._meet_to_gather).remove)
-        stack.callback(model.register_state_dict_post_hook(whole_states(self._session)).remove)
-        stack.callback(model.register_load_state_dict_pre_hook(divided_states).remove)
+        for module in model.modules():
+            stack.callback(module.register_state_dict_pre_hook(self._meet_to_gather).remove)
+            stack.callback(module.register_state_dict_post_hook(whole_states(self._session)).remove)
+            stack.callback(module.register_load_state_dict_pre_hook(divided_states).remove)
 
     @hookimpl(trylast=True)
     def session_end(self, error: BaseException | None) -> None:
@@ -170,7 +171,7 @@ class ShardedModels:
             self._optimizers.swap(whole)
 
     def _meet_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
-        if not prefix and self._session.gathers_states:
+        if (not prefix or model in self._models) and self._session.gathers_states:
             self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
 
     def _forget(self) -> None:
