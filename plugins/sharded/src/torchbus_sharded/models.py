@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
+from torchbus.launch.place import END
 
 from torchbus_sharded import parameter_hooks
 from torchbus_sharded.agreement import Agreement
@@ -40,6 +41,8 @@ class ShardedModels:
     """Divides a model when an optimizer gets its parameters, or at its first call."""
 
     def __init__(self, session: Session, strategy: FSDP) -> None:
+        assert session.job is not None
+        self._job = session.job
         self._session = session
         self._strategy = strategy
         self._mesh = strategy.mesh(session)
@@ -165,6 +168,7 @@ class ShardedModels:
             raise refusal from error
         if error is None:
             self.agreement.meet("the end of the block")
+            self._job.waiting = (END,)  # that ranks, and nodes, gather at unlike speed is no sign of anything
             self.whole.refuse_trained()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._strategy.forward_methods)
