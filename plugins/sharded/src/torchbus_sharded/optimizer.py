@@ -117,7 +117,7 @@ class Steps:
         """``optimizer.state_dict()`` is the whole one, on all ranks. All of them call it."""
         whole: dict[Any, Any] = {}
         for part in self._session.all_gather_object(_to(state_dict["state"], torch.device("cpu"))):
-            whole |= part
+            whole |= {key: entry for key, entry in part.items() if entry or key not in whole}  # one may have looked at what it does not keep
         return {**state_dict, "state": dict(sorted(whole.items()))}
 
     def _keep_own(self, optimizer: Optimizer) -> None:
