@@ -95,7 +95,7 @@ def _short(value: object) -> str:
 def begun() -> int | None:
     """How many collectives of the main process group this rank has begun; None without one, or where its backend does not count."""
     try:
-        group = dist.group.WORLD
+        group: Any = dist.group.WORLD
         return None if group is None else int(group._get_sequence_number_for_group())
     except RuntimeError:
         return None
