@@ -86,6 +86,35 @@ def test_a_reduction_that_one_rank_leaves_out() -> None:
     assert f"rank 1 ended its loop after 4 backward calls, while rank 0 waits in s.reduce at {at('{after}')}" in result.stderr
 
 
+SLOW = """
+import time, torch
+import torch.distributed as dist
+from torchbus import session
+
+with session(strategy="ddp", devices=3, accelerator="cpu", launch="fork") as s:
+    two = dist.new_group([0, 1])
+    net = torch.nn.Linear(3, 1)
+    net(torch.ones(4, 3)).mean().backward()
+    if s.rank == 1:
+        {slow}
+    if s.rank < 2:
+        dist.all_reduce(torch.ones(1), group=two)
+print("done")
+"""
+
+
+def test_a_rank_that_waits_for_a_slow_one_beside_one_that_has_ended() -> None:
+    """Slow is not diverged: the one that has ended has no part in what the others do."""
+    result = run_script(SLOW.format(slow="time.sleep(4)"))
+    assert result.ok() and result.stdout == "done\n" and "RanksDiverged" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_one_that_has_ended_in_a_group_of_the_loops_own() -> None:
+    result = run_script(SLOW.replace("if s.rank < 2", "if s.rank < 1").format(slow="pass"))
+    assert result.ok(1) and "the ranks wait for each other in different places, for good" in result.stderr
+
+
 SEEDED = """
 import time, torch
 from torchbus import session

@@ -33,7 +33,7 @@ SCRIPT = """
         torch.save([net.state_dict(), optimizer.state_dict(), first.state_dict()], "state.pt")
 
     def two_ranks(plugin):
-        return session(plugin, strategy="ddp", devices=2, launch="fork")
+        return session(plugin, strategy=STRATEGY, devices=2, launch="fork")
 
     with two_ranks(first := Accumulate(3)) as s:
         net, optimizer = make()
@@ -45,7 +45,7 @@ SCRIPT = """
         for one, state in zip((net, optimizer, second), torch.load("state.pt", weights_only=True), strict=True):
             one.load_state_dict(state)
         train(net, optimizer, DATA[16:], 2)
-        found = net.weight.detach().clone()
+        found = net.state_dict()["weight"].clone()
     net, optimizer = make()
     if IN_LOOP:
         train(net, optimizer, DATA, 12)
@@ -58,7 +58,8 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("in_loop", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_an_open_window_is_saved_and_loaded_by_two_ranks(in_loop: bool) -> None:
-    result = fork_script(SCRIPT.replace("IN_LOOP", str(in_loop)), timeout_s=110)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("ddp_sharded", marks=pytest.mark.slow)])
+def test_an_open_window_is_saved_and_loaded_by_two_ranks(in_loop: bool, strategy: str) -> None:
+    result = fork_script(SCRIPT.replace("IN_LOOP", str(in_loop)).replace("STRATEGY", repr(strategy)), timeout_s=110)
     assert result.ok()
     assert result.stdout == "True\n"

@@ -90,3 +90,12 @@ def _tensor(value: torch.Tensor | float) -> torch.Tensor:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else type(value).__name__
+
+
+def begun() -> int | None:
+    """How many collectives of the main process group this rank has begun; None without one, or where its backend does not count."""
+    try:
+        group: Any = dist.group.WORLD
+        return None if group is None else int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return None

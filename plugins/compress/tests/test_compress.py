@@ -131,3 +131,20 @@ def test_wrong_names(algorithm, words):
 def test_it_needs_a_reducer():
     with pytest.raises(UsageError, match="gradient_algorithm='fp16' needs strategy='ddp'"):
         session(strategy=None, gradient_algorithm="fp16").start()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("strategy", "options", "algorithms", "words"),
+    [
+        ("fsdp", {}, ALGORITHMS[1:], "changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp'"),
+        ("ddp_sharded", {"shard_gradients": True}, ("fp16", "async"), "changes what torch's DDP reducer sends, which this strategy does not use"),
+        ("ddp_sharded", {}, ("local_sgd", "decentralized", "low_precision_decentralized", "async"), "each parameter is stepped by one rank"),
+    ],
+)
+def test_refused_beside_strategies_that_do_not_use_it(strategy, options, algorithms, words, ranks) -> None:
+    """Before the loop begins."""
+    for algorithm in algorithms if ranks == 1 else algorithms[:1]:
+        given = {"strategy": strategy, "devices": ranks, "accelerator": "cpu", "launch": "fork", "gradient_algorithm": algorithm}
+        with pytest.raises(UsageError, match=words), session(**given, **options):
+            pytest.fail("the loop began")

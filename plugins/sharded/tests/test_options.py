@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script, start, write_script
+from torchbus.testing import Result, fork_script, start, write_script
 
 HEAD = """
 import json, torch
@@ -146,10 +146,27 @@ if s.is_main:
 """
 
 
-@pytest.mark.slow
-def test_hybrid_divides_in_a_node_and_replicates_over_nodes(tmp_path: Path):
-    """Two nodes of two ranks."""
-    script = str(write_script(tmp_path, HYBRID))
+SLOW = HEAD + """
+import time
+
+class Slow(Net):
+    def modules(self):
+        if waits.pop("before it gathers", False):
+            time.sleep(4)
+        return super().modules()
+
+waits = {}
+with session(strategy="fsdp", accelerator="cpu", hybrid=True, replace_sampler=False) as s:
+    model = Slow()
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.1), part(s))
+    waits["before it gathers"] = s.is_main
+print(json.dumps("before it gathers" in waits))
+"""
+
+
+def on_two_nodes(tmp_path: Path, source: str) -> list[Result]:
+    """Two ranks on each."""
+    script = str(write_script(tmp_path, source))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -161,6 +178,18 @@ def test_hybrid_divides_in_a_node_and_replicates_over_nodes(tmp_path: Path):
             running.append(stack.enter_context(start([sys.executable, script], env=env)))
         results = [one.wait(110) for one in running]
     assert all(result.ok() for result in results)
+    return results
+
+
+@pytest.mark.slow
+def test_a_node_that_gathers_late_is_waited_for(tmp_path: Path):
+    """The other has come to its end, and has no part in what this one gathers."""
+    assert not any(result.json() for result in on_two_nodes(tmp_path, SLOW))
+
+
+@pytest.mark.slow
+def test_hybrid_divides_in_a_node_and_replicates_over_nodes(tmp_path: Path):
+    results = on_two_nodes(tmp_path, HYBRID)
     difference, alike, kept, placements = results[0].json()
     assert difference < 1e-9 and alike and kept == 0.5 and placements == ["Replicate", "Shard"]
 

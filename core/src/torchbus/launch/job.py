@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from torchbus import collectives
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.launch import failure, orphan
 from torchbus.launch.children import Child, end, wait_for
+from torchbus.launch.ended import Ended
 from torchbus.launch.failure import Failure
 from torchbus.launch.guard import FORCED, Guard
 from torchbus.launch.lookout import Lookout, received
@@ -122,7 +124,7 @@ class Job:
 
     def _wait_for_all_ends(self) -> BaseException | None:
         try:
-            self._store.set(f"ended/{self.world.rank}", str(self.backwards))
+            self._store.set(f"ended/{self.world.rank}", Ended(self.backwards, collectives.begun()).written())
             self._store.add("ended", 1)
             self.wait_until(lambda _: int(self._store.add("ended", 0)) >= self.world.world_size, float("inf"))
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
+from torchbus import collectives
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.launch import failure
 from torchbus.launch.children import Child
+from torchbus.launch.ended import Ended
 from torchbus.launch.failure import Failure
 from torchbus.launch.hang import HangWatch
-from torchbus.launch.place import Place
-
-STUCK_AFTER_S = 1.0
+from torchbus.launch.place import END, Place
 
 
 class Lookout:
@@ -69,14 +69,17 @@ class Lookout:
         return error
 
     def _ended_peer(self) -> BaseException | None:
-        """A rank that has ended its loop will never come to the collective that this one waits in."""
-        if self._hang.waited_s() < STUCK_AFTER_S or not int(self._store.add("ended", 0)):
+        """A rank that has ended its loop and will never come to what this one waits in."""
+        if not int(self._store.add("ended", 0)) or self._store.check([f"ended/{self._rank}"]):
             return None
-        for rank in range(self._world_size):
-            if self._store.check([f"ended/{rank}"]) and not self._store.check([f"ended/{self._rank}"]):
-                error = self._left_behind(rank, int(self._store.get(f"ended/{rank}")))
-                failure.publish(self._store, failure.of(self._rank, error))
-                return error
+        place, begun = self._place(), collectives.begun()
+        for rank in range(self._world_size) if place.waits_in not in ("", END) else ():
+            if self._store.check([f"ended/{rank}"]):
+                peer = Ended.read(self._store.get(f"ended/{rank}"))
+                if peer.never_comes_to(place, begun):
+                    error = self._left_behind(rank, peer.backwards)
+                    failure.publish(self._store, failure.of(self._rank, error))
+                    return error
         return None
 
     def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch.nn import Module
 
 Around = Callable[..., Any]
@@ -20,10 +21,12 @@ class Surround:
 
     The method is replaced on the model's class, which other instances pass through: the model itself stays as it was,
     for pickling and copying too. A model that has a ``forward`` of its own (a compiled one) has that replaced.
+    ``traced``: whether ``around`` may be compiled with the model, by torch.compile; else a compiled ``forward`` is left alone.
     """
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: Around, traced: bool = True) -> None:
         self._around = around
+        self._traced = traced
         self._models: set[int] = set()
         self._classes: set[type] = set()
         self._stack = ExitStack()
@@ -53,9 +56,10 @@ class Surround:
 
     def _replace_method(self, owner: type[Module]) -> Callable[[], None]:
         below = [vars(owner)["forward"]]
+        traced = self._traced
 
         def forward(model: Module, *args: Any, **kwargs: Any) -> Any:
-            if id(model) not in self._models:
+            if (not traced and torch.compiler.is_compiling()) or id(model) not in self._models:
                 return below[0](model, *args, **kwargs)
             return self._around(model, below[0].__get__(model), args, kwargs)
 

@@ -131,7 +131,7 @@ class Converted(Models):
         self._missed: list[weakref.ref[Module]] = []
 
     @hookimpl(wrapper=True)
-    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> Generator[None, Any, Any]:
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> Generator[None, Any, Any]:  # type: ignore[override]
         """Before any strategy, which may divide the model: what it puts in the place of the parameters is no longer found by them."""
         super().parameters_added(optimizer, parameters)
         return (yield)

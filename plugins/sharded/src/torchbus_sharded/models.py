@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl, inventory
 from torchbus.errors import UsageError
+from torchbus.launch.place import END
 
 from torchbus_sharded import parameter_hooks
 from torchbus_sharded.agreement import Agreement
@@ -40,6 +41,8 @@ class ShardedModels:
     """Divides a model when an optimizer gets its parameters, or at its first call."""
 
     def __init__(self, session: Session, strategy: FSDP) -> None:
+        assert session.job is not None
+        self._job = session.job
         self._session = session
         self._strategy = strategy
         self._mesh = strategy.mesh(session)
@@ -156,9 +159,10 @@ class ShardedModels:
         stack = self._session.on_close
         self.passes.add(model, len(self._models))
         stack.callback(refuse_copies(model))
-        stack.callback(model.register_state_dict_pre_hook(self._meet_to_gather).remove)
-        stack.callback(model.register_state_dict_post_hook(whole_states(self._session)).remove)
-        stack.callback(model.register_load_state_dict_pre_hook(divided_states).remove)
+        for module in model.modules():
+            stack.callback(module.register_state_dict_pre_hook(self._meet_to_gather).remove)
+            stack.callback(module.register_state_dict_post_hook(whole_states(self._session)).remove)
+            stack.callback(module.register_load_state_dict_pre_hook(divided_states).remove)
 
     @hookimpl(trylast=True)
     def session_end(self, error: BaseException | None) -> None:
@@ -168,13 +172,14 @@ class ShardedModels:
             raise refusal from error
         if error is None:
             self.agreement.meet("the end of the block")
+            self._job.waiting = (END,)  # that ranks, and nodes, gather at unlike speed is no sign of anything
             self.whole.refuse_trained()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._strategy.forward_methods)
             self._optimizers.swap(whole)
 
     def _meet_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
-        if not prefix and self._session.gathers_states:
+        if (not prefix or model in self._models) and self._session.gathers_states:
             self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
 
     def _forget(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported, UsageError
 
+from torchbus_sharded.own_methods import surround
 from torchbus_sharded.owners import EVERY_RANK, Owners
 
 
@@ -49,6 +52,8 @@ class Steps:
         self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         self._whole: list[list[Any]] = []
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._complete: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         session.on_close.push(self._give_whole)
 
     @hookimpl
@@ -62,6 +67,7 @@ class Steps:
             stack = self._session.on_close
             stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_own).remove)
+            stack.callback(surround(optimizer, functools.partial(self._make_whole, optimizer)))
             vars(optimizer)["__getstate__"] = lambda: _no_copy(type(optimizer).__name__)
             stack.callback(vars(optimizer).pop, "__getstate__")
         owners, own = self._owners[optimizer], self._own.get(optimizer, set())
@@ -82,6 +88,10 @@ class Steps:
         """The step that follows sees this rank's parameters alone."""
         if optimizer not in self._owners or self._whole:
             return
+        if optimizer in self._complete:
+            self._complete.discard(optimizer)
+            self._keep_own(optimizer)
+        self._stepped.add(optimizer)
         self._whole = [group["params"] for group in optimizer.param_groups]
         owner = iter(self._owners[optimizer].of)
         for group in optimizer.param_groups:
@@ -107,7 +117,7 @@ class Steps:
         """``optimizer.state_dict()`` is the whole one, on all ranks. All of them call it."""
         whole: dict[Any, Any] = {}
         for part in self._session.all_gather_object(_to(state_dict["state"], torch.device("cpu"))):
-            whole |= part
+            whole |= {key: entry for key, entry in part.items() if entry or key not in whole}  # one may have looked at what it does not keep
         return {**state_dict, "state": dict(sorted(whole.items()))}
 
     def _keep_own(self, optimizer: Optimizer) -> None:
@@ -116,15 +126,21 @@ class Steps:
             if owner not in (self._session.rank, EVERY_RANK):
                 optimizer.state.pop(parameter, None)
 
+    def _make_whole(self, optimizer: Optimizer, method: str) -> None:
+        """One of the optimizer's own methods is called, on all ranks, which may read the state of any parameter, or change it: until the
+        next step each rank has all of it."""
+        if self._whole or optimizer not in self._stepped or optimizer in self._complete:
+            return
+        assert self._session.job is not None
+        self._session.job.waiting = (f"{type(optimizer).__name__}.{method}",)
+        _fill(optimizer, optimizer.state_dict()["state"])
+        self._session.job.waiting = None
+        self._complete.add(optimizer)
+
     def _give_whole(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Rank 0 goes on with the whole state, once all ranks have come to the end."""
-        if error is not None:
-            return
-        for optimizer in list(self._owners):
-            whole = self._gather(optimizer, optimizer.state_dict())["state"]
-            for index, parameter in enumerate(_parameters(optimizer)):
-                if parameter not in optimizer.state and index in whole:
-                    optimizer.state[parameter] = _to(whole[index], parameter.device)
+        for optimizer in list(self._owners) if error is None else []:
+            _fill(optimizer, self._gather(optimizer, optimizer.state_dict())["state"])
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
@@ -146,6 +162,13 @@ class Steps:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _fill(optimizer: Optimizer, whole: Mapping[Any, Any]) -> None:
+    """With the state of the parameters that other ranks step."""
+    for index, parameter in enumerate(_parameters(optimizer)):
+        if not optimizer.state.get(parameter) and index in whole:
+            optimizer.state[parameter] = _to(whole[index], parameter.device)
 
 
 def _no_copy(name: str) -> NoReturn:

@@ -13,12 +13,13 @@ from torchbus import Session
 
 
 def whole_states(session: Session) -> Callable[..., None]:
-    """``model.state_dict()`` has whole tensors, on all ranks. All of them call it."""
+    """``model.state_dict()`` has whole tensors, on all ranks. All of them call it. For each module, since a part may be asked by itself."""
 
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        for name, value in state.items() if session.gathers_states else ():
+        for name in module._parameters if session.gathers_states else ():
+            value = state.get(prefix + name)
             if isinstance(value, DTensor):
-                state[name] = value.full_tensor()
+                state[prefix + name] = value.full_tensor()
 
     return gather
 
@@ -26,8 +27,7 @@ def whole_states(session: Session) -> Callable[..., None]:
 @torch.no_grad()
 def divided_states(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """``model.load_state_dict`` takes whole tensors, the same on all ranks."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    for name, value in list(state.items()):
-        mine = own.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    for name, mine in module._parameters.items():
+        value = state.get(prefix + name)
         if isinstance(mine, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
-            state[name] = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)
+            state[prefix + name] = distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)

@@ -37,7 +37,7 @@ class DividedForward:
         self._dim_is_said = dim is not None
         self._reduction = reduction
         self._stream = OwnStream(session.rank)
-        self._surround = Surround(self._around)
+        self._surround = Surround(self._around, traced=False)
         self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = weakref.WeakKeyDictionary()
         self._inside = False
         self._warned = False

@@ -1,0 +1,59 @@
+"""``precision="...-true"`` where parameters are divided: the model is converted first, as one process converts it by hand."""
+
+from __future__ import annotations
+
+import pytest
+from torchbus.testing import fork_script
+
+SCRIPT = """
+import json, torch, warnings
+from torch import nn
+from torch.utils.data import DataLoader
+from torchbus import session
+warnings.simplefilter("error")
+DATA = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
+found = {}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def made(dtype=torch.float32):
+    torch.manual_seed(0)
+    return Net().to(dtype)
+
+def train(net, batch_size, dtype=None):
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for x in DataLoader(DATA, batch_size=batch_size):
+        optimizer.zero_grad()
+        net(x if dtype is None else x.to(dtype)).double().square().mean().backward()
+        optimizer.step()
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+for precision, dtype in (("64-true", torch.float64), ("bf16-true", torch.bfloat16)):
+    alone = train(made(dtype), 4, dtype)
+    for place in ("in the block", "before it"):
+        before = made() if place == "before it" else None
+        with session(devices=2, accelerator="cpu", launch="fork", precision=precision, **OPTIONS):
+            ours = train(before or made(), 2)
+        apart = max(float((ours[name].double() - alone[name].double()).abs().max()) for name in alone)
+        found[f"{precision}, {place}"] = [apart, all(value.dtype == dtype for value in ours.values())]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["{'strategy': 'fsdp'}", *(pytest.param(one, marks=pytest.mark.slow)
+     for one in ("{'strategy': 'ddp_sharded', 'shard_gradients': True}", "{'strategy': 'ddp_sharded'}"))],
+)  # fmt: skip
+def test_a_model_is_converted_before_it_is_divided(options: str) -> None:
+    found = fork_script(f"OPTIONS = {options}\n{SCRIPT}", timeout_s=115).json()
+    assert len(found) == 4 and all(converted for _, converted in found.values()), found
+    assert all(apart < (1e-12 if name.startswith("64") else 0.02) for name, (apart, _) in found.items()), found
