@@ -40,8 +40,9 @@ def main():
     here, there = itertools.tee(loader)
     next(there)  # one batch ahead: the distance to it is looked at, and not trained on
     for (xb, yb), (following, _) in itertools.zip_longest(here, there, fillvalue=(None, None)):
-        moved = 0.0 if following is None else following.mean().item()
         last = train(xb, yb)
+        if following is not None and following.mean().item() > 9:
+            break
     print(f"loss {last:.5f}")
     return {"model": model, "optimizer": optimizer}
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torchbus.seams.loader import LoaderIterator
     from torchbus.session import Session
 
-AT_MOST_KEPT = 8  # entries before those whose tensors are gone are looked for
+KEPT = 8  # so many entries before those whose tensors are gone are looked for; then twice as many as are left
 UNKNOWN = (
     "{} batches of {} were taken before this backward, and nobody can tell which of them feeds it: the loop fetches ahead, or leaves batches out, "
-    "and computes with copies (.float(), .to(...)), of which the originals are gone. {} on it. Keep the loader's own tensors until they are "
+    "and computes with copies (.float(), .to(...)), of which the originals are gone. It decides {}. Keep the loader's own tensors until they are "
     "used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as well{}"
 )
 
@@ -33,11 +33,13 @@ class Batches:
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
         self._fresh: list[Taken] = []
-        self._used: list[Taken] = []
+        self._used: dict[int, Taken] = {}
+        self._room = {"fresh": KEPT, "used": KEPT}
         self._dependents: list[str] = []
         self._follows = False
         self._origin: Origin | None = None
         self.count = 0
+        self._looked = 0
         self.feeding: tuple[Taken, ...] = ()
 
     def follow(self, dependent: str = "") -> None:
@@ -49,7 +51,7 @@ class Batches:
             self._session.bus.register(self, "batches")
 
     def clear(self) -> None:
-        self._fresh, self._used, self.feeding = [], [], ()
+        self._fresh, self._used, self.feeding = [], {}, ()
 
     # Events ----------------------------------------------------------------------------------------------------
 
@@ -65,8 +67,9 @@ class Batches:
             self._session.share = taken.share or self._session.share
             return
         with self._lock:
-            if len(self._fresh) >= AT_MOST_KEPT:
+            if len(self._fresh) >= self._room["fresh"]:
                 self._fresh = _without_gone(self._fresh)
+                self._room["fresh"] = max(KEPT, 2 * len(self._fresh))
             self.count += 1
             taken.serial = self.count
             self._fresh.append(taken)
@@ -79,7 +82,7 @@ class Batches:
     def before_backward(self) -> None:
         fresh = self._fresh
         if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
-            self._use((fresh[0],))
+            self._use_only(fresh[0])
         elif fresh or len(self._used) > 1:
             self._look()
 
@@ -93,7 +96,7 @@ class Batches:
     def held(self, origin: Origin) -> int:
         """How many batches of a pass, used or not, are there to be used again or for the first time."""
         with self._lock:
-            kept = [*self._fresh, *self._used]
+            kept = [*self._fresh, *self._used.values()]
         living = [one for one in kept if one.origin is origin and one.lives and one not in self.feeding]
         return len(living) if origin.ahead or len(living) > 1 else 0
 
@@ -121,32 +124,54 @@ class Batches:
         """More than one batch might be it."""
         with self._lock:
             fresh = list(self._fresh)
-        self._used = [one for one in self._used if one.lives]
-        found = _first_of_each_pass([one for one in [*fresh, *self._used] if one.is_in_graph])
+        self._forget_gone()
+        candidates = {**self._used, **{one.key: one for one in fresh}}  # a data set may give the same tensors again
+        found = _first_of_each_pass([one for one in reversed(candidates.values()) if one.is_in_graph])
         if found:
             self._mark_ahead(fresh, found)
-            found += _copied([one for one in fresh if not any(one.origin is other.origin for other in found)])
-        elif fresh:
+            found += _copied([one for one in fresh if one.serial > self._looked], {id(one.origin) for one in found})
+        else:
             found = self._guess(fresh)
+        self._looked = self.count
         if found and tuple(found) != self.feeding:
             self._use(tuple(found))
 
     def _guess(self, fresh: list[Taken]) -> list[Taken]:
-        """No graph has saved any of them. The oldest that is still held; where all are gone, the only one."""
+        """No graph has saved any of them. The one that feeds already, while the loop holds it (another backward on it); else the only new
+        one, or the oldest where all are still held."""
+        current = self.feeding[-1] if self.feeding else None
         newest = [one for one in fresh if one.origin is fresh[-1].origin]
-        living = [one for one in newest if one.lives]
-        if len(living) > 1:
-            newest[-1].origin.ahead = True
-        if living:
-            return living[:1]
+        origin = newest[-1].origin if newest else None if current is None else current.origin
+        if origin is not None and origin.ended and (len(newest) > 1 or (not newest and self.held(origin))) and self._gives_again(origin):
+            self._refuse_unknown([one for one in [*newest, *self._used.values()] if one.origin is origin])
+        elif not newest or (current is not None and current.origin is origin and origin.ahead and current.lives):
+            return list(self.feeding)
         if len(newest) > 1:
+            newest[-1].origin.ahead = True
+            if all(one.lives for one in newest):
+                return newest[:1]
             self._refuse_unknown(newest)
         return newest[-1:]
+
+    def _gives_again(self, origin: Origin) -> bool:
+        """Whether a list or a cycle has all batches of a pass, so that what the loop holds says nothing."""
+        return origin.kept or not origin.fed or len([one for one in self._used.values() if one.origin is origin and one.lives]) > 1
 
     def _mark_ahead(self, fresh: list[Taken], found: list[Taken]) -> None:
         for one in found:
             if any(other.origin is one.origin and other.number > one.number and other.lives for other in fresh):
                 one.origin.ahead = True
+
+    def _use_only(self, one: Taken) -> None:
+        """The one that was taken since the last backward, of the same pass: nearly always so."""
+        with self._lock:
+            self._fresh.remove(one)
+        self.feeding, self._looked = (one,), self.count
+        if one.share is not None:
+            self._session.share = one.share
+        self._used[one.key] = one
+        if len(self._used) >= self._room["used"]:
+            self._forget_gone()
 
     def _use(self, chosen: tuple[Taken, ...]) -> None:
         before, self.feeding = self.feeding, chosen
@@ -156,11 +181,11 @@ class Batches:
                 self._fresh.clear()
             else:
                 self._fresh = [one for one in self._fresh if one not in chosen and one.lives]
-        if len(self._used) >= AT_MOST_KEPT:
-            self._used = [one for one in self._used if one.lives]
+        if len(self._used) >= self._room["used"]:
+            self._forget_gone()
         for one in chosen:
-            if one not in self._used:
-                self._used.append(one)
+            if self._used.get(one.key) is not one:
+                self._used[one.key] = one
                 one.origin.kept |= one.origin.ended and not one.origin.fed and one.origin.length != 1
             elif one not in before:
                 one.origin.kept = True
@@ -169,13 +194,17 @@ class Batches:
         if shared:
             self._session.share = max(shared, key=_serial).share or self._session.share
 
+    def _forget_gone(self) -> None:
+        self._used = {key: one for key, one in self._used.items() if one.lives}
+        self._room["used"] = max(KEPT, 2 * len(self._used))
+
     def _refuse_unknown(self, taken: list[Taken]) -> None:
         origin = taken[-1].origin
         unlike = origin.ragged or len({one.share.weight for one in taken if one.share is not None}) > 1
         needs = [*(["the weight of the ragged end"] if unlike else []), *self._dependents]
         if needs:
-            depend = f"{' and '.join(needs)} depend{'s' if len(needs) == 1 else ''}"
-            raise UsageError(UNKNOWN.format(len(taken), origin.name, depend, ", or use drop_last=True" if needs == needs[:unlike] else ""))
+            last = ", or use drop_last=True" if needs == needs[:unlike] else ""
+            raise UsageError(UNKNOWN.format(len(taken), origin.name, " and ".join(needs), last))
 
 
 def _serial(one: Taken) -> int:
@@ -192,14 +221,13 @@ def _first_of_each_pass(found: list[Taken]) -> list[Taken]:
     return list(first.values())
 
 
-def _copied(fresh: list[Taken]) -> list[Taken]:
-    """Batches of other passes that are gone: looked at, or computed with in the form of copies. One before a backward proves nothing (it
-    may be a fixed one to look at), but before each of two it does."""
-    last = {id(one.origin): one for one in fresh}
-    gone = [one for one in last.values() if not one.lives and not one.origin.evaluates]
-    for one in gone:
+def _copied(fresh: list[Taken], passes: set[int]) -> list[Taken]:
+    """Batches of other passes: looked at, or computed with in the form of copies. One before a backward proves nothing (it may be a fixed
+    one to look at), but before each of two it does."""
+    last = {id(one.origin): one for one in fresh if id(one.origin) not in passes and not (one.origin.evaluates or one.origin.ahead)}
+    for one in last.values():
         one.origin.missed += 1
-    return [one for one in gone if one.origin.missed > 1]
+    return [one for one in last.values() if one.origin.missed > 1]
 
 
 def _without_gone(fresh: list[Taken]) -> list[Taken]:

@@ -24,9 +24,10 @@ class Origin:
 
     ``length``: its number of batches, where that is known. ``evaluates``: why it counts as evaluation, "" if it does not. ``trains``: gradients
     were on when it began. ``alike``: every rank gets the same batches. ``ragged``: the ranks' shares will not weigh the same in all steps.
-    ``share``: that of the batch that is on its way. ``fed``: a batch of it has fed a backward. ``missed``: so often a batch of it came before
-    a backward, and was gone by then. ``ahead``: its batches are taken before those taken earlier are used. ``threaded``: another thread takes
-    them. ``kept``: a list, or itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
+    ``share``: that of the batch that is on its way. ``fed``: a batch of it has fed a backward. ``missed``: so often a batch of it came
+    before a backward whose graph had saved another one's. ``ahead``: its batches are taken before those taken earlier are used.
+    ``threaded``: another thread takes them. ``kept``: a list, or itertools.cycle, gives them again. ``ended``: the loop has exhausted
+    its iterator.
     """
 
     __slots__ = (
@@ -53,15 +54,20 @@ class Origin:
 
 class Taken:
     """A batch that the loop was handed: the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: samples in it, by dim 0
-    of its first tensor."""
+    of its first tensor. ``key``: that tensor's id, the same for a batch that the data set gives again."""
 
-    __slots__ = ("_tensors", "number", "origin", "rows", "serial", "share")
+    __slots__ = ("_tensors", "key", "number", "origin", "rows", "serial", "share")
 
     def __init__(self, origin: Origin, number: int, share: Share | None, batch: Any) -> None:
         self.origin, self.number, self.share, self.serial = origin, number, share, 0
-        found: list[Tensor] = []
-        collect(batch, found)
-        self.rows = len(found[0]) if found and found[0].dim() else 1
+        parts = batch if type(batch) in (list, tuple) else (batch,)
+        found = [part for part in parts if isinstance(part, Tensor)]
+        if len(found) != len(parts):
+            found = []
+            collect(batch, found)
+        shape = found[0].shape if found and not found[0].is_nested else ()
+        self.rows = shape[0] if shape else 1
+        self.key = id(found[0]) if found else id(self)
         self._tensors = [weakref.ref(tensor) for tensor in found]
 
     @property
