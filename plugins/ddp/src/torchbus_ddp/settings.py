@@ -19,8 +19,8 @@ Setting = float | str
 Settings = dict[str, Setting]
 VOLATILE = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|cuda:\d+")  # what a repr has of this process or device alone
 SEARCHES = {
-    "optuna": "optuna is imported, whose samplers draw for each rank: pip install torchbus-optuna, which lets rank 0 ask for all (import optuna before "
-    "the session)",
+    "optuna": "optuna is imported, whose samplers draw for each rank: pip install torchbus-optuna, which lets rank 0 ask for all (import optuna "
+    "before the session)",
     "ray.tune": "ray.tune is imported: let rank 0 draw, and take s.all_gather_object(values)[0] on all ranks",
 }
 SHOWN_CHARACTERS = 80
