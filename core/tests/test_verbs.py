@@ -178,3 +178,29 @@ def test_outside_the_block_verbs_are_refused(heard, when):
         with pytest.raises(UsageError, match=words.format("double")):
             s.double(1)
         assert not hasattr(s, "number")
+
+
+def test_a_listener_that_comes_or_goes_is_heard_by_the_next_log():
+    """Also where a plugin registers a part of its own while the loop runs."""
+
+    class Hears:
+        def __init__(self):
+            self.values = []
+
+        @hookimpl
+        def log_metrics(self, metrics):
+            self.values += metrics.values()
+
+    class Skips:
+        @hookimpl
+        def skip_logging(self):
+            return True
+
+    hears, skips = Hears(), Skips()
+    with session(hears, strategy=None) as s:
+        s.log("value", 1.0)
+        s.bus.register(skips)
+        s.log("value", 2.0)
+        s.bus.unregister(skips)
+        s.log("value", 3.0)
+    assert hears.values == [1.0, 3.0]

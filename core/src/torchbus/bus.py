@@ -19,6 +19,7 @@ class Bus:
     def __init__(self, taken: Collection[str] = ()) -> None:
         """``taken``: names that no plugin may bring as a verb."""
         self._taken = taken
+        self.on_change: Callable[[], object] = lambda: None  # for those who keep listeners
         self._manager = pluggy.PluginManager("torchbus")
         self._manager.add_hookspecs(events)
         self.hook = self._manager.hook
@@ -50,6 +51,7 @@ class Bus:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
         self._refuse_second_engine(plugin, name)
         self._name_errors(plugin)
+        self.on_change()
         return name
 
     def start(self, plugin: object, session: object) -> None:
@@ -61,6 +63,7 @@ class Bus:
 
     def unregister(self, plugin: object) -> None:
         self._manager.unregister(plugin)
+        self.on_change()
 
     def check_pending(self) -> None:
         """Refuse functions marked as events that nobody declares, with the nearest names."""

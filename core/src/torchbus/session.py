@@ -207,7 +207,6 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         except BaseException:
             self.bus.unregister(plugin)
             raise
-        self._verbs.forget_listeners()
         if self.is_inside:
             self.seams.refresh()
 

@@ -23,9 +23,10 @@ class Verbs:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.forget_listeners()
+        session.bus.on_change = self.forget_listeners
 
     def forget_listeners(self) -> None:
-        """There are more plugins, or the session is over."""
+        """There are other plugins, or the session is over."""
         self.log: Callable[[dict[str, Any], dict[str, Any]], object] = self._first_log
 
     def need(self, event: str, verb: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
+from torchbus.testing import RecordingLogger
 
 from torchbus_checkpoint import CheckpointError, folder
 
@@ -81,3 +82,31 @@ def test_what_can_be_registered(thing: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words), session("checkpoint") as s:
         s.register("a", Counter())
         s.register("a", thing)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_is_led_through_again_is_logged_once(tmp_path: Path, early: bool) -> None:
+    """Whether the loop has logged something before ``s.load`` or not."""
+
+    def steps_logged(epochs: int, loads: bool) -> list[int]:
+        hears = RecordingLogger()
+        with session("checkpoint", logger=hears, autolog=False, log_every_n_steps=1) as s:
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loader = DataLoader(torch.ones(4, 1), batch_size=2)
+            if early:
+                s.log("parameters", 2.0)
+            if loads:
+                s.load(tmp_path / "kept")
+            for epoch in s.epochs(epochs):
+                for x in loader:
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                s.log("epoch", float(epoch), step=epoch)
+                if epoch == 1 and not loads:
+                    s.save(tmp_path / "kept")
+        return [step for step, _ in hears.of("epoch")]
+
+    assert steps_logged(3, loads=False) == [0, 1, 2]
+    assert steps_logged(5, loads=True) == [2, 3, 4]

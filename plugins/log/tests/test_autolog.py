@@ -94,3 +94,34 @@ def test_an_optimizer_without_a_rate(defaults):
         assert "optimizer: WithoutRate, 2 tensors, lr 0.25" in s.explain()
     assert {name for _, _, metrics, _ in hears.lines for name in metrics} == {"loss", "lr/group1", "samples_per_s", "step_time_s"}
     assert hears.of("lr/group1") == [(1, 0.25), (2, 0.25)]
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "freed"])
+def test_steps_of_one_optimizer_after_another(keeps):
+    """Folds of a cross-validation: counted on, whether Python gives a new optimizer the address of an old one or not (that differs by rank)."""
+    hears, kept = RecordingLogger(), []
+    weight = torch.nn.Parameter(torch.ones(2))
+    with session(strategy=None, logger=hears, autolog=False, log_every_n_steps=2) as s:
+        for _ in range(3):
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            kept += [optimizer] if keeps else []
+            for _ in range(3):
+                optimizer.zero_grad()
+                weight.sum().backward()
+                optimizer.step()
+                s.log("value", 1.0)
+            del optimizer
+    assert [step for step, _ in hears.of("value")] == [1, 2, 3, 3, 4, 5, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("order", "steps"), [("dg" * 3, [1, 1, 2, 2, 3, 3]), ("dddgdddg", [1, 2, 3, 3, 4, 5, 6, 6]), ("abcabc", [1, 1, 1, 2, 2, 2])])
+def test_steps_of_optimizers_in_turn(order, steps):
+    hears = RecordingLogger()
+    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in order}
+    optimizers = {name: torch.optim.SGD([weight], lr=0.1) for name, weight in weights.items()}
+    with session(strategy=None, logger=hears, autolog=False, log_every_n_steps=100) as s:
+        for name in order:
+            weights[name].sum().backward()
+            optimizers[name].step()
+            s.log("value", 1.0, on_step=True)
+    assert [step for step, _ in hears.of("value")] == steps

@@ -17,6 +17,7 @@ from torchbus_log.exchange import Exchange, Key
 from torchbus_log.how import How
 from torchbus_log.passes import LoaderPass, Passes
 from torchbus_log.records import Record, lines, merged, numbers_of
+from torchbus_log.rounds import Rounds
 from torchbus_log.values import Metric, Value, kept
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
@@ -28,7 +29,8 @@ class Gatherer:
     pass over a loader that feeds backwards, and once the session has ended everywhere. The end of an evaluation is none,
     for rank 0 may do it alone: what it gathers waits for the next point.
 
-    ``steps`` is the number of real steps so far, of the optimizer that has made most; ``names`` are those that the loop logs itself.
+    ``steps`` is the number of real steps so far: optimizers that step in turn make one together (see ``Rounds``); ``names`` are those that the
+    loop logs itself.
     """
 
     def __init__(self, session: Session, every: int, passes: Passes, autolog: Autolog | None) -> None:
@@ -36,7 +38,7 @@ class Gatherer:
         self._every = every
         self._autolog = autolog
         self._exchange = Exchange(session)
-        self._steps_of: dict[int, int] = {}
+        self._rounds = Rounds()
         self._point = 0
         self._is_late = False
         self._metrics: list[tuple[str, Metric, int]] = []
@@ -103,9 +105,7 @@ class Gatherer:
 
     @hookimpl(trylast=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        count = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
-        if count > self.steps:
-            self.steps = count
+        self.steps += self._rounds.begins(optimizer)
         if self._autolog is not None:
             self._autolog.stepped(optimizer, self.steps)
         if self.steps % self._every == 0 and self.steps > self._point:
