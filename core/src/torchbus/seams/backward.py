@@ -106,7 +106,7 @@ def install(ears: Ears) -> Callable[[], None]:
             grad_variables: Any = None,
             inputs: Any = None,
         ) -> None:
-            if in_graph() != -1 or grad_variables is not None or thread() in handed_over:
+            if in_graph() != -1 or grad_variables is not None or (handed_over and thread() in handed_over):
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
             for listener in before:
@@ -122,7 +122,8 @@ def install(ears: Ears) -> Callable[[], None]:
                     listener(call)
                 raise
             finally:
-                handed_over.discard(thread())
+                if run:
+                    handed_over.discard(thread())
             for listener in after:
                 listener(call)
 

@@ -85,10 +85,11 @@ class step:
             if id(optimizer) in running and _is_above(wrapper, running[id(optimizer)]):
                 return None  # a subclass calls its parent's step
             running[id(optimizer)] = id(wrapper)
-            given = Given(type(optimizer), args[1:], kwargs)
+            given = Given(type(optimizer), args[1:], kwargs) if len(args) > 1 or kwargs else None
+            closure = None if given is None else given.closure
             for listener in before:
-                listener(optimizer, given.closure)
-            if given.closure is None or not evaluated:
+                listener(optimizer, closure)
+            if given is None or given.closure is None or not evaluated:
                 return None
             args, kwargs = given.exchanged(announced(optimizer, given.closure))
             return (optimizer, *args), kwargs

@@ -13,6 +13,8 @@ from torchbus import inventory
 from torchbus.seams._ears import Ears
 from torchbus.seams.closures import Given
 
+NONE_GIVEN = Given(Optimizer, (), {})
+
 
 class Answer:
     """A listener has dealt with a step: the loop gets ``result``."""
@@ -41,7 +43,7 @@ class step:
                 if id(self) in running:  # a subclass calls its parent's step
                     return original(self, *args, **kwargs)
 
-                given = Given(type(self), args, kwargs)
+                given = Given(type(self), args, kwargs) if args or kwargs else NONE_GIVEN
 
                 def run(closure: Callable[..., Any] | None = None) -> Any:
                     args, kwargs = given.exchanged(closure)
