@@ -36,7 +36,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "meta_learning": DERIVATIVES,
         "create_graph": "backward(create_graph=True) under strategy='fsdp'",
         "backward_inputs": "backward(inputs=) under strategy='fsdp'",
-        "optimizer_in_backward": "a dict has no entry for a parameter of a model that strategy='fsdp' has divided",
+        "optimizer_in_backward": "register_post_accumulate_grad_hook of a parameter under strategy='fsdp'",
         "sparse_embedding": "SkipGram.u_embeddings has sparse gradients",
         "layerwise": "Layer.train_layer uses parameters outside forward",
         "save_open_file": NO_OPTIMIZER,

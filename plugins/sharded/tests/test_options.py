@@ -201,6 +201,11 @@ REFUSED = {
         "",
         "functional_call of Net with other weights under strategy='fsdp'",
     ),
+    "old dict": (
+        "net = Net(); table = {p: 1 for p in net.parameters()}; torch.optim.SGD(net.parameters(), lr=0.1); [table[p] for p in net.parameters()]",
+        "",
+        "a dict has no entry for a parameter of a model that strategy='fsdp' has divided",
+    ),
     "old list": (
         "m = Net(); old = list(m.parameters()); o = torch.optim.SGD(old, 0.1); nn.utils.clip_grad_norm_(old, 1.0)",
         "",
