@@ -18,7 +18,7 @@ from torchbus.testing import ALL_EVENTS, Recorder
 IN_FILE = [name for name, value in vars(events).items() if hasattr(value, "torchbus_spec")]
 NOT_IN_A_LOOP = {
     "after_closure", "backward_failed", "loader_length", "shard", "hyperparameters", "metrics_ready", "system_metrics", "end_epochs",
-    "batches_skipped",
+    "batches_skipped", "loader_bypassed",
 }  # a closure, an error, len(loader), several ranks, what other packages send
 
 

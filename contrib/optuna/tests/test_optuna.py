@@ -138,10 +138,10 @@ def each(trial):
 
 for storage in (None, "sqlite:///each.db"):
     study = optuna.create_study(storage=storage)
-    study.optimize(each, n_trials=3)
+    study.optimize(each, n_trials=2)
     found[str(storage)] = told(study)
 print(json.dumps(found))
 """).json()
     for trials in found.values():
-        assert [state for *_, state in trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
+        assert [state for *_, state in trials] == ["COMPLETE", "PRUNED"]
         assert all(set(params) == {"before", "kind", "lr", "width", "dropout"} for _, params, *_ in trials)

@@ -9,6 +9,7 @@
         for epoch in s.epochs(10):             # end_epochs
             model.train()                      # mode_changed
             for x, y in loader:                # skip_pass, loader_start, loader_opened, batches_skipped
+                                               # loader_bypassed, of subclasses with an __iter__ of their own
                                                # batch_wanted, batch_ready (loader_length: len(loader))
                 loss = criterion(model(x), y)  # model_found (once per model, before its first call); module_called
                 optimizer.zero_grad()          # before_zero_grad
@@ -114,6 +115,12 @@ def loader_opened(loader: DataLoader[Any], iterator: LoaderIterator) -> None:
 @hookspec
 def batches_skipped(loader: DataLoader[Any], order: Pass | None, count: int) -> None:
     """``iterator.skip(count)`` went past so many batches, which the loop does not get. Once per call."""
+
+
+@hookspec
+def loader_bypassed(loader: DataLoader[Any]) -> None:
+    """A subclass of DataLoader whose own ``__iter__`` does not come to DataLoader's has the first batch of a pass ready: no other event of
+    the pass is fired. Once per pass."""
 
 
 @hookspec
@@ -236,12 +243,6 @@ def system_metrics(metrics: dict[str, float], time_s: float) -> None:
 @hookspec
 def loader_end(loader: DataLoader[Any], order: Pass | None) -> None:
     """A captured loader was exhausted (not after ``break``). Once per complete pass."""
-
-
-@hookspec
-def loader_bypassed(loader: DataLoader[Any]) -> None:
-    """A subclass of DataLoader whose own ``__iter__`` does not come to DataLoader's has the first batch of a pass ready: no other event of
-    the pass is fired. Once per pass."""
 
 
 @hookspec(firstresult=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 from torchbus.testing import fork_script
@@ -87,9 +89,9 @@ found = {
     "shapes": train(lambda s: optimized(nn.Linear(4, 3, bias=s.is_main), lr=0.1)),
 }
 import sys
-sys.modules["optuna"] = sys
-found["optuna"] = train(lambda s: optimized(nn.Linear(4, 3), lr=[0.1, 0.2][s.is_main]))
-found["optuna shapes"] = train(lambda s: optimized(nn.Linear(4, 3, bias=s.is_main), [torch.optim.SGD, torch.optim.RMSprop][s.is_main], lr=0.1))
+sys.modules["ray.tune"] = sys
+found["search"] = train(lambda s: optimized(nn.Linear(4, 3), lr=[0.1, 0.2][s.is_main]))
+found["search shapes"] = train(lambda s: optimized(nn.Linear(4, 3, bias=s.is_main), [torch.optim.SGD, torch.optim.RMSprop][s.is_main], lr=0.1))
 print(json.dumps(found))
 """).json()
     told = {name: text for name, (text, _) in found.items()}
@@ -103,7 +105,7 @@ print(json.dumps(found))
     assert "lr: 0.2 on rank 0, 0.1 on rank 1" in told["later"], told["later"]
     assert "lr: 0.02 on rank 0, 0.01 on rank 1" in told["changed"], told["changed"]
     assert "rank 1 comes with the parameters of SGD (1 tensors) where rank 0 comes with the parameters of SGD (2 tensors)" in told["shapes"]
-    assert "Optuna is imported" in told["optuna"] and "torchbus-optuna" in told["optuna shapes"]
+    assert "Ray.tune is imported" in told["search"] and "Ray.tune is imported" in told["search shapes"]
 
 
 def test_constants_of_the_loss() -> None:
@@ -158,6 +160,16 @@ def test_which_constants_are_read() -> None:
 def test_weights_of_a_mixture_may_differ() -> None:
     assert suspicious([(0.3, 0.6), (0.7, 0.4), (1.0, 1.0)]) == [(), (), ()]
     assert suspicious([(0.3, 0.6), (0.7, 0.5), (2.0, 2.0)]) == [(0.3, 0.6), (0.7, 0.5), ()]
+
+
+def test_a_search_is_named(monkeypatch) -> None:
+    for name in ("optuna", "torchbus_optuna", "ray.tune"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert settings.searches() == ""
+    monkeypatch.setitem(sys.modules, "optuna", sys)
+    assert "pip install torchbus-optuna" in settings.searches()
+    monkeypatch.setitem(sys.modules, "torchbus_optuna", sys)
+    assert settings.searches() == ""
 
 
 def test_settings_are_the_same_in_every_process() -> None:

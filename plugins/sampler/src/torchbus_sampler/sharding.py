@@ -29,7 +29,7 @@ def shard(session: Session, value: Any, repeat: bool) -> Any:
     return ShardedItems(value, *session.world.data, take, repeat, lambda: session.job.backwards if session.job else 0)
 
 
-def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool) -> Any:
+def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool = False) -> Any:
     """This rank's rows of every tensor in ``batch``.
 
     A rank for which there are no rows gets none under ``no_grad``; in training, and with ``repeat``, it gets rank 0's, with weight 0,
