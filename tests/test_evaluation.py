@@ -157,3 +157,30 @@ def test_what_an_evaluation_logs_is_over_its_samples_once(options: str, ranks: i
     line = f'with session({options + ", " if options else ""}logger="local", strategy="ddp", devices={ranks}, launch="fork") as s:'
     script = "\n".join([HEAD, TRAIN, line, indent(body, "    "), READ])
     assert fork_script(script).json() == {"sum": 45.0, "mean": 4.5, "largest": 9.0}
+
+
+ROLLOUTS = """
+def rollouts(net, prompts, length=6):
+    with torch.no_grad():
+        for prompt in prompts:
+            for _ in range(length):
+                prompt = net(prompt)
+
+net, prompts = nn.Linear(2, 2), list(torch.randn(4, 3, 2))
+train = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2)
+"""
+STEPS = """
+for (x,) in train:
+    net(x).square().mean().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [("rollouts(net, prompts)", True), ("rollouts(net, s.shard(prompts))", False), ("rollouts(net, prompts[:1], 2)", False),
+     ("net.eval(); rollouts(net, prompts); net.train()", False)],
+    ids=["repeated", "divided", "little", "evaluation"],
+)  # fmt: skip
+def test_rollouts_that_all_ranks_repeat_are_told_once(work: str, told: bool) -> None:
+    stderr = run(f"{work}\n{STEPS}{work}\n{STEPS}", before=ROLLOUTS).ok().stderr
+    assert stderr.count("for prompt in s.shard(prompts)") == told
