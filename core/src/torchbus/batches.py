@@ -186,7 +186,7 @@ class Batches:
         for one in chosen:
             if self._used.get(one.key) is not one:
                 self._used[one.key] = one
-                one.origin.kept |= one.origin.ended and not one.origin.fed and one.origin.length != 1
+                one.origin.kept |= one.origin.ended and not one.origin.fed and one.number == 1 != one.origin.length
             elif one not in before:
                 one.origin.kept = True
             one.origin.fed = True

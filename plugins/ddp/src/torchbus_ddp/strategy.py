@@ -17,6 +17,7 @@ from torchbus_ddp import events, group
 from torchbus_ddp.check import Watch
 from torchbus_ddp.gradients import GradientSync
 from torchbus_ddp.reducer import HAS_INIT_SYNC
+from torchbus_ddp.repeated import RepeatedWork
 from torchbus_ddp.replicas import ReplicaWatch
 
 NO_SAMPLER = "loaders are not divided: that is done by torchbus-sampler, which is not installed: pip install torchbus-sampler"
@@ -105,6 +106,7 @@ class DDP:
         """What is looked at in every header."""
         watch = ReplicaWatch(session)
         session.bus.register(watch, "ddp.replicas")
+        session.bus.register(RepeatedWork(session), "ddp.repeated")
         return watch
 
     @hookimpl

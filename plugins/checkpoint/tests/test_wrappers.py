@@ -1,0 +1,89 @@
+"""Loops whose batches come from wrappers of loaders: resumed at the batch that was used last, or refused."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchbus import session
+from torchbus.errors import UsageError
+
+Wrap = Callable[[DataLoader[Any]], Any]
+DATA = torch.arange(1.0, 17.0, dtype=torch.float64)[:, None]
+
+
+def ahead(depth: int) -> Wrap:
+    def wrap(inner: DataLoader[Any]) -> Iterator[Any]:
+        fetched: deque[Any] = deque()
+        for batch in inner:
+            fetched.append(batch)
+            if len(fetched) > depth:
+                yield fetched.popleft()
+        while fetched:
+            yield fetched.popleft()
+
+    return wrap
+
+
+def by_thread(inner: DataLoader[Any]) -> Iterator[Any]:
+    batches: queue.Queue[Any] = queue.Queue()
+
+    def read() -> None:
+        for batch in inner:
+            batches.put(batch)
+        batches.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (batch := batches.get()) is not None:
+        yield batch
+
+
+def train(wrap: Wrap, cut: int = 0) -> float:
+    """Three epochs of four batches; ``cut`` says after how many steps the run is interrupted."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    loader, steps = DataLoader(DATA, batch_size=4), 0  # type: ignore[arg-type]
+    for _ in range(3):
+        for x in wrap(loader):
+            optimizer.zero_grad()
+            (weight * x).mean().backward()
+            optimizer.step()
+            steps += 1
+            if steps == cut:
+                raise KeyboardInterrupt
+    return weight.item()
+
+
+@pytest.mark.parametrize("wrap", [ahead(1), ahead(2), lambda inner: itertools.tee(inner)[0]], ids=["one", "two", "tee"])
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 6])
+def test_a_resumed_run_goes_on_with_the_batch_after_the_one_used_last(tmp_path: Path, wrap: Wrap, cut: int) -> None:
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(KeyboardInterrupt), session(checkpoint=folder, every_n_steps=1):
+        train(wrap, cut)
+    with session(checkpoint=folder, every_n_steps=1):
+        resumed = train(wrap)
+    assert resumed == train(lambda inner: inner)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "why"),
+    [(list, "kept, and given again"), (lambda inner: itertools.islice(itertools.cycle(inner), 8), "kept, and given again"),
+     (by_thread, "read by another thread")],
+    ids=["list", "cycle", "thread"],
+)  # fmt: skip
+def test_what_a_replay_cannot_find_again_is_refused(tmp_path: Path, wrap: Wrap, why: str) -> None:
+    with pytest.raises(UsageError, match=f"can't hold where the loop is in its data.*{why}"), session(checkpoint=tmp_path / "c"):
+        train(wrap)
+    with session("checkpoint") as s:
+        s.batches.follow()
+        train(wrap)
+        with pytest.raises(UsageError, match=why):
+            s.save(tmp_path / "by hand")
