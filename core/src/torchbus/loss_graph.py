@@ -25,13 +25,15 @@ class Term(NamedTuple):
 
     ``reduction``: "mean", "sum", "unknown" or "hidden" (the graph of a compiled function). ``number``: how many things it is a mean of; None
     where that can't be told. ``divisors``: it is a sum that the loop has
-    divided by these, whose product is ``number``. ``sizes``: the shape of what was reduced.
+    divided by these, whose product is ``number``. ``sizes``: the shape of what was reduced. ``over``: what the loop has
+    divided a mean by, once more.
     """
 
     reduction: str
     number: Number | None = None
     divisors: Divisors = ()
     sizes: tuple[int, ...] = ()
+    over: Divisors = ()
 
 
 UNKNOWN = Term("unknown")
@@ -70,7 +72,7 @@ def _with_count(node: Any, divisors: Divisors) -> Term:
     if node._saved_reduction != MEAN:
         return _summed(tuple(node._saved_target.shape), divisors)
     count = node._saved_total_weight
-    return Term("mean", count.item() if count.device.type == "cpu" else count)
+    return Term("mean", count.item() if count.device.type == "cpu" else count, over=divisors)
 
 
 def _reduced(reduction: int, node: Any, rows: int, divisors: Divisors) -> Term:
@@ -78,15 +80,15 @@ def _reduced(reduction: int, node: Any, rows: int, divisors: Divisors) -> Term:
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
         return _summed(sizes, divisors)
-    return Term("mean", _length(sizes, rows), sizes=sizes) if reduction == MEAN else UNKNOWN
+    return Term("mean", _length(sizes, rows), sizes=sizes, over=divisors) if reduction == MEAN else UNKNOWN
 
 
 def _mean(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = node._saved_self_sym_sizes
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
-        return _each(child, rows, divisors, depth)
-    return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes))]
+        return _each(child, rows, (*divisors, float(sizes[0])) if sizes else divisors, depth)
+    return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors)]
 
 
 def _sum(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:

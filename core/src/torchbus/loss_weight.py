@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchbus.errors import UsageError
 from torchbus.loss_graph import Divisors, Number, Term, same, terms_of
+from torchbus.loss_words import HIDDEN, NEITHER, NO_COUNT, UNLIKE, WORDS
 from torchbus.notices import warn
 
 if TYPE_CHECKING:
@@ -27,29 +28,6 @@ SLOTS = 7
 WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED = range(SLOTS)
 SPREAD = 1e-5  # of squares that are told in float32
 ALIKE_FOR = 3
-
-UNLIKE = (
-    "the terms of the loss are means over unlike counts ({} on rank 0): a rank's gradient has one weight, that of the first. If one process is to be "
-    "matched, call backward for each term, or say s.backward_weight(count)"
-)
-NEITHER = (
-    "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's samples ({}) nor of all ranks' ({}): it is taken "
-    "for one that is normalised over ranks already, and the ranks' gradients are averaged. If one process would divide by that constant as well, "
-    "say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
-)
-HIDDEN = (
-    "the loss comes out of a compiled function, whose graph can't be read: if it is a mean over something else than samples (tokens, "
-    "targets that are not ignored), say so by s.backward_weight(count), or compute the loss outside"
-)
-NO_COUNT = (
-    "loss_weight='tokens': the graph of this loss does not tell what it is a mean over ({}): call s.backward_weight(count) before backward, "
-    "or use loss_weight='auto', which weighs such a loss by samples"
-)
-WORDS = {
-    "targets": "the loss is a mean over targets, of which its graph has the number (or the weight): ranks and batches count by it",
-    "divided": "the loss is a sum over a number that its graph has: ranks and batches count by it",
-    "elements": "the loss is a mean over elements, as many as its graph says: ranks and batches count by it",
-}
 
 
 class Count:
@@ -68,6 +46,11 @@ class Count:
         self.counted, self.total, self.ratio = counted, total, ratio
         self.left = self.anew = False
         self.scale: Number = 1.0
+
+    @property
+    def is_zero(self) -> bool:
+        """One on a GPU is not looked at: a gradient times zero is what it gives."""
+        return isinstance(self.weight, float) and self.weight == 0.0
 
     def told(self) -> list[Number]:
         """To be averaged over ranks."""
@@ -147,6 +130,8 @@ class LossWeights:
         terms = terms_of(loss, rows)
         if len(terms) == 1 and terms[0].number is not None:
             return terms[0], 0.0
+        if len(terms) > 1 and any(not isinstance(number, Tensor) and same(number, rows) for term in terms for number in term.over):
+            return None, 0.0  # a mean over samples, each with a term of its own
         if not terms or any(term.number is None for term in terms):
             self._not_told(terms)
             return None, 0.0

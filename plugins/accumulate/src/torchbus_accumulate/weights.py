@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch.optim import Optimizer
 from torchbus import Session
 from torchbus.loss_graph import Number
 from torchbus.loss_weight import Count, LossWeights
@@ -66,6 +67,10 @@ class Weights:
         self.mass, self.counted = self.factor * found.weight, found.counted
         alone = self._session.world_size == 1
         call.factor = call.factor * (self.mass if alone else self.factor)
+
+    def commit(self, one: WindowSum, optimizer: Optimizer) -> None:
+        """Instead of a step."""
+        one.commit(optimizer, self.factor, self.samples, self.mass, self.counted)
 
     def end(self, call: BackwardCall, held: Sequence[WindowSum]) -> None:
         """The backward of the last batch: ``held`` are the sums that it adds to."""

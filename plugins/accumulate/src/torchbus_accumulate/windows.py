@@ -159,8 +159,7 @@ class Windows:
         if not self._optimizers.checked:
             self._optimizers.refuse_foreign_scaler(optimizer)
         answer = skipped(closure)
-        weights = self._weights
-        one.commit(optimizer, weights.factor, weights.samples, weights.mass, weights.counted)
+        self._weights.commit(one, optimizer)
         one.skipped = True
         return answer
 
@@ -184,8 +183,7 @@ class Windows:
             return one.finish(None)
         if not self._flushing:
             return one.finish(one.weight + self._weights.factor)
-        alone = self._session.world_size == 1
-        one.finish(float(one.mass) if alone else float(self._session.reduce(one.mass)))
+        one.finish(float(self._session.reduce(one.mass)))
 
     def _flush(self) -> None:
         """What is left of a window that nothing else ended is stepped now."""
@@ -226,8 +224,8 @@ class Windows:
         sums = self._optimizers.sums
         refuse_between(sums, self._position)
         states = [state_of(one, self._session) for one in sums]
-        own = {"expected": self._weights.expected, "schedules": self._schedules.state_dict()}
-        return {"position": self._position.state_dict(), "sums": states, **own}
+        weights, schedules = self._weights.expected, self._schedules.state_dict()
+        return {"position": self._position.state_dict(), "sums": states, "expected": weights, "schedules": schedules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(self._optimizers.sums) < len(state["sums"]):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torchbus import Session
 from torchbus.gradients import scale_all
 from torchbus.loss_graph import Number
 from torchbus.loss_weight import Count, LossWeights, Scales
+from torchbus.seams.backward import BackwardCall
 
 from torchbus_ddp.header import COUNTED, DeviceHeader, Header
+
+if TYPE_CHECKING:
+    from torchbus_ddp.strategy import DDP
 
 READ_AT_ONCE = 3
 """For so many backwards a GPU's numbers are waited for: whether they matter at all is known then."""
@@ -18,13 +24,32 @@ READ_AT_ONCE = 3
 class Counted:
     """Divides what one backward has made, and finds what the loop is to read as its loss."""
 
-    def __init__(self, losses: LossWeights) -> None:
-        self._losses = losses
+    def __init__(self, session: Session, strategy: DDP) -> None:
+        self._session = session
+        self._is_sum = strategy.loss_reduction == "sum"
+        by_samples = session.bus.hook.parameters_may_differ(session=session) or session.world.data.parts == 1
+        self._losses = LossWeights(session, "samples" if by_samples else strategy.loss_weight)
         self._backwards = 0
 
-    def of(self, loss: Tensor | None) -> Count:
-        """What this rank's loss counts."""
-        return self._losses.of(loss, self._backwards < READ_AT_ONCE)
+    @property
+    def note(self) -> str:
+        """What was found."""
+        return self._losses.note
+
+    def of(self, call: BackwardCall, has_local: bool) -> Count:
+        """What the loop has said, else what its loss counts, else its samples. ``has_local``: there are gradients that no rank has synchronised
+        yet, which would be divided with those of this backward."""
+        share = self._session.share
+        if self._is_sum:
+            weight = share.weight if call.weight is None else call.weight
+            return Count(float(self._session.world.data.parts) if weight else 0.0)
+        if call.weight is not None:
+            return Count(call.weight)
+        if call.count is not None:
+            return call.count
+        if has_local or not call.sync:
+            return Count(share.weight)
+        return self._losses.of(call.loss, self._backwards < READ_AT_ONCE)
 
     def settle(self, told: Header, count: Count, parameters: Sequence[Tensor]) -> Number:
         """After the ranks have told each other; returns what the averaged loss is to be multiplied by."""

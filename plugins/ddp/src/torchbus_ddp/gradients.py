@@ -14,7 +14,7 @@ from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.gradients import made_anew
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count, LossWeights
+from torchbus.loss_weight import Count
 from torchbus.seams.backward import BackwardCall, as_list
 
 from torchbus_ddp import double, header, hooks, reductions
@@ -57,10 +57,7 @@ class GradientSync:
         self._assigned = Assigned()
         self._synced_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
-        by_samples = may_differ or session.world.data.parts == 1
-        self._losses = LossWeights(session, "samples" if by_samples else strategy.loss_weight)
-        self._counted = Counted(self._losses)
+        self._counted = Counted(session, strategy)
         constants = Constants(session, self.trained.optimizer_settings)
         self._check = HeaderCheck(session, self._facts, strategy.make_watch(session), constants, self._counted.look)
         session.bus.register(self.trained, f"{strategy.name}.trained")
@@ -83,7 +80,7 @@ class GradientSync:
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
         count = self._count(call)
-        tensors, gradients = call.start(1.0 if _is_zero(count.weight) else count.weight)
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         if not call.sync or not self.trained.parameters:
             return self._unsynchronised(call, engine, tensors, gradients, count)
         if not self._lock.acquire(blocking=False):
@@ -103,7 +100,7 @@ class GradientSync:
         """What this rank has by itself is averaged with the next synchronised backward, or at ``optimizer.step``."""
         trained = [parameter for parameter in self.trained.parameters if parameter.requires_grad]
         self._local.update(map(id, trained))
-        if _is_zero(count.weight):
+        if count.is_zero:
             return self._discard(engine, trained, tensors, gradients, call)
         engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
 
@@ -116,10 +113,10 @@ class GradientSync:
         if not self._loss_note and loss is not None and self._job.backwards == 0 and self._session.is_main:
             self._loss_note = self._look_at(loss)
         progress = self._job.backwards * 7 + self._steps
-        constants = self._check.constants.number(loss, count.weight, progress)
+        constants = self._check.constants.number(loss, 0.0 if isinstance(count.weight, Tensor) else count.weight, progress)
         slots = header.numbers(count, progress, self._session.share.position, self._check.watch.input_sum, constants)
         inputs = call.inputs
-        if _is_zero(count.weight):
+        if count.is_zero:
             self._discard(engine, plan.parameters, tensors, gradients, call)
             tensors, gradients, inputs = [], [], None
         elif inputs is not None:
@@ -180,18 +177,8 @@ class GradientSync:
         self._session.random.split(self._session.rank)
 
     def _count(self, call: BackwardCall) -> Count:
-        """What this rank's gradient counts: what the loop has said, else what its loss counts, else its samples."""
-        share = self._session.share
-        if self._strategy.loss_reduction == "sum":
-            weight = share.weight if call.weight is None else call.weight
-            return Count(float(self._session.world.data.parts) if weight else 0.0)
-        if call.weight is not None:
-            return Count(call.weight)
-        if call.count is not None:
-            return call.count
-        if self._local or not call.sync:
-            return Count(share.weight)
-        return self._counted.of(call.loss)
+        """What this rank's gradient counts."""
+        return self._counted.of(call, bool(self._local))
 
     def _plan(self) -> Plan:
         key = tuple([parameter.requires_grad for parameter in self.trained.parameters])
@@ -242,15 +229,10 @@ class GradientSync:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        notes = [note for note in (self._loss_note, self._losses.note) if note]
+        notes = [note for note in (self._loss_note, self._counted.note) if note]
         if self._job.backwards and not self._session.share.indices and self._session.world.data.parts > 1:
             notes.append(NOT_DIVIDED)
         return {"notes": notes} if notes else {}
-
-
-def _is_zero(weight: Number) -> bool:
-    """A weight on a GPU is not looked at: a gradient times zero is what it gives."""
-    return isinstance(weight, float) and weight == 0.0
 
 
 def _scalar(call: BackwardCall) -> Tensor | None:

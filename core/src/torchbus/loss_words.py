@@ -1,0 +1,24 @@
+"""What there is to say about how a loss was averaged."""
+
+UNLIKE = (
+    "the terms of the loss are means over unlike counts ({} on rank 0): a rank's gradient has one weight, that of the first. If one process is to be "
+    "matched, call backward for each term, or say s.backward_weight(count)"
+)
+NEITHER = (
+    "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's samples ({}) nor of all ranks' ({}): it is taken "
+    "for one that is normalised over ranks already, and the ranks' gradients are averaged. If one process would divide by that constant as well, "
+    "say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
+)
+HIDDEN = (
+    "the loss comes out of a compiled function, whose graph can't be read: if it is a mean over something else than samples (tokens, "
+    "targets that are not ignored), say so by s.backward_weight(count), or compute the loss outside"
+)
+NO_COUNT = (
+    "loss_weight='tokens': the graph of this loss does not tell what it is a mean over ({}): call s.backward_weight(count) before backward, "
+    "or use loss_weight='auto', which weighs such a loss by samples"
+)
+WORDS = {
+    "targets": "the loss is a mean over targets, of which its graph has the number (or the weight): ranks and batches count by it",
+    "divided": "the loss is a sum over a number that its graph has: ranks and batches count by it",
+    "elements": "the loss is a mean over elements, as many as its graph says: ranks and batches count by it",
+}
