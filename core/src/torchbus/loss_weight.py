@@ -130,7 +130,7 @@ class LossWeights:
         terms = terms_of(loss, rows)
         if len(terms) == 1 and terms[0].number is not None:
             return terms[0], 0.0
-        if len(terms) > 1 and any(not isinstance(number, Tensor) and same(number, rows) for term in terms for number in term.over):
+        if len(terms) == rows > 1 and all(any(not isinstance(number, Tensor) and same(number, rows) for number in term.over) for term in terms):
             return None, 0.0  # a mean over samples, each with a term of its own
         if not terms or any(term.number is None for term in terms):
             self._not_told(terms)
