@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbus.common_divisor import CommonDivisor
 from torchbus.errors import UsageError
 from torchbus.loss_graph import Divisors, Number, Term, same, terms_of
-from torchbus.loss_words import HIDDEN, NEITHER, NO_COUNT, UNLIKE, WORDS
+from torchbus.loss_words import HIDDEN, NEITHER, NO_COUNT, REPEATED, UNLIKE, WORDS
 from torchbus.notices import warn
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class LossWeights:
         self._own: Number | None = None
         self._alike = 0
         self._before = 0.0
+        self._common = CommonDivisor()
 
     def of(self, loss: Tensor | None, settles: bool = True, expected: float = 0.0) -> Count:
         """Read the loss's graph. ``settles``: the host will know what the ranks have told before it goes on. Where it does not, on a GPU, ranks
@@ -108,9 +110,9 @@ class LossWeights:
         if term is None or term.number is None:
             return Count(share.weight)
         assert loss is not None
-        self._own, self._divisors, self._sizes = _unless_clamped(term, loss), term.divisors, term.sizes
-        weight = self._own / (expected * self.unit)
-        count = self._weighted(weight, weight if term.divisors else 0.0, ratio)
+        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
+        scale = expected * self.unit
+        count = self._weighted(_unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio)
         if count.counted:
             self.note = self.note or WORDS["divided" if term.divisors else "elements" if term.sizes else "targets"]
             if not settles and not self._waits and not self.agreed:
@@ -155,8 +157,11 @@ class LossWeights:
         """``mean``: of what all ranks have told, the same on all of them. None: nothing is to be divided."""
         if mean[RATIO] and _spread(mean[RATIO], mean[RATIO_SQUARED]) > SPREAD:
             self._say(UNLIKE.format(", ".join(f"{float(number):g}" for number in self._terms if number is not None)))
-        alike = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
-        if alike and self._alike < ALIKE_FOR:
+        same_everywhere = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
+        alike = self._common.judge(same_everywhere, self._own, self._session.share.count, self._session.world.data.parts)
+        if self._common.has_counted_repeated:
+            self._say(REPEATED)
+        if same_everywhere and self._alike < ALIKE_FOR:
             self._look_at_constant()
         if not mean[COUNTED]:
             return None
@@ -173,6 +178,7 @@ class LossWeights:
         if not self.agreed:
             return None
         alike = (mean[ALL] > 0.0) & (mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED])
+        alike = alike & self._common.is_found
         target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
         loss = torch.where(alike, mean[ALL], mean[WEIGHT])
         base = mean[NORM] if windows else torch.where(alike, loss, mean[NORM])

@@ -9,6 +9,10 @@ NEITHER = (
     "for one that is normalised over ranks already, and the ranks' gradients are averaged. If one process would divide by that constant as well, "
     "say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
 )
+REPEATED = (
+    "at the ragged end a rank was left without samples and repeated a batch, and the script divides by a number that it takes from all ranks: that "
+    "number has counted the repeated samples as well. drop_last=True avoids such steps"
+)
 HIDDEN = (
     "the loss comes out of a compiled function, whose graph can't be read: if it is a mean over something else than samples (tokens, "
     "targets that are not ignored), say so by s.backward_weight(count), or compute the loss outside"
