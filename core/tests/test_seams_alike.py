@@ -333,3 +333,12 @@ def test_a_warning_points_at_the_users_line_and_not_into_a_library():
         list(tqdm(DataLoader([1]), disable=True))
         list(map(str, tqdm(DataLoader([1]))))
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line), (__file__, line + 1)]
+
+
+def test_replacements_of_ours_are_undone_in_any_order() -> None:
+    original = torch.compile
+    undo_first, undo_second = (replace(torch, "compile", lambda below: lambda *args, **kwargs: below(*args, **kwargs)) for _ in range(2))
+    undo_first()
+    assert torch.compile is not original
+    undo_second()
+    assert torch.compile is original
