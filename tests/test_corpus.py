@@ -77,8 +77,8 @@ def test_parts_of_a_data_set_that_differ_between_ranks_are_refused(part: str) ->
         """
     )
     assert result.status
-    assert "the ranks do not have the same order of the data" in result.stderr
-    assert "random_split" in result.stderr
+    assert "the ranks' data sets do not hold the same samples" in result.stderr
+    assert "random numbers drawn while a model trains" in result.stderr
 
 
 def test_statistics_of_the_data_before_training_are_no_part_of_the_first_step() -> None:

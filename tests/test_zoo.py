@@ -77,7 +77,8 @@ def test_every_script_has_a_row_and_every_exception_a_reason() -> None:
 
 
 def test_loops_never_mention_torchbus() -> None:
-    assert [path.name for path in LOOPS.glob("*.py") if "torchbus" in path.read_text()] == []
+    """But for one, whose own loop divides its batches."""
+    assert [path.name for path in LOOPS.glob("*.py") if "torchbus" in path.read_text()] == ["sharded_items.py"]
 
 
 @pytest.mark.parametrize("case", list(make_cases()))

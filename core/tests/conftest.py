@@ -12,6 +12,12 @@ from torchbus import discovery, testing
 Install = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def no_companion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test has imported brings no plugin along."""
+    monkeypatch.delitem(sys.modules, "optuna", raising=False)
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a small distribution of one module, as a third party would publish it; returns its folder.

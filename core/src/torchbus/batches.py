@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,7 @@ class Batches:
         self._dependents: list[str] = []
         self._follows = False
         self._origin: Origin | None = None
+        self._copies: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self.count = 0
         self._looked = 0
         self.feeding: tuple[Taken, ...] = ()
@@ -127,11 +130,12 @@ class Batches:
         self._forget_gone()
         candidates = {**self._used, **{one.key: one for one in fresh}}  # a data set may give the same tensors again
         found = _first_of_each_pass([one for one in reversed(candidates.values()) if one.is_in_graph])
+        any_saved = bool(found)
         if found:
             self._mark_ahead(fresh, found)
-            found += _copied([one for one in fresh if one.serial > self._looked], {id(one.origin) for one in found})
         else:
             found = self._guess(fresh)
+        found += self._copied([one for one in fresh if one.serial > self._looked], found, Origin.itself if any_saved else Origin.source)
         self._looked = self.count
         if found and tuple(found) != self.feeding:
             self._use(tuple(found))
@@ -156,6 +160,19 @@ class Batches:
     def _gives_again(self, origin: Origin) -> bool:
         """Whether a list or a cycle has all batches of a pass, so that what the loop holds says nothing."""
         return origin.kept or not origin.fed or len([one for one in self._used.values() if one.origin is origin and one.lives]) > 1
+
+    def _copied(self, fresh: list[Taken], found: list[Taken], source: Callable[[Origin], object]) -> list[Taken]:
+        """Batches of other passes: looked at, or computed with in the form of copies. One before a backward proves nothing (it may be a
+        fixed one to look at), but before each of two from one source it does: from one pass, or, where all are copies, from one loader."""
+        passes = {id(one.origin) for one in found}
+        last = {id(one.origin): one for one in fresh if id(one.origin) not in passes and not (one.origin.evaluates or one.origin.ahead)}
+        for one in last.values():
+            self._copies[source(one.origin)] = self._copies.get(source(one.origin), 0) + 1
+        return [one for one in last.values() if self._copies[source(one.origin)] > 1]
+
+    def may_have_fed(self, loader: object) -> bool:
+        """Whether a batch of a loader came before a backward, though that was not enough to tell."""
+        return loader in self._copies
 
     def _mark_ahead(self, fresh: list[Taken], found: list[Taken]) -> None:
         for one in found:
@@ -219,15 +236,6 @@ def _first_of_each_pass(found: list[Taken]) -> list[Taken]:
         if known is None or one.number < known.number:
             first[id(one.origin)] = one
     return list(first.values())
-
-
-def _copied(fresh: list[Taken], passes: set[int]) -> list[Taken]:
-    """Batches of other passes: looked at, or computed with in the form of copies. One before a backward proves nothing (it may be a fixed
-    one to look at), but before each of two it does."""
-    last = {id(one.origin): one for one in fresh if id(one.origin) not in passes and not (one.origin.evaluates or one.origin.ahead)}
-    for one in last.values():
-        one.origin.missed += 1
-    return [one for one in last.values() if one.origin.missed > 1]
 
 
 def _without_gone(fresh: list[Taken]) -> list[Taken]:

@@ -202,7 +202,7 @@ class LossWeights:
         if own is None or isinstance(own, Tensor) or not share.count:
             return
         rows = round(share.weight * share.count / self._session.world.data.parts)
-        known = same(own, rows) or same(own, share.count) or own in self._constants
+        known = same(own, rows) or same(own, share.count) or own in self._constants or own in accumulate(self._sizes, operator.mul)
         self._alike = self._alike + 1 if own == self._before and not known else 0
         self._before = own
         if self._alike == ALIKE_FOR:

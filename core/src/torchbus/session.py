@@ -90,6 +90,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         self.job: Job | None = None
         self.bus = Bus(dir(type(self)))
         self.seams = Seams(self.bus)
+        self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, capture)
         self.block = Block(self)
         self._verbs = Verbs(self)

@@ -24,14 +24,13 @@ class Origin:
 
     ``length``: its number of batches, where that is known. ``evaluates``: why it counts as evaluation, "" if it does not. ``trains``: gradients
     were on when it began. ``alike``: every rank gets the same batches. ``ragged``: the ranks' shares will not weigh the same in all steps.
-    ``share``: that of the batch that is on its way. ``fed``: a batch of it has fed a backward. ``missed``: so often a batch of it came
-    before a backward whose graph had saved another one's. ``ahead``: its batches are taken before those taken earlier are used.
-    ``threaded``: another thread takes them. ``kept``: a list, or itertools.cycle, gives them again. ``ended``: the loop has exhausted
-    its iterator.
+    ``share``: that of the batch that is on its way. ``fed``: a batch of it has fed a backward. ``ahead``: its batches are taken before those
+    taken earlier are used. ``threaded``: another thread takes them. ``kept``: a list, or itertools.cycle, gives them again. ``ended``: the
+    loop has exhausted its iterator.
     """
 
     __slots__ = (
-        "__weakref__", "ahead", "alike", "ended", "evaluates", "fed", "iterator", "kept", "length", "loader", "missed", "name", "ragged", "share",
+        "__weakref__", "ahead", "alike", "ended", "evaluates", "fed", "iterator", "kept", "length", "loader", "name", "ragged", "share",
         "threaded", "trains",
     )  # fmt: skip
 
@@ -41,10 +40,17 @@ class Origin:
         self.iterator: weakref.ref[LoaderIterator] | None = None
         self.length: int | None = None
         self.share: Share | None = None
-        self.missed = 0
         self.evaluates = ""
         self.trains = torch.is_grad_enabled()
         self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.kept = self.ended = False
+
+    def itself(self) -> object:
+        return self
+
+    def source(self) -> object:
+        """What gives such batches in another pass, too: the loader, while it is there."""
+        loader = None if self.loader is None else self.loader()
+        return self if loader is None else loader
 
     @property
     def is_over(self) -> bool:

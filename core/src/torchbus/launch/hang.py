@@ -98,7 +98,10 @@ class HangWatch:
         return RanksDiverged(f"the ranks wait for each other in different places, for good: {lines}. {RANK_CODE}")
 
 
-RANK_CODE = "Code that depends on the rank (`if s.rank == 0:`) must not leave out what all ranks have to call"
+RANK_CODE = (
+    "Code that depends on the rank (`if s.rank == 0:`), or on its batch (a smaller one at the end of an epoch: drop_last=True), must not leave out "
+    "what all ranks have to call"
+)
 
 
 def report(places: list[Place], world_size: int, waited_s: float) -> str:

@@ -82,7 +82,7 @@ class Windows:
         if not self._begun:
             self._begin()
         sums = self._optimizers.sums
-        taken = self._batch_of_step(self._place.taken)
+        taken = self._batch_of_step(self._place.taken, self._place.is_last)
         if taken is not None:
             self._weights.batch_samples = float((taken.share and taken.share.count) or taken.rows)
             first, last = self._position.index == 1, self._position.last
@@ -112,10 +112,10 @@ class Windows:
         self._begun = True
         self._optimizers.find()
 
-    def _batch_of_step(self, taken: Taken | None) -> Taken | None:
+    def _batch_of_step(self, taken: Taken | None, is_last: bool) -> Taken | None:
         """The batch; the position moves on at its first use."""
         if taken is not None and self._place.is_new(taken):
-            self._position.next_batch(taken, self._place.is_last)
+            self._position.next_batch(taken, is_last)
         return taken
 
     def _ends_by_steps(self, sums: Sequence[WindowSum]) -> bool:
@@ -164,7 +164,8 @@ class Windows:
         return answer
 
     def _ends_step(self, one: WindowSum, closure: Callable[[], Any] | None) -> bool:
-        taken = self._place.taken if closure is None else self._batch_of_step(self._place.at_hand)  # its backward is still to come
+        place = self._place
+        taken = place.taken if closure is None else self._batch_of_step(place.at_hand, place.ends_pass())  # its backward is still to come
         return self._position.last if taken is not None else one.calls + 1 >= self._position.size
 
     @hookimpl(tryfirst=True)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from torch import Tensor
 from torchbus import Session
 from torchbus.errors import RanksDiverged
-from torchbus.loss_graph import Number
 from torchbus.notices import warn
 
 from torchbus_ddp import loss_constants, settings
@@ -52,13 +51,13 @@ class Constants:
         self._unlike: dict[tuple[str, ...], tuple[list[tuple[float, ...]], list[int]]] = {}
         self._warned = False
 
-    def number(self, loss: Tensor | None, weight: Number, progress: int) -> int:
+    def number(self, loss: Tensor | None, weight: float, progress: int) -> int:
         """What to send in this backward, from 0 to 250; 0 in most. ``progress`` is equal on all ranks in the same backward."""
         backwards = self._session.job.backwards if self._session.job else 0
         if backwards >= LOOKS and backwards % EVERY:
             return 0
         kinds, values = loss_constants.read(loss) if loss is not None else ((), ())
-        look = Look(float(weight), kinds, values, self._optimizers())
+        look = Look(weight, kinds, values, self._optimizers())
         self._looks = {**dict(list(self._looks.items())[-1:]), progress % MODULUS: look}
         plain = (progress, kinds, [f"{value:.5g}" for value in values], settings.digest(look.settings))
         return zlib.crc32(repr(plain).encode(errors="replace")) % MODULUS

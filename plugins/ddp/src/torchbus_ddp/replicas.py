@@ -54,9 +54,7 @@ class ReplicaWatch:
         same = f"all {self._session.world_size} ranks computed the same thing: their inputs or losses were equal in the first {LOOKS} steps. "
         if inventory.alive(_BaseDataLoaderIter):
             return same + "An iterator of a DataLoader was made before the block: make it inside, where the session sees it"
-        frame = self._session.frame
-        whole_script = frame is not None and str(frame.f_globals.get("__name__")).startswith("torchbus.cli")  # `torchbus run`
-        shard, dp = ("torchbus.current().shard(...)", "--strategy dp") if whole_script else ("s.shard(...)", "strategy='dp'")
+        shard, dp = ("torchbus.current().shard(...)", "--strategy dp") if self._session.under_command else ("s.shard(...)", "strategy='dp'")
         ways = f"The script makes its batches itself: divide them with {shard}, or draw them from per-rank random numbers"
         divides = f"; {dp} divides each batch in the model's forward, with no change of the script"
         return same + ways + (divides if self._rows >= self._session.world_size else "")

@@ -41,6 +41,7 @@ class Feeding:
         self._origin: Origin | None = None
         self._whole: Origin | None = None
         self._warned: set[str] = set()
+        self._waited_for: list[tuple[type, Origin]] = []
 
     def __contains__(self, loader: DataLoader[Any]) -> bool:
         return loader in self._trains
@@ -79,10 +80,20 @@ class Feeding:
         if whole is not None and inventory.models_of([parameter for group in optimizer.param_groups for parameter in group["params"]]):
             raise UsageError(_words(whole))
 
-    def say_unfed(self, loader: DataLoader[Any]) -> None:
-        """It was divided for nothing."""
+    def wait_for(self, kind: type, origin: Origin) -> None:
+        """A pass over a data set of this class is over. Somebody keeps its batches, which may feed a backward yet, though its loader be gone."""
+        self._waited_for.append((kind, origin))
+
+    def say_waited_for(self) -> None:
+        """At the end: of some passes none has come."""
+        for kind, origin in self._waited_for:
+            if not origin.fed:
+                self.say_unfed(kind)
+
+    def say_unfed(self, kind: type) -> None:
+        """A loader over a data set of this class was divided for nothing."""
         if self._session.is_main and not any(text.startswith("a loader over") for text in self._warned):
-            self._warn(UNFED.format(type(loader.dataset).__name__))
+            self._warn(UNFED.format(kind.__name__))
 
     def _warn(self, text: str) -> None:
         kind = text[:20]

@@ -220,14 +220,18 @@ class Divider:
         latest, decision = self._passes.get(loader), self._decisions.get(loader)
         if latest is None or decision is None or not decision.divide or latest.evaluates or latest.fed:
             return
-        if not self._session.batches.waiting(latest):
-            self._feeding.say_unfed(loader)
+        if self._session.batches.waiting(latest):
+            self._feeding.wait_for(type(loader.dataset), latest)
+        elif not self._session.batches.may_have_fed(loader):
+            self._feeding.say_unfed(type(loader.dataset))
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
-        for loader in self._parts if error is None else ():
-            if loader not in self._feeding:
-                self._feeding.say_unfed(loader)
+        if error is None:
+            for loader in self._parts:
+                if loader not in self._feeding and not self._session.batches.may_have_fed(loader):
+                    self._feeding.say_unfed(type(loader.dataset))
+            self._feeding.say_waited_for()
 
     @hookimpl
     def describe(self, thing: Any) -> str | None:
