@@ -113,7 +113,7 @@ class GradientSync:
         if not self._loss_note and loss is not None and self._job.backwards == 0 and self._session.is_main:
             self._loss_note = self._look_at(loss)
         progress = self._job.backwards * 7 + self._steps
-        constants = self._check.constants.number(loss, 0.0 if isinstance(count.weight, Tensor) else count.weight, progress)
+        constants = self._check.constants.number(loss, self._session.share.weight, progress)
         slots = header.numbers(count, progress, self._session.share.position, self._check.watch.input_sum, constants)
         inputs = call.inputs
         if count.is_zero:
