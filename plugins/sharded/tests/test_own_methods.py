@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torchbus.testing import fork_script
+
+from torchbus_sharded.optimizer import takes_more_than_a_closure
 
 SCRIPT = """
 import json, torch
@@ -93,3 +96,16 @@ def test_they_see_the_whole_state(ranks):
 def test_one_that_a_rank_calls_alone_is_named():
     result = fork_script(ALONE, timeout_s=115).ok(1)
     assert "RanksDiverged" in result.stderr and "rank 0 waits in Averaged.largest" in result.stderr, result.stderr
+
+
+class Polyak(torch.optim.SGD):
+    """The step is as long as the loss over the squared norm of all gradients."""
+
+    def step(self, loss: torch.Tensor) -> None:
+        del loss
+
+
+def test_a_step_that_takes_a_loss_is_refused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2))]
+    assert takes_more_than_a_closure(Polyak(weights, lr=0.1))
+    assert not any(takes_more_than_a_closure(cls(weights)) for cls in (torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.ASGD))

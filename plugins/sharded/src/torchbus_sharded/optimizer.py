@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -60,8 +61,9 @@ class Steps:
     def parameters_added(self, optimizer: Optimizer | None) -> None:
         if optimizer is None or not self._session.captures(optimizer):
             return
-        if isinstance(optimizer, LBFGS):
-            raise UsageError("strategy='ddp_sharded' with LBFGS: its step looks at all parameters together; use strategy='ddp'")
+        if isinstance(optimizer, LBFGS) or takes_more_than_a_closure(optimizer):
+            name = type(optimizer).__name__
+            raise UsageError(f"strategy='ddp_sharded' with {name}: its step looks at all parameters together; use strategy='ddp'")
         if optimizer not in self._owners:
             self._owners[optimizer] = Owners(self._session.world_size)
             stack = self._session.on_close
@@ -158,6 +160,12 @@ class Steps:
             return None
         own = sum(owner in (self._session.rank, EVERY_RANK) for owner in self._owners[thing].of)
         return f"this rank keeps the state of {own} of {len(self._owners[thing].of)} tensors"
+
+
+def takes_more_than_a_closure(optimizer: Optimizer) -> bool:
+    """Whether its step takes a loss, say (Polyak's step size), and so weighs it against the norm of all gradients."""
+    first = [one for one in inspect.signature(type(optimizer).step).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD][1:2]
+    return any(one.name != "closure" for one in first)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
