@@ -140,11 +140,9 @@ def words(text: str) -> str:
     "order = np.random.permutation(20); data = TensorDataset(torch.arange(20)[order])",
     "order = np.random.default_rng().permutation(20); data = Subset(torch.arange(20)[:, None], order[:16].tolist())",
     "names = [f'{number}.png' for number in range(20)]; np.random.default_rng().shuffle(names); data = [(i, n) for i, n in enumerate(names)]",
-    "data = TensorDataset(torch.arange(20)[: 19 - torch.distributed.is_available() * int(time.time_ns() + hash(object())) % 7])",
+    "import os; data = TensorDataset(torch.arange(10 + os.path.exists('downloaded'))); open('downloaded', 'w').close()",
 ])  # fmt: skip
 def test_a_split_that_each_rank_draws_for_itself_is_refused(split):
-    if "time_ns" in split:
-        split = "import os; data = TensorDataset(torch.arange(10 + os.getpid() % 7))"
     script = f"{HEAD}{TRAIN}\nnp.random.default_rng()\n{split}\nfrom torchbus import session\n" + (
         'if __name__ == "__main__":\n    with session(strategy="ddp", devices=2, launch="script") as s:\n        train(DataLoader(data, 2))\n'
     )
