@@ -22,6 +22,7 @@ UNDER_FSDP = [
         pytest.param({"strategy": "ddp", "devices": 2, "others": True}, id="ddp"),
         pytest.param({"strategy": "ddp", "devices": 3}, id="ddp, 3 ranks", marks=pytest.mark.slow),
         pytest.param({"strategy": "ddp", "devices": 2, "batch": "global"}, id="ddp, batch=global", marks=pytest.mark.slow),
+        pytest.param({"strategy": "ddp", "devices": 3, "batch": "global"}, id="ddp, 3 ranks, batch=global", marks=pytest.mark.slow),
         pytest.param({"strategy": "ddp", "devices": 2, "window": 3}, id="ddp, windows"),
         pytest.param({"strategy": "ddp", "devices": 3, "window": 3}, id="ddp, 3 ranks, windows", marks=pytest.mark.slow),
         pytest.param({"strategy": "fsdp", "devices": 2, "cases": UNDER_FSDP}, id="fsdp"),
