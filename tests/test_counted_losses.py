@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torchbus.testing import fork_script
 
+SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "counted_losses.py"
 UNDER_FSDP = [
     "ignored", "class weights", "smoothed", "masked mean", "max(mask.sum(), 1)", "several terms", "sum over a constant", "over what all ranks have",
@@ -20,17 +21,18 @@ UNDER_FSDP = [
     "asked",
     [
         pytest.param({"strategy": "ddp", "devices": 2, "others": True}, id="ddp"),
-        pytest.param({"strategy": "ddp", "devices": 3}, id="ddp, 3 ranks", marks=pytest.mark.slow),
-        pytest.param({"strategy": "ddp", "devices": 2, "batch": "global"}, id="ddp, batch=global", marks=pytest.mark.slow),
-        pytest.param({"strategy": "ddp", "devices": 3, "batch": "global"}, id="ddp, 3 ranks, batch=global", marks=pytest.mark.slow),
+        pytest.param({"strategy": "ddp", "devices": 3}, id="ddp, 3 ranks", marks=SLOW),
+        pytest.param({"strategy": "ddp", "devices": 2, "batch": "global"}, id="ddp, batch=global", marks=SLOW),
+        pytest.param({"strategy": "ddp", "devices": 3, "batch": "global"}, id="ddp, 3 ranks, batch=global", marks=SLOW),
         pytest.param({"strategy": "ddp", "devices": 2, "window": 3}, id="ddp, windows"),
-        pytest.param({"strategy": "ddp", "devices": 3, "window": 3}, id="ddp, 3 ranks, windows", marks=pytest.mark.slow),
+        # Left out: a window of one ragged batch (docs/limits.md), and a batch without anything behind its mask, which is NaN in one process, too.
+        pytest.param({"strategy": "ddp", "devices": 3, "window": 3, "but": ["sum over a constant"]}, id="ddp, 3 ranks, windows", marks=SLOW),
         pytest.param({"strategy": "fsdp", "devices": 2, "cases": UNDER_FSDP}, id="fsdp"),
         pytest.param({"strategy": "fsdp", "devices": 2, "window": 3, "cases": UNDER_FSDP, "others": True}, id="fsdp, windows"),
-        pytest.param({"strategy": "fsdp", "devices": 3, "cases": UNDER_FSDP}, id="fsdp, 3 ranks", marks=pytest.mark.slow),
-        pytest.param({"strategy": "ddp_sharded", "devices": 2, "window": 3}, id="ddp_sharded, windows", marks=pytest.mark.slow),
-        pytest.param({"strategy": "dp", "devices": 2}, id="dp", marks=pytest.mark.slow),
-        pytest.param({"strategy": "dp", "devices": 2, "window": 3, "cases": ["ignored", "mean"]}, id="dp, windows", marks=pytest.mark.slow),
+        pytest.param({"strategy": "fsdp", "devices": 3, "cases": UNDER_FSDP}, id="fsdp, 3 ranks", marks=SLOW),
+        pytest.param({"strategy": "ddp_sharded", "devices": 2, "window": 3}, id="ddp_sharded, windows", marks=SLOW),
+        pytest.param({"strategy": "dp", "devices": 2, "but": ["mask.sum()"]}, id="dp", marks=SLOW),
+        pytest.param({"strategy": "dp", "devices": 2, "window": 3, "cases": ["ignored", "mean"]}, id="dp, windows", marks=SLOW),
     ],
 )
 def test_ranks_and_windows_equal_the_big_batch(asked: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Losses that are means over something else than samples, on N ranks and in windows, against one big batch in one process.
 
-Called with a JSON dict: strategy, devices, window, batch ("per_device" or "global"), cases; prints the largest difference of any parameter, and of
-the printed losses, for each case.
+Called with a JSON dict: strategy, devices, window, batch ("per_device" or "global"), cases, but (cases to leave out); prints the largest
+difference of any parameter, and of the printed losses, for each case.
 """
 
 import json
@@ -143,4 +143,5 @@ def own_batches():
 
 
 OTHERS = {"sums": sums, "own batches": own_batches} if asked.get("others") else {}
-print(json.dumps({name: difference(name) for name in asked.get("cases") or CASES} | {name: case() for name, case in OTHERS.items()}))
+chosen = [name for name in asked.get("cases") or CASES if name not in asked.get("but", ())]
+print(json.dumps({name: difference(name) for name in chosen} | {name: case() for name, case in OTHERS.items()}))
