@@ -68,9 +68,9 @@ class Feeding:
                 self._whole = one.origin
             elif loader is not None and not one.origin.evaluates:
                 self._trains.add(loader)
-        weights = {one.origin.name: one.share.weight for one in feeding if one.share is not None}
-        if len(set(weights.values())) > 1:
-            self._warn(UNLIKE.format(", ".join(f"{weight:.3g}" for weight in weights.values())))
+        weights = [one.share.weight for one in feeding if one.share is not None]
+        if len(set(weights)) > 1:
+            self._warn(UNLIKE.format(", ".join(f"{weight:.3g}" for weight in weights)))
         if self._whole is not None and only_parameters(as_list(call.tensors)):
             self._warn(_words(self._whole))
 
