@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from torchbus import thread_frames
 from torchbus.errors import RankFailed
 
 LOOK_EVERY_S = 0.2
@@ -112,8 +113,8 @@ class Guard:
         return self.leaving or self._stop.is_set()
 
     def _kill_myself(self) -> None:
-        frame = sys._current_frames().get(self._main.ident or 0)
-        where = "".join(traceback.format_stack(frame, limit=3)) if frame else ""
+        innermost = thread_frames.of_thread(self._main.ident)[:3]
+        where = "".join(traceback.format_list(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(innermost))))
         text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
         with contextlib.suppress(Exception):
             print(text, file=sys.__stderr__, flush=True)

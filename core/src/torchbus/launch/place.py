@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 import threading
 from dataclasses import dataclass
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from torchbus import thread_frames
 from torchbus.notices import LIBRARIES, is_inside
 
 END = "the end of the session"
@@ -39,21 +39,11 @@ class Place:
 
 def find(rank: int, waiting: tuple[object, ...] | None, backwards: int) -> Place:
     """Where the main thread is now. ``waiting``: what it has said itself that it waits for."""
-    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    chain = _chain(innermost)
+    chain = thread_frames.of_thread(threading.main_thread().ident)
     user = next((index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1)
     line, source = _line(chain[user]) if chain else ("an unknown line", "")
     waits_in = " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
     return Place(rank, waits_in, line, source, backwards, _note(chain[:user]))
-
-
-def _chain(frame: FrameType | None) -> list[FrameType]:
-    """Frames from the innermost outwards."""
-    chain = []
-    while frame is not None:
-        chain.append(frame)
-        frame = frame.f_back
-    return chain
 
 
 def _is_the_loops(frame: FrameType) -> bool:

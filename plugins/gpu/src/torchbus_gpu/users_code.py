@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import FrameType
 from typing import NamedTuple
@@ -38,18 +39,19 @@ def is_users(frame: FrameType) -> bool:
     return not (frame.f_globals.get("__name__") or "").startswith("torchbus") and not _is_foreign(frame.f_code.co_filename)
 
 
-def line_of(frame: FrameType | None) -> Line | None:
-    """The line of the innermost frame that is the user's."""
-    while frame is not None and not is_users(frame):
-        frame = frame.f_back
-    return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno)
-
-
-def loader_line(frame: FrameType | None) -> Line | None:
-    """If the frame runs inside a DataLoader (its workers' waiting, or a dataset's own code): the user's line that iterates it."""
-    outermost = None
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame of this thread, and those that called it."""
     while frame is not None:
-        if frame.f_code.co_filename == LOADER:
-            outermost = frame
+        yield frame
         frame = frame.f_back
-    return None if outermost is None else line_of(outermost)
+
+
+def line_of(frames: Iterable[FrameType]) -> Line | None:
+    """The line of the innermost frame that is the user's. ``frames``: from the innermost outwards."""
+    return next((Line(frame.f_code.co_filename, frame.f_lineno) for frame in frames if is_users(frame)), None)
+
+
+def loader_line(frames: Sequence[FrameType]) -> Line | None:
+    """If a frame runs inside a DataLoader (its workers' waiting, or a dataset's own code): the user's line that iterates it."""
+    inside = [place for place, frame in enumerate(frames) if frame.f_code.co_filename == LOADER]
+    return line_of(frames[inside[-1] :]) if inside else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
+
+from torchbus import thread_frames
 
 from torchbus_gpu.users_code import Line, loader_line
 
@@ -35,7 +36,7 @@ class Whereabouts:
         return sum(recent) / max(1, len(recent))
 
     def look(self) -> None:
-        line = loader_line(sys._current_frames().get(self._thread))
+        line = loader_line(thread_frames.of_thread(self._thread))
         self.loader = line or self.loader
         self._recent.append(line is not None)
         self._looks += 1

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 from torchbus import Session, hookimpl
 
-from torchbus_gpu.users_code import Line, line_of
+from torchbus_gpu.users_code import Line, line_of, outwards
 
 MANY_OBJECTS = 1_000_000
 FEWEST_WORKERS = 2
@@ -34,7 +34,7 @@ class ObjectsInDataset:
         self._seen.add(id(loader))
         count, where = max(holdings(loader.dataset), default=(0, ""))
         if count >= MANY_OBJECTS:
-            line = line_of(sys._getframe()) or Line("torchbus-gpu", 1)
+            line = line_of(outwards(sys._getframe())) or Line("torchbus-gpu", 1)
             text = (
                 f"{where} holds about {count:,} Python objects, and each of the {loader.num_workers} workers of this loader "
                 "gets a copy of them as it reads: hold numpy arrays, tensors or an Arrow table instead (strings as one array of bytes with offsets)"

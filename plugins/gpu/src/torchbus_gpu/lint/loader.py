@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchbus import Session, hookimpl
 
 from torchbus_gpu.monitor import Monitor
-from torchbus_gpu.users_code import Line, line_of
+from torchbus_gpu.users_code import Line, line_of, outwards
 
 LONG_IN_LOADER = 0.2
 BUSY_GPU_PCT = 90.0
@@ -36,7 +36,7 @@ class LoaderAdvice:
         if share < LONG_IN_LOADER or self._monitor.latest.get("gpu_util_pct", 0.0) >= BUSY_GPU_PCT:
             return
         self._told = True
-        line = line_of(sys._getframe()) or Line("torchbus-gpu", 1)
+        line = line_of(outwards(sys._getframe())) or Line("torchbus-gpu", 1)
         text = f"the loop waits for this loader {100 * share:.0f} % of its time: {advice(loader, share, self._session)}"
         warnings.warn_explicit(text, UserWarning, line.file, line.number)
 

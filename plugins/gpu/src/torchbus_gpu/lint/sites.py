@@ -12,7 +12,7 @@ from types import FrameType
 from torch import _tensor
 
 from torchbus_gpu.lint.steps import Steps
-from torchbus_gpu.users_code import Line, is_users, loader_line
+from torchbus_gpu.users_code import Line, is_users, loader_line, outwards
 
 PASSES_ON = (_tensor.__file__,)  # Tensor.__format__ calls item() for an f-string
 
@@ -49,7 +49,7 @@ class Sites:
         line, step = Line(frame.f_code.co_filename, frame.f_lineno), self._steps.count
         site = self._sites.get(line)
         if site is None:
-            self._sites[line] = _Site(step, step, told=loader_line(frame) is not None)
+            self._sites[line] = _Site(step, step, told=loader_line(list(outwards(frame))) is not None)
         elif not site.told and site.last_step != step:
             site.last_step = step
             site.steps += 1
