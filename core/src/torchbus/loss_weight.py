@@ -79,6 +79,8 @@ class LossWeights:
         self._ratio = 0.0
         self._sizes: tuple[int, ...] = ()
         self._divisors: Divisors = ()
+        self._numbers_of_terms: set[int] = set()
+        """That the loss has whatever the number of rows."""
         self.note = ""
         self._said: set[str] = set()
         self._constants: set[float] = set()
@@ -91,7 +93,7 @@ class LossWeights:
         """Read the loss's graph. ``settles``: the host will know what the ranks have told before it goes on. Where it does not, on a GPU, ranks
         count by the graph once all of them know that one does. ``expected``: samples of a rank, on the average, if the share does not tell."""
         count = self._of(loss, settles, expected)
-        count.anew = self.agreed or self._own is not None
+        count.anew = self.mode != "samples"  # not by what this rank has found: all ranks must keep earlier gradients apart, or none
         return count
 
     def of_number(self, number: float, expected: float) -> Count:
@@ -132,7 +134,9 @@ class LossWeights:
         terms = terms_of(loss, rows)
         if len(terms) == 1 and terms[0].number is not None:
             return terms[0], 0.0
-        if len(terms) == rows > 1 and all(any(not isinstance(number, Tensor) and same(number, rows) for number in term.over) for term in terms):
+        if len(terms) != rows:
+            self._numbers_of_terms.add(len(terms))
+        elif rows > 1 and rows not in self._numbers_of_terms and all(any(not isinstance(number, Tensor) and same(number, rows) for number in term.over) for term in terms):
             return None, 0.0  # a mean over samples, each with a term of its own
         if not terms or any(term.number is None for term in terms):
             self._not_told(terms)
