@@ -79,12 +79,12 @@ def _packed(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
 
 
 def _unpacked(packed: torch.Tensor, rank: int) -> Any:
-    """Raises RankFailed for what no rank of this job can have sent: a pickle may run code, and a group's port is open to strangers."""
+    """Raises RankFailed for what no rank of this job has sent: a pickle can run code, and strangers can reach a group's port."""
     on_host = packed.cpu().contiguous()
     sealed = ctypes.string_at(on_host.data_ptr(), on_host.numel())
     data = sealed[TAG_BYTES:]
     if not hmac.compare_digest(sealed[:TAG_BYTES], tag(_key(), data)):
-        raise RankFailed(f"what rank {rank} is to have sent is not signed with this job's key: somebody else is in the process group's connections")
+        raise RankFailed(f"what came as rank {rank}'s is not signed with this job's key: somebody else has got into the process group's connections")
     return pickle.loads(data)
 
 

@@ -63,6 +63,8 @@ def join(place: Place, request: Request) -> Job:
         inherited.take()
     try:
         store = _started_by_us(place, request) if mine else _started_by_another(place, request)
+    except LaunchError:
+        raise
     except (RuntimeError, OSError) as error:
         raise LaunchError(
             f"rank {place.rank} could not reach the others at {place.address}:{place.port} ({place.launched_by}): {error}. "
@@ -91,7 +93,7 @@ def _started_by_another(place: Place, request: Request) -> SealedStore:
         url = "env://" if place.launched_by == "torchrun" else f"tcp://{address}:{place.port}"
         raw = next(dist.rendezvous(url, place.rank, place.world_size, timeout=request.timeout))[0]
     store = SealedStore(raw, key)
-    secret.compare(store, place.rank)
+    secret.compare(store, place.rank, range(place.world_size))
     return store
 
 

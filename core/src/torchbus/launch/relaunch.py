@@ -13,7 +13,7 @@ from dataclasses import asdict
 import torch
 
 from torchbus.errors import LaunchError, UsageError
-from torchbus.launch import inherited
+from torchbus.launch import inherited, secret
 from torchbus.launch.children import Child, end, error_file, standard_input
 from torchbus.launch.job import Job
 from torchbus.launch.joining import Place
@@ -70,6 +70,8 @@ def refuse_start_at_a_prompt() -> None:
 def wait_until_joined(store: SealedStore, world: World, children: list[Child], within_s: float = math.inf, late: str = "") -> None:
     """Count the ranks in; a child that ends before it has joined is an error that shows its stderr, and so is one that has not come
     ``within_s``, with the words ``late``."""
+    if world.num_nodes > 1:
+        _compare_keys(store, world, children)
     joined = RollCall(store, "joined", world.rank, world.world_size)
     joined.say()
     deadline = time.monotonic() + within_s
@@ -83,6 +85,15 @@ def wait_until_joined(store: SealedStore, world: World, children: list[Child], w
                 end(children, 0)
                 raise LaunchError(f"{message}; it wrote:\n{child.last_errors() or '(nothing)'}")
         time.sleep(0.005)
+
+
+def _compare_keys(store: SealedStore, world: World, children: list[Child]) -> None:
+    """Of the processes that were started by hand, one on each node."""
+    try:
+        secret.compare(store, world.rank, range(0, world.world_size, world.local_world_size))
+    except LaunchError:
+        end(children, 0)
+        raise
 
 
 def start_child(

@@ -13,7 +13,8 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchbus.errors import LaunchError, UsageError
@@ -21,6 +22,7 @@ from torchbus.sealed import SealedStore, tag
 
 VARIABLE = "TORCHBUS_KEY"
 SHORTEST = 16
+STRANGER_S = 1.0  # a stranger's may have been there first
 REMEDY = (
     f"Give {VARIABLE} one secret on all hosts (python -c 'import secrets; print(secrets.token_hex())'), or let them share that file"
 )
@@ -37,16 +39,23 @@ def derived(port: int, world_size: int, environ: Mapping[str, str] = os.environ)
     return tag(_of_the_user(environ), job.encode())
 
 
-def compare(store: SealedStore, rank: int) -> None:
-    """Every rank calls it, once. Raises LaunchError where this rank's key is not rank 0's."""
-    if rank == 0:
-        return store.set("torchbus key", "")
-    store.raw.get("torchbus key")  # waits
-    if store.read("torchbus key") is None:
-        raise LaunchError(
-            f"rank {rank} has another key than rank 0: the ranks of a job know each other by {VARIABLE} or, without it, by the secret in "
-            f"{places()[0]} of the host they are on. {REMEDY}"
-        )
+def compare(store: SealedStore, rank: int, ranks: Sequence[int]) -> None:
+    """Each of these ranks calls it, once. Raises LaunchError on rank 0 and on one whose key is not rank 0's: they could not tell each other later."""
+    store.set(f"torchbus key/{rank}", "")
+    for other in ranks if rank == 0 else [0]:
+        if not _has_signed(store, f"torchbus key/{other}"):
+            raise LaunchError(
+                f"rank {rank or other} has another key than rank 0: the ranks of a job know each other by {VARIABLE} or, without it, by the "
+                f"secret in {places()[0]} of the host they are on. {REMEDY}"
+            )
+
+
+def _has_signed(store: SealedStore, name: str) -> bool:
+    store.raw.get(name)  # waits until something is there
+    deadline = time.monotonic() + STRANGER_S
+    while not (found := store.read(name) is not None) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def places() -> tuple[Path, Path]:
