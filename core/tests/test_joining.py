@@ -33,11 +33,11 @@ CASES = {
     ),
     "MPICH": (
         {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500),
+        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
     "MVAPICH": (
         {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"},
-        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500),
+        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
     "SLURM, an interactive shell of many tasks": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
     "SLURM, one task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, None),

@@ -4,13 +4,16 @@ require."""
 from __future__ import annotations
 
 import ctypes
+import hmac
 import pickle
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torchbus.errors import UsageError
+from torchbus.active import current
+from torchbus.errors import RankFailed, UsageError
+from torchbus.sealed import TAG_BYTES, tag
 
 OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -54,7 +57,7 @@ def all_gather_object(value: Any, world_size: int, group: dist.ProcessGroup | No
     padded[: len(message)] = message
     gathered = [torch.empty_like(padded) for _ in range(world_size)]
     dist.all_gather(gathered, padded, group=group)
-    return [_unpacked(packed[: int(size)]) for packed, size in zip(gathered, sizes, strict=True)]
+    return [_unpacked(packed[: int(size)], rank) for rank, (packed, size) in enumerate(zip(gathered, sizes, strict=True))]
 
 
 def broadcast_object(value: Any) -> Any:
@@ -64,18 +67,31 @@ def broadcast_object(value: Any) -> Any:
     dist.broadcast(size, 0)
     packed = message if dist.get_rank() == 0 else message.new_empty(int(size))
     dist.broadcast(packed, 0)
-    return _unpacked(packed)
+    return _unpacked(packed, 0)
 
 
 def _packed(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Where the group's backend wants its tensors, on the host if it can."""
     kinds = [torch.device(kind).type for kind in (group or dist.group.WORLD)._device_types]  # type: ignore[union-attr]
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to("cpu" if "cpu" in kinds or not kinds else kinds[0])
+    data = pickle.dumps(value)
+    sealed = bytearray(tag(_key(), data) + data)
+    return torch.frombuffer(sealed, dtype=torch.uint8).to("cpu" if "cpu" in kinds or not kinds else kinds[0])
 
 
-def _unpacked(packed: torch.Tensor) -> Any:
+def _unpacked(packed: torch.Tensor, rank: int) -> Any:
+    """Raises RankFailed for what no rank of this job has sent: a pickle can run code, and strangers can reach a group's port."""
     on_host = packed.cpu().contiguous()
-    return pickle.loads(ctypes.string_at(on_host.data_ptr(), on_host.numel()))
+    sealed = ctypes.string_at(on_host.data_ptr(), on_host.numel())
+    data = sealed[TAG_BYTES:]
+    if not hmac.compare_digest(sealed[:TAG_BYTES], tag(_key(), data)):
+        raise RankFailed(f"what came as rank {rank}'s is not signed with this job's key: somebody else has got into the process group's connections")
+    return pickle.loads(data)
+
+
+def _key() -> bytes:
+    """The job's; a group without a session has none."""
+    session = current()
+    return session.world.store.key if session is not None and session.world.store is not None else b""
 
 
 def _tensor(value: torch.Tensor | float) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torchbus.sealed import SealedStore
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -27,6 +27,7 @@ class World:
 
     ``launched_by`` says in words who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI"
     or "environment". ``store`` is the key-value store that all ranks share, None for a world of one.
+    ``one_host``: it is known that all ranks are on this host.
     """
 
     rank: int = 0
@@ -36,8 +37,9 @@ class World:
     node_rank: int = 0
     launched_by: str = "nobody"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    store: Store | None = None
+    store: SealedStore | None = None
     data_place: DataPlace | None = None
+    one_host: bool = False
 
     @property
     def data(self) -> DataPlace:
@@ -45,7 +47,7 @@ class World:
         return self.data_place or DataPlace(self.rank, self.world_size)
 
     @property
-    def shared(self) -> Store:
+    def shared(self) -> SealedStore:
         """The store; only a world of several ranks has one, until the session ends."""
         assert self.store is not None
         return self.store

@@ -14,8 +14,7 @@ from torchbus.events import hookimpl
 from torchbus.notices import warn
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
+    from torchbus.sealed import SealedStore
     from torchbus.session import Session
 
 WAIT_FOR_RANK0_S = 20.0
@@ -70,7 +69,7 @@ class WriteOnce:
     def _has_saved(self, keys: tuple[str, str]) -> bool:
         """Whether rank 0 has written this very path, as often as this rank wanted to."""
 
-        def count(store: Store, key: str) -> bool:
+        def count(store: SealedStore, key: str) -> bool:
             return int(store.add(key, 0)) >= self._saves[key]
 
         self._job.wait_until(lambda store: any(count(store, key) for key in keys), WAIT_FOR_RANK0_S)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torchbus.launch.place import Place
 
+SOME_ENDED = "some ended"
+
 
 class Ended(NamedTuple):
     """``collectives``: of the main process group, None where its backend does not count them."""

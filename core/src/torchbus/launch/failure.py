@@ -6,9 +6,8 @@ import json
 import traceback
 from dataclasses import asdict, dataclass
 
-import torch.distributed as dist
-
 from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.sealed import SealedStore
 
 KEY = "failure"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "gloo", "NCCL", "Socket")
@@ -37,14 +36,15 @@ def of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, traceback.format_exception_only(error)[-1].strip(), text)
 
 
-def publish(store: dist.Store, failure: Failure) -> Failure:
+def publish(store: SealedStore, failure: Failure) -> Failure:
     """Record a failure unless there is one already; returns the one that is recorded."""
     return parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
 
 
-def read(store: dist.Store) -> Failure | None:
+def read(store: SealedStore) -> Failure | None:
     """The recorded failure, if any."""
-    return parse(store.get(KEY)) if store.check([KEY]) else None
+    text = store.read(KEY)
+    return None if text is None else parse(text)
 
 
 def parse(text: bytes) -> Failure:

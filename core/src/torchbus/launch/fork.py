@@ -7,7 +7,6 @@ import math
 import os
 
 import torch
-import torch.distributed as dist
 
 from torchbus.errors import UsageError
 from torchbus.launch.children import Child, error_file, standard_input
@@ -17,6 +16,7 @@ from torchbus.launch.job import Job
 from torchbus.launch.nodes import find_nodes
 from torchbus.launch.relaunch import wait_until_joined
 from torchbus.launch.request import Request
+from torchbus.launch.roll_call import RollCall
 
 JOINS_WITHIN_S = 60.0
 LATE = (
@@ -51,9 +51,9 @@ def start(request: Request) -> Job:
             write_to_no_file_of_the_parent()
             if not request.print_all_ranks:
                 _silence(errors.fileno())
-            own = dist.TCPStore(nodes.address, store.port, is_master=False, timeout=request.timeout)
-            own.add("joined", 1)
+            own = store.connection(request.timeout)
             world = nodes.world(local_rank, request, own, "fork")
+            RollCall(own, "joined", world.rank, world.world_size).say()
             return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=store)
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
     world = nodes.world(0, request, store, "fork")

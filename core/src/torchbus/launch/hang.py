@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-import torch.distributed as dist
-
 from torchbus.errors import RanksDiverged
 from torchbus.launch.place import Place
+from torchbus.sealed import SealedStore
 
 ASK_EVERY_S = 5.0
 ANSWERS_WITHIN_S = 2.0
@@ -23,7 +22,7 @@ class HangWatch:
     ``look()`` returns an error where no rank can go on: each waits in a synchronisation, and not in the same one.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place]) -> None:
+    def __init__(self, store: SealedStore, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place]) -> None:
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -65,7 +64,7 @@ class HangWatch:
 
     def _ask(self) -> list[Place]:
         """The places of those ranks that answer."""
-        number = int(self._store.add("where/asked", 1))
+        number = self._number_of_question()
         self._answer()
         deadline = time.monotonic() + ANSWERS_WITHIN_S
         keys = [f"where/{number}/{rank}" for rank in range(self._world_size)]
@@ -74,10 +73,15 @@ class HangWatch:
             self._answer()
         return [Place(**json.loads(self._store.get(key))) for key in keys if self._store.check([key])]
 
+    def _number_of_question(self) -> int:
+        """One more than the last. Ranks that ask at once ask one question together."""
+        before = self._store.read("where/asked") or b""
+        return int(self._store.compare_set("where/asked", before, str(int(before or 0) + 1)))
+
     def _tell(self, places: list[Place], waited_s: float) -> None:
         """The first rank that comes speaks for all that wait; rank 0 prints, for its output alone is seen everywhere."""
         here = "/".join(f"{place.rank}:{place.waits_in}:{place.backwards}" for place in places)
-        if int(self._store.add(f"told/{here}", 1)) == 1:
+        if self._store.compare_set(f"told/{here}", "", str(self._rank)) == str(self._rank).encode():
             self._store.set(f"report/{self._store.add('reports', 1)}", report(places, self._world_size, waited_s))
             self._print_reports()
 

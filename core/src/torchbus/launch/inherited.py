@@ -39,6 +39,12 @@ def place() -> dict[str, Any] | None:
     return None if _given is None or _taken else dict(_given["place"])
 
 
+def key() -> bytes:
+    """The job's, from the rank that started this one."""
+    assert _given is not None
+    return bytes.fromhex(_given["key"])
+
+
 def take() -> None:
     """The first session of this process takes the place. Raises RanksDiverged where the script has drawn other numbers than on rank 0."""
     global _taken
@@ -66,8 +72,9 @@ def device_plan() -> DevicePlan | None:
     return DevicePlan(kind, count, (0,) * count if kind != "cpu" else ())
 
 
-def variable(place: dict[str, Any], kind: str, runs_again: bool) -> dict[str, str]:
-    """The environment variable for a rank at ``place`` on a device of this kind. ``runs_again``: it runs this script up to this very point."""
+def variable(place: dict[str, Any], key: bytes, kind: str, runs_again: bool) -> dict[str, str]:
+    """The environment variable for a rank at ``place`` on a device of this kind; other users can't read it. ``runs_again``: it runs this script up
+    to this very point."""
     at_entry = generators.digests() if runs_again else None
-    given = {"place": place, "pid": os.getpid(), "kind": kind, "generators": _imported, "at_entry": at_entry}
+    given = {"place": place, "key": key.hex(), "pid": os.getpid(), "kind": kind, "generators": _imported, "at_entry": at_entry}
     return {VARIABLE: json.dumps(given)}

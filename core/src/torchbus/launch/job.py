@@ -10,18 +10,18 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch.distributed as dist
-
 from torchbus import collectives
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.launch import failure, orphan
 from torchbus.launch.children import Child, end, wait_for
-from torchbus.launch.ended import Ended
+from torchbus.launch.ended import SOME_ENDED, Ended
 from torchbus.launch.failure import Failure
 from torchbus.launch.guard import FORCED, Guard
 from torchbus.launch.lookout import Lookout, received
 from torchbus.launch.place import Place, find
 from torchbus.launch.request import Request
+from torchbus.launch.roll_call import RollCall
+from torchbus.sealed import SealedStore
 from torchbus.world import World
 
 CHILD_GRACE_S = 5.0
@@ -50,9 +50,10 @@ class Job:
         self._forked = forked
         self._keep = keep
         self._print_all_ranks = request.print_all_ranks
-        self._store = _prefixed(world)
+        self._store = world.shared.within("job")
+        self._ended = RollCall(self._store, "ended", world.rank, world.world_size)
         self.evaluates: Callable[[], bool] = lambda: False
-        guards_store = dist.PrefixStore("job", _second_connection(world, request))
+        guards_store = world.shared.connection(request.timeout).within("job")
         self._lookout = Lookout(
             guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place, self._children, parent_pid
         )  # fmt: skip
@@ -68,7 +69,7 @@ class Job:
         """Number of ranks that this process started."""
         return len(self._children)
 
-    def wait_until(self, met: Callable[[dist.Store], bool], seconds: float) -> bool:
+    def wait_until(self, met: Callable[[SealedStore], bool], seconds: float) -> bool:
         """Wait, without a collective, until a condition on the shared store is met; False after ``seconds``.
 
         Raises this rank's reason to stop, if one comes up meanwhile.
@@ -106,7 +107,7 @@ class Job:
             self._let_all_leave(error)
         self.guard.stop()
         self.world = dataclasses.replace(self.world, store=None)
-        del self._store, self._lookout  # rank 0's port closes with the last of them
+        del self._store, self._ended, self._lookout  # rank 0's port closes with the last of them
 
     def end_process(self, error: BaseException | None) -> None:
         """End a rank that the session started, where its block ends."""
@@ -119,14 +120,13 @@ class Job:
             raise SystemExit(0)
 
     def _store_joined(self) -> None:
-        assert self.world.store is not None
-        self.world.store.add("joined", 1)
+        RollCall(self.world.shared, "joined", self.world.rank, self.world.world_size).say()
 
     def _wait_for_all_ends(self) -> BaseException | None:
         try:
-            self._store.set(f"ended/{self.world.rank}", Ended(self.backwards, collectives.begun()).written())
-            self._store.add("ended", 1)
-            self.wait_until(lambda _: int(self._store.add("ended", 0)) >= self.world.world_size, float("inf"))
+            self._ended.say(Ended(self.backwards, collectives.begun()).written())
+            self._store.set(SOME_ENDED, "")
+            self.wait_until(lambda _: self._ended.is_complete(), float("inf"))
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
@@ -206,19 +206,3 @@ def _signalled(number: int | None, error: BaseException) -> BaseException:
     if number is None or isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-
-
-def _prefixed(world: World) -> dist.Store:
-    assert world.store is not None
-    return dist.PrefixStore("job", world.store)
-
-
-def _second_connection(world: World, request: Request) -> dist.Store:
-    """A connection of the guard's own: one that waits in the main thread must not block the other."""
-    store = world.store
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
-        return dist.TCPStore(store.host, store.port, is_master=False, timeout=request.timeout, wait_for_workers=False)
-    assert store is not None
-    return store

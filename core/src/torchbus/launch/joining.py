@@ -11,10 +11,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from torchbus.errors import LaunchError, UsageError
-from torchbus.launch import inherited
+from torchbus.launch import inherited, listening, secret
 from torchbus.launch.job import Job
 from torchbus.launch.request import Request
 from torchbus.launch.variables import integer
+from torchbus.sealed import SealedStore
 from torchbus.world import World
 
 SERVED_WITHIN = timedelta(minutes=5)  # the store is there before this rank is started: it is reached soon, or rank 0 has gone
@@ -37,6 +38,7 @@ class Place:
     node_rank: int
     address: str
     port: int
+    one_host: bool = False
 
 
 def find(request: Request, environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -60,22 +62,39 @@ def join(place: Place, request: Request) -> Job:
     if mine:
         inherited.take()
     try:
-        if mine:
-            store: dist.Store = dist.TCPStore(place.address, place.port, is_master=False, timeout=SERVED_WITHIN)
-            store.set_timeout(request.timeout)
-        else:
-            url = f"tcp://{place.address}:{place.port}"
-            store = next(dist.rendezvous("env://" if place.launched_by == "torchrun" else url, place.rank, place.world_size,
-                                         timeout=request.timeout))[0]  # fmt: skip
+        store = _started_by_us(place, request) if mine else _started_by_another(place, request)
+    except LaunchError:
+        raise
     except (RuntimeError, OSError) as error:
         raise LaunchError(
             f"rank {place.rank} could not reach the others at {place.address}:{place.port} ({place.launched_by}): {error}. "
             "If the port is in use, set MASTER_PORT to a free one; otherwise check MASTER_ADDR and the firewall"
         ) from None
     world = World(
-        place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank, place.launched_by, device, store
+        place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank, place.launched_by, device, store,
+        one_host=place.one_host,
     )  # fmt: skip
     return Job(world, request, ends_with_block=mine, parent_pid=inherited.parent_pid() if mine else None)
+
+
+def _started_by_us(place: Place, request: Request) -> SealedStore:
+    raw = dist.TCPStore(place.address, place.port, is_master=False, timeout=SERVED_WITHIN)
+    raw.set_timeout(request.timeout)
+    return SealedStore(raw, inherited.key())
+
+
+def _started_by_another(place: Place, request: Request) -> SealedStore:
+    """torchrun's agent serves a store; elsewhere rank 0 does."""
+    key = secret.derived(place.port, place.world_size)
+    address = listening.LOOPBACK if place.one_host else place.address
+    if place.rank == 0 and place.launched_by != "torchrun":
+        raw: dist.Store = listening.serve(address, place.port, place.one_host, request.timeout, place.world_size)
+    else:
+        url = "env://" if place.launched_by == "torchrun" else f"tcp://{address}:{place.port}"
+        raw = next(dist.rendezvous(url, place.rank, place.world_size, timeout=request.timeout))[0]
+    store = SealedStore(raw, key)
+    secret.compare(store, place.rank, range(place.world_size))
+    return store
 
 
 def _own() -> Place | None:
@@ -96,6 +115,7 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
         "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment",
         rank, world_size, integer(env, "LOCAL_RANK", rank % max(1, local_world_size)), local_world_size,
         integer(env, "GROUP_RANK", rank // max(1, local_world_size)), env.get("MASTER_ADDR", "127.0.0.1"), integer(env, "MASTER_PORT", 29500),
+        "LOCAL_WORLD_SIZE" in env and local_world_size == world_size,
     )  # fmt: skip
 
 
@@ -103,11 +123,12 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
     if "SLURM_PROCID" not in env or "SLURM_STEP_ID" not in env or integer(env, "SLURM_NTASKS", 1) < 2:
         return None
     local = int(re.split(r"[(,]", env.get("SLURM_TASKS_PER_NODE", env["SLURM_NTASKS"]))[0])
-    address = env.get("MASTER_ADDR") or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "127.0.0.1")))
+    hosts = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "127.0.0.1"))
+    address = env.get("MASTER_ADDR") or first_host(hosts)
     port = integer(env, "MASTER_PORT", 20000 + int(re.sub(r"\D", "", env.get("SLURM_JOB_ID", "0")) or 0) % 20000)
     return Place(
         "SLURM", integer(env, "SLURM_PROCID"), integer(env, "SLURM_NTASKS"), integer(env, "SLURM_LOCALID", 0), local,
-        integer(env, "SLURM_NODEID", 0), address, port,
+        integer(env, "SLURM_NODEID", 0), address, port, not re.search(r"[\[,]", hosts) and local == integer(env, "SLURM_NTASKS"),
     )  # fmt: skip
 
 
@@ -128,6 +149,7 @@ def _mpi(env: Mapping[str, str]) -> Place | None:
         return Place(
             "MPI", rank, world_size, integer(env, f"{local}RANK", integer(env, "MPI_LOCALRANKID", rank % max(1, local_world_size))),
             local_world_size, rank // max(1, local_world_size), env.get("MASTER_ADDR", "127.0.0.1"), integer(env, "MASTER_PORT", 29500),
+            local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
         )  # fmt: skip
     return None
 

@@ -7,23 +7,22 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-import torch.distributed as dist
-
 from torchbus import collectives
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.launch import failure
 from torchbus.launch.children import Child
-from torchbus.launch.ended import Ended
+from torchbus.launch.ended import SOME_ENDED, Ended
 from torchbus.launch.failure import Failure
 from torchbus.launch.hang import HangWatch
 from torchbus.launch.place import END, Place
+from torchbus.sealed import SealedStore
 
 
 class Lookout:
     """``look()`` returns this rank's reason to stop, if there is one. The store's connection is its own."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place], children: Sequence[Child],
+        self, store: SealedStore, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place], children: Sequence[Child],
         parent_pid: int | None,
     ) -> None:  # fmt: skip
         self._store = store
@@ -70,7 +69,7 @@ class Lookout:
 
     def _ended_peer(self) -> BaseException | None:
         """A rank that has ended its loop and will never come to what this one waits in."""
-        if not int(self._store.add("ended", 0)) or self._store.check([f"ended/{self._rank}"]):
+        if not self._store.check([SOME_ENDED]) or self._store.check([f"ended/{self._rank}"]):
             return None
         place, begun = self._place(), collectives.begun()
         for rank in range(self._world_size) if place.waits_in not in ("", END) else ():

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from torchbus.errors import LaunchError, UsageError
+from torchbus.launch import listening, secret
 from torchbus.launch.request import Request
 from torchbus.launch.variables import integer
+from torchbus.sealed import SealedStore
 from torchbus.world import World
 
 
@@ -31,26 +33,32 @@ class Nodes:
     def first_rank(self) -> int:
         return self.node_rank * self.local_world_size
 
-    def open_store(self, request: Request) -> dist.TCPStore:
+    def open_store(self, request: Request) -> SealedStore:
         """The first node's local rank 0 serves the store; the others connect to it."""
+        key = secret.new() if self.num_nodes == 1 else secret.derived(self.port, self.world_size)
         try:
-            return dist.TCPStore(self.address, self.port, is_master=self.node_rank == 0, timeout=request.timeout, wait_for_workers=False)
+            return SealedStore(self._connect(request), key)
         except (RuntimeError, OSError) as error:
             raise LaunchError(
                 f"node {self.node_rank} could not open {self.address}:{self.port}: {str(error).splitlines()[0]}. "
                 "If the port is in use, set MASTER_PORT to a free one; otherwise check MASTER_ADDR"
             ) from None
 
-    def world(self, local_rank: int, request: Request, store: dist.Store, launched_by: str) -> World:
+    def _connect(self, request: Request) -> dist.TCPStore:
+        if self.node_rank == 0:
+            return listening.serve(self.address, self.port, self.num_nodes == 1, request.timeout)
+        return dist.TCPStore(self.address, self.port, is_master=False, timeout=request.timeout, wait_for_workers=False)
+
+    def world(self, local_rank: int, request: Request, store: SealedStore, launched_by: str) -> World:
         """The world as local rank ``local_rank`` of this node sees it."""
         return World(self.first_rank + local_rank, self.world_size, local_rank, self.local_world_size, self.node_rank,
-                     launched_by, request.devices.device(local_rank), store)  # fmt: skip
+                     launched_by, request.devices.device(local_rank), store, one_host=self.num_nodes == 1)  # fmt: skip
 
 
 def find_nodes(request: Request) -> Nodes:
     """Where this node stands among ``num_nodes``. Raises UsageError where the variables do not fit."""
     if request.num_nodes == 1:
-        return Nodes(0, 1, request.devices.count, "127.0.0.1", 0)
+        return Nodes(0, 1, request.devices.count, listening.LOOPBACK, 0)
     missing = [name for name in ("MASTER_ADDR", "NODE_RANK") if name not in os.environ]
     if missing:
         raise UsageError(

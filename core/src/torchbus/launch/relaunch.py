@@ -11,15 +11,16 @@ import time
 from dataclasses import asdict
 
 import torch
-import torch.distributed as dist
 
 from torchbus.errors import LaunchError, UsageError
-from torchbus.launch import inherited
+from torchbus.launch import inherited, secret
 from torchbus.launch.children import Child, end, error_file, standard_input
 from torchbus.launch.job import Job
 from torchbus.launch.joining import Place
 from torchbus.launch.nodes import Nodes, find_nodes
 from torchbus.launch.request import Request
+from torchbus.launch.roll_call import RollCall
+from torchbus.sealed import SealedStore
 from torchbus.world import World
 
 _started = False
@@ -66,12 +67,15 @@ def refuse_start_at_a_prompt() -> None:
         )
 
 
-def wait_until_joined(store: dist.Store, world: World, children: list[Child], within_s: float = math.inf, late: str = "") -> None:
+def wait_until_joined(store: SealedStore, world: World, children: list[Child], within_s: float = math.inf, late: str = "") -> None:
     """Count the ranks in; a child that ends before it has joined is an error that shows its stderr, and so is one that has not come
     ``within_s``, with the words ``late``."""
-    store.add("joined", 1)
+    if world.num_nodes > 1:
+        _compare_keys(store, world, children)
+    joined = RollCall(store, "joined", world.rank, world.world_size)
+    joined.say()
     deadline = time.monotonic() + within_s
-    while int(store.add("joined", 0)) < world.world_size:
+    while not joined.is_complete():
         if time.monotonic() > deadline:
             end(children, 0)
             raise LaunchError(late)
@@ -83,15 +87,24 @@ def wait_until_joined(store: dist.Store, world: World, children: list[Child], wi
         time.sleep(0.005)
 
 
+def _compare_keys(store: SealedStore, world: World, children: list[Child]) -> None:
+    """Of the processes that were started by hand, one on each node."""
+    try:
+        secret.compare(store, world.rank, range(0, world.world_size, world.local_world_size))
+    except LaunchError:
+        end(children, 0)
+        raise
+
+
 def start_child(
-    words: list[str], nodes: Nodes, store: dist.TCPStore, local_rank: int, request: Request, told: bytes | None = None
+    words: list[str], nodes: Nodes, store: SealedStore, local_rank: int, request: Request, told: bytes | None = None
 ) -> Child:  # fmt: skip
     """Start the command as rank ``local_rank`` of this node; ``told`` is what it reads from its standard input."""
     place = Place("session", nodes.first_rank + local_rank, nodes.world_size, local_rank, nodes.local_world_size,
-                  nodes.node_rank, nodes.address, store.port)  # fmt: skip
+                  nodes.node_rank, nodes.address, store.port, nodes.num_nodes == 1)  # fmt: skip
     given = asdict(place)
     del given["launched_by"]
-    environ = os.environ | inherited.variable(given, request.devices.kind, runs_again=told is None)
+    environ = os.environ | inherited.variable(given, store.key, request.devices.kind, runs_again=told is None)
     device = request.devices.device(local_rank)
     if device.index is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible_device(device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 from torchbus import Session
 from torchbus.errors import TorchbusError
 
+from torchbus_checkpoint import wire
 from torchbus_checkpoint.errors import CheckpointError
 
 
@@ -33,7 +33,7 @@ class Exchange:
         """What each rank has, on rank 0; nothing on the others."""
         self._said += 1
         if not self.is_main:
-            self._set("from", self.rank, pickle.dumps(mine))
+            self._set("from", self.rank, wire.written(mine))
             return []
         return [mine, *(self._take("from", rank, rank) for rank in range(1, self.world_size))]
 
@@ -41,7 +41,7 @@ class Exchange:
         """To each rank its own of what rank 0 has."""
         self._said += 1
         for rank in range(1, len(theirs)):
-            self._set("for", rank, pickle.dumps(theirs[rank]))
+            self._set("for", rank, wire.written(theirs[rank]))
         return theirs[0] if self.is_main else self._take("for", self.rank, 0)
 
     def _name(self, word: str, rank: int) -> str:
@@ -49,14 +49,14 @@ class Exchange:
 
     def _set(self, word: str, rank: int, data: bytes) -> None:
         if self.world_size > 1:
-            self._session.world.shared.set(self._name(word, rank), data)  # type: ignore[arg-type]
+            self._session.world.shared.set(self._name(word, rank), data)
 
     def _take(self, word: str, rank: int, teller: int) -> Any:
         self._wait(word, rank, teller)
         store, name = self._session.world.shared, self._name(word, rank)
         data = store.get(name)
         store.delete_key(name)
-        return pickle.loads(data)
+        return wire.read(data)
 
     def _wait(self, word: str, rank: int, teller: int = 0) -> None:
         job, name, seconds = self._session.job, self._name(word, rank), self._session.timeout.total_seconds()

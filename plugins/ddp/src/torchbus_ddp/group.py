@@ -14,6 +14,7 @@ from torchbus import Session
 from torchbus.collectives import broadcast_object
 from torchbus.errors import LaunchError, UsageError
 from torchbus.launch.guard import shut, sockets_opened
+from torchbus.launch.listening import gloo_on_loopback
 from torchbus.launch.relaunch import visible_device
 from torchbus.random_streams import read, write
 
@@ -52,13 +53,14 @@ def open_group(session: Session, backend: str) -> None:
     if dist.is_initialized():
         return
     assert session.job is not None and session.world.store is not None
-    store = dist.PrefixStore("torchbus", session.world.store)
+    store = dist.PrefixStore("torchbus", session.world.shared.raw)
     before = sockets_opened()
     hook = sys.excepthook
     try:
-        made = session.bus.hook.init_process_group(session=session, backend=backend, store=store, timeout=session.timeout)
-        if not made:
-            dist.init_process_group(backend, store=store, rank=session.rank, world_size=session.world_size, timeout=session.timeout)
+        with gloo_on_loopback(session.world.one_host):
+            made = session.bus.hook.init_process_group(session=session, backend=backend, store=store, timeout=session.timeout)
+            if not made:
+                dist.init_process_group(backend, store=store, rank=session.rank, world_size=session.world_size, timeout=session.timeout)
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise LaunchError(f"rank {session.rank}: the {backend} process group could not be made: {error}") from error
     finally:

@@ -13,6 +13,7 @@ from torchbus import Session, hookimpl, loss_weight
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
+from torchbus.launch.listening import gloo_on_loopback
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
 NUMBERS = 1 + loss_weight.SLOTS
@@ -34,7 +35,8 @@ class Agreement:
     def __init__(self, session: Session) -> None:
         self._session = session
         before = sockets_opened()
-        self._group: Any = dist.new_group(backend="gloo", timeout=session.timeout)
+        with gloo_on_loopback(session.world.one_host):
+            self._group: Any = dist.new_group(backend="gloo", timeout=session.timeout)
         own = sockets_opened() - before
         assert session.job is not None
         self._job = session.job

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torchbus import Session, World, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
+from torchbus.launch.listening import gloo_on_loopback
 from torchbus.loss_weight import MODES
 
 from torchbus_sharded import wrapping
@@ -109,10 +110,11 @@ class FSDP:
 
     def mesh(self, session: Session) -> DeviceMesh:
         """One dimension, or nodes x ranks of a node."""
-        if not self.hybrid:
-            return init_device_mesh(session.device.type, (session.world_size,))
-        shape = (session.world.num_nodes, session.world.local_world_size)
-        return init_device_mesh(session.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        with gloo_on_loopback(session.world.one_host):
+            if not self.hybrid:
+                return init_device_mesh(session.device.type, (session.world_size,))
+            shape = (session.world.num_nodes, session.world.local_world_size)
+            return init_device_mesh(session.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def engine_options(self, outputs: torch.dtype | None) -> dict[str, Any]:
         """What ``fully_shard`` is told. ``outputs``: what a model returns under mixed precision; its inner units pass on what they compute."""

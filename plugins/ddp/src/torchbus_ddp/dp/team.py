@@ -12,6 +12,7 @@ from torch import Tensor
 from torchbus import Session
 from torchbus.collectives import all_gather_object
 from torchbus.launch.guard import shut, sockets_opened
+from torchbus.launch.listening import gloo_on_loopback
 
 SLOTS = 64
 
@@ -69,7 +70,8 @@ def of_node(session: Session, node_of_rank: Sequence[int]) -> Team:
 def _group(session: Session, teams: list[list[int]], backend: str | None) -> Any:
     """This rank's group of those that all ranks make; a rank that fails closes its connections, so that no other one waits."""
     before = sockets_opened()
-    groups = [dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams]
+    with gloo_on_loopback(session.world.one_host):
+        groups = [dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams]
     own = sockets_opened() - before
     assert session.job is not None
     session.job.guard.on_release(lambda: shut(own))

@@ -7,7 +7,6 @@ import platform
 from dataclasses import asdict, dataclass
 from statistics import median
 
-import torch.distributed as dist
 from torchbus import Session
 
 from torchbus_gpu.notices import Notices
@@ -38,7 +37,7 @@ class SlowRank:
         self._rank = session.rank
         self._device = str(session.device)
         self._keys = [str(rank) for rank in range(session.world_size)]
-        self._store = dist.PrefixStore("gpu", session.world.shared)
+        self._store = session.world.shared.within("gpu")
         self._notices = notices
         self._slow_before: list[int] = []
         self._told: set[int] = set()

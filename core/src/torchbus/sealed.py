@@ -1,0 +1,114 @@
+"""The key-value store that all ranks share, as far as ranks of this job have written it."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+TAG_BYTES = 16
+FORGED_AGAIN_S = 0.05
+
+
+class SealedStore:
+    """torch's store has no password: whoever reaches its port reads and writes it. So each value stands behind a tag, the HMAC of its name and
+    itself under the job's key, and one without a right tag counts as not there. Nothing is hidden by that: values can be read.
+
+    ``raw`` is torch's own store, for process groups. All methods raise RuntimeError where the store has gone.
+    """
+
+    def __init__(self, raw: dist.Store, key: bytes, prefix: str = "") -> None:
+        self.raw = raw
+        self.key = key
+        self._prefix = prefix
+
+    @property
+    def port(self) -> int:
+        """At which it is served."""
+        assert isinstance(self.raw, dist.TCPStore)
+        return int(self.raw.port)
+
+    def within(self, word: str) -> SealedStore:
+        """The part of it whose names begin with a word."""
+        return SealedStore(self.raw, self.key, f"{self._prefix}{word}/")
+
+    def connection(self, timeout: timedelta) -> SealedStore:
+        """The same store by a connection of its own: a word that waits on one keeps the others of that connection waiting."""
+        raw = self.raw
+        while isinstance(raw, dist.PrefixStore):
+            raw = raw.underlying_store
+        if isinstance(raw, dist.TCPStore):
+            raw = dist.TCPStore(raw.host, raw.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        return SealedStore(raw, self.key, self._prefix)
+
+    def set(self, name: str, value: str | bytes) -> None:
+        self.raw.set(self._prefix + name, self._sealed(name, value))  # type: ignore[arg-type]
+
+    def read(self, name: str) -> bytes | None:
+        """The value, None where there is none; does not wait."""
+        return self._opened(name, self._there(name))
+
+    def get(self, name: str) -> bytes:
+        """The value, once it is there. Raises RuntimeError when it has not come within the store's timeout."""
+        deadline = time.monotonic() + self.raw.timeout.total_seconds()  # type: ignore[attr-defined]
+        while (value := self._opened(name, self.raw.get(self._prefix + name))) is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the store's {self._prefix + name} is not by a rank of this job")
+            time.sleep(FORGED_AGAIN_S)
+        return value
+
+    def multi_get(self, names: Sequence[str]) -> list[bytes]:
+        return [self.get(name) for name in names]
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Whether all are there."""
+        return self.raw.check([self._prefix + name for name in names]) and all(self.read(name) is not None for name in names)
+
+    def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set it if it is as expected ("": not there). Returns what is there now."""
+        while True:
+            there = self._there(name)
+            value = self._opened(name, there) or b""
+            if value != _bytes(expected):
+                return value
+            mine = self._sealed(name, desired)
+            if self.raw.compare_set(self._prefix + name, there, mine) == mine:  # type: ignore[arg-type]
+                return _bytes(desired)
+
+    def add(self, name: str, amount: int) -> int:
+        """Count on; returns the sum. For a few ranks: those that count at once try again."""
+        while True:
+            before = self.read(name) or b""
+            total = int(before.split()[0] if before else 0) + amount
+            mine = f"{total} {os.urandom(8).hex()}".encode()  # like no other rank's
+            if not amount or self.compare_set(name, before, mine) == mine:
+                return total
+
+    def delete_key(self, name: str) -> bool:
+        return bool(self.raw.delete_key(self._prefix + name))
+
+    def _there(self, name: str) -> bytes:
+        key = self._prefix + name
+        return self.raw.get(key) if self.raw.check([key]) else b""
+
+    def _sealed(self, name: str, value: str | bytes) -> bytes:
+        data = _bytes(value)
+        return tag(self.key, (self._prefix + name).encode() + b"\0" + data) + data
+
+    def _opened(self, name: str, sealed: bytes) -> bytes | None:
+        data = sealed[TAG_BYTES:]
+        right = tag(self.key, (self._prefix + name).encode() + b"\0" + data)
+        return data if hmac.compare_digest(sealed[:TAG_BYTES], right) else None
+
+
+def tag(key: bytes, message: bytes) -> bytes:
+    """What only those can make who have the key."""
+    return hmac.digest(key, message, "sha256")[:TAG_BYTES]
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
