@@ -9,7 +9,6 @@ generators are saved by their state.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -115,7 +114,7 @@ def plain(scope: Scope) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, torch.Generator | random.Random):
+    if generators.is_one(value):
         return {GENERATOR: generators.state_of(value)}
     if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
         raise UsageError("too large")
@@ -136,6 +135,22 @@ def _size(value: Any, limit: int) -> int:
                 return total
         return total
     return 1
+
+
+def generators_in(frames: list[FrameType]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """The state of each generator that a variable names, by place and name."""
+    for scope in scopes(frames):
+        for name, value in list(scope.values.items()):
+            if generators.is_one(value):
+                yield (scope.place, name), generators.state_of(value)
+
+
+def put_generators(frames: list[FrameType], states: dict[tuple[str, str], Any]) -> None:
+    """Set those that are there to what ``generators_in`` has found."""
+    for scope in scopes(frames):
+        for name, value in list(scope.values.items()):
+            if (scope.place, name) in states and generators.is_one(value):
+                generators.set_state(value, states[scope.place, name])
 
 
 def same(one: Any, other: Any) -> bool:
