@@ -67,10 +67,10 @@ class Position:
             self.gaps.forget()
 
     def training_begins(self) -> None:
-        """The first step is made: the passes that are open are not of before it."""
+        """The first step is made: the passes that the loop reads are not of before it."""
         self.trains = True
         for one in self.open:
-            if one.alive is not None and one.ordinal != NESTED and one.section in self.history.passes:
+            if one.alive is not None and one.taken != one.taken_before and one.ordinal != NESTED and one.section in self.history.passes:
                 self.history.passes[one.section][one.ordinal].before_training = False
 
     @property

@@ -165,6 +165,7 @@ class Replay:
         found = self._position.of(iterator) if self.pending else None
         saved = None if found is None else self._open.get((found.section, found.ordinal))
         if saved is not None and (saved.get("last", True) or iterator.taken >= saved["taken"]):
+            self._position.history.asked(user_frames(self._session.frame))
             self.arrive()
 
     def arrive(self, draws_on: bool = False) -> None:
