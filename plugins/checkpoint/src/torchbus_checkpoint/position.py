@@ -165,7 +165,7 @@ class Position:
         frames = user_frames(self._session.frame)
         return {
             "born": self._born,
-            "variables": self.variables.changed(frames),
+            "variables": self.variables.changed(frames, self._session.batches.fetched),
             "counters": counters.around(frames),
             "heads": counters.at_head(frames),
             "reader": counters.place(frames, len(frames) - 1) if frames else "",

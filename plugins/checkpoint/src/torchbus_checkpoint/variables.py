@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus import local_variables
 from torchbus.errors import UsageError
+from torchbus.taken import collect
 
 from torchbus_checkpoint import counters, generators
 from torchbus_checkpoint.frames import is_users_class
@@ -62,9 +63,13 @@ class Variables:
             if scope.place not in self._first:
                 self._first[scope.place] = copied(plain(scope))
 
-    def changed(self, frames: list[FrameType]) -> State:
-        """What is not as it was first, by place."""
-        found = {scope.place: self._changes(scope) for scope in scopes(frames)}
+    def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> State:
+        """What is not as it was first, by place; without what holds a batch that a wrapper has ``fetched``: it will be fetched again."""
+        ahead = set(map(id, fetched))
+        found = {
+            scope.place: {name: value for name, value in self._changes(scope).items() if not (ahead and _holds(scope.values[name], ahead))}
+            for scope in scopes(frames)
+        }
         return {place: values for place, values in found.items() if values}
 
     def put_back(self, frames: list[FrameType], saved: State) -> None:
@@ -135,6 +140,12 @@ def _size(value: Any, limit: int) -> int:
                 return total
         return total
     return 1
+
+
+def _holds(value: Any, tensors: set[int]) -> bool:
+    found: list[Tensor] = []
+    collect(value, found)
+    return any(id(tensor) in tensors for tensor in found)
 
 
 def generators_in(frames: list[FrameType]) -> Iterator[tuple[tuple[str, str], Any]]:
