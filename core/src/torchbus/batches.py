@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from torchbus.errors import UsageError
 from torchbus.events import hookimpl
@@ -95,6 +96,11 @@ class Batches:
         """How many batches of a pass wait in a wrapper that fetches ahead: taken, still there, and not used."""
         living = [one for one in self._fresh if one.origin is origin and one.lives]
         return len(living) if origin.ahead or len(living) > 1 else 0
+
+    @property
+    def fetched(self) -> list[Tensor]:
+        """The tensors of all batches that wait in wrappers."""
+        return [tensor for one in list(self._fresh) if self.waiting(one.origin) for tensor in one.tensors]
 
     def held(self, origin: Origin) -> int:
         """How many batches of a pass, used or not, are there to be used again or for the first time."""

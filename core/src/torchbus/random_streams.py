@@ -18,7 +18,8 @@ class RandomStreams:
     rank's, for training; and "evaluation", which is derived each time from where "order" and ``clock`` stand, and leaves it
     there, so that evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data. While no trained
     model is alive (``rest``), what would be drawn from "own" is drawn from "order": the next run's splits and models are common.
-    ``clock`` is a number that is equal on all ranks at the same place of the loop.
+    ``clock`` is a number that is equal on all ranks at the same place of the loop. A run that goes on from a ``state`` counts on from where
+    that one stood.
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
@@ -26,6 +27,9 @@ class RandomStreams:
         self._current = "order"
         self._rests = False
         self._clock = clock
+        self._clock_before = 0
+        self._marked: dict[str, Any] = {}
+        self._drew = False
 
     @property
     def current(self) -> str:
@@ -33,9 +37,24 @@ class RandomStreams:
         return self._current
 
     @property
+    def now(self) -> int:
+        """The clock, over all runs."""
+        return self._clock_before + self._clock()
+
+    @property
     def is_split(self) -> bool:
         """Whether this rank has a stream of its own, and draws from it in training."""
         return bool(self._states) and not self._rests
+
+    def mark(self) -> None:
+        """From here on ``drew_in_evaluation`` looks."""
+        self._drew = False
+        self._marked = read() if self._current == "evaluation" else {}
+
+    @property
+    def drew_in_evaluation(self) -> bool:
+        """Whether "evaluation", which leaves no trace in the other streams, was drawn from since ``mark``."""
+        return self._drew or (self._current == "evaluation" and not _same(read(), self._marked))
 
     def split(self, rank: int) -> None:
         """Give this rank a stream of its own, derived from the common one, which stays as it is; or back to it, after ``rest``."""
@@ -62,21 +81,25 @@ class RandomStreams:
         stream = "order" if self._rests and stream == "own" else stream
         if not self._states or stream == self._current:
             return
-        if self._current != "evaluation":
+        if self._current == "evaluation":
+            self._drew = self.drew_in_evaluation
+        else:
             self._states[self._current] = read()
         write(self._states["order" if stream == "evaluation" else stream])
         if stream == "evaluation":
-            seed(int(torch.randint(2**62, (2,))[1]) + self._clock())
+            seed(int(torch.randint(2**62, (2,))[1]) + self.now)
+            self._marked = read()
         self._current = stream
 
     def state(self) -> dict[str, Any]:
         """Every stream, and which one is drawn from: for ``load``."""
-        return {"current": self._current, "rests": self._rests, "streams": {**self._states, self._current: read()}}
+        return {"current": self._current, "rests": self._rests, "clock": self.now, "streams": {**self._states, self._current: read()}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a ``state()`` of this rank."""
         streams = dict(state["streams"])
         self._current, self._rests = state["current"], state.get("rests", False)
+        self._set_clock(state)
         write(streams[self._current])
         streams.pop("evaluation", None)
         self._states = streams if len(streams) > 1 else {}
@@ -86,10 +109,14 @@ class RandomStreams:
         rank draws everything from the common one."""
         write(state["streams"]["order"])
         self._states, self._current, self._rests = {}, "order", False
+        self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
             self.split(rank)
             if state.get("rests", False):
                 self.rest()
+
+    def _set_clock(self, state: dict[str, Any]) -> None:
+        self._clock_before = state.get("clock", self.now) - self._clock()
 
     @contextmanager
     def order(self) -> Iterator[None]:
@@ -120,6 +147,19 @@ def write(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(kind in other and _equal(state, other[kind]) for kind, state in one.items())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """torch's state is a tensor, Python's a tuple of numbers, NumPy's a tuple with an array."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool((one == other) if not hasattr(one, "tobytes") else one.tobytes() == other.tobytes())
 
 
 def seed(number: int) -> None:

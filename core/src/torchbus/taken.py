@@ -77,6 +77,11 @@ class Taken:
         self._tensors = [weakref.ref(tensor) for tensor in found]
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Those that somebody still holds."""
+        return [tensor for tensor in (reference() for reference in self._tensors) if tensor is not None]
+
+    @property
     def lives(self) -> bool:
         """Whether somebody still holds a tensor of it: the loop, a wrapper or a graph."""
         return any(tensor() is not None for tensor in self._tensors)

@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -53,3 +54,4 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> float
 def seed(number: int = 0) -> None:
     torch.manual_seed(number)
     random.seed(number)
+    np.random.seed(number)

@@ -14,6 +14,7 @@ from typing import Any
 from torchbus import local_variables
 
 Counters = dict[str, Any]
+Loop = tuple[str, int]  # the frame's place, and where in its code the loop asks for its next item
 SCALARS = (int, str, float, bool)
 
 
@@ -46,12 +47,19 @@ def head_names(frame: FrameType) -> set[str]:
     return set(_assigned(frame, True))
 
 
+def loops(frames: list[FrameType], standing: bool) -> set[Loop]:
+    """The loops that ask for their next item (``standing``), or those whose body is being run."""
+    return {(place(frames, index), head) for index, frame in enumerate(frames) for head, _ in _around(frame, standing)}
+
+
 def _assigned(frame: FrameType, standing: bool) -> list[str]:
-    found: list[str] = []
-    for head, body, end, names in _loops(frame.f_code):
-        if head <= frame.f_lasti < end and (frame.f_lasti < body) is standing:
-            found += names
-    return found
+    return [name for _, names in _around(frame, standing) for name in names]
+
+
+def _around(frame: FrameType, standing: bool) -> list[tuple[int, tuple[str, ...]]]:
+    """Where each of these loops asks for its next item, and what it assigns."""
+    at = frame.f_lasti
+    return [(head, names) for head, body, end, names in _loops(frame.f_code) if head <= at < end and (at < body) is standing]
 
 
 @cache

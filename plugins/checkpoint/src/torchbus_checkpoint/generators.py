@@ -48,7 +48,7 @@ def _parts(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
 def _generators(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
     for path, part in _parts(loader):
         for name, thing in getattr(part, "__dict__", {}).items():
-            if isinstance(thing, torch.Generator | random.Random) or _is_numpy(thing):
+            if is_one(thing):
                 yield f"{path}.{name}", thing
 
 
@@ -58,9 +58,11 @@ def _stateful(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
             yield path, part
 
 
-def _is_numpy(thing: Any) -> bool:
+def is_one(thing: Any) -> bool:
+    """Whether it is a generator of torch's, Python's or NumPy's."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(thing, numpy.random.Generator | numpy.random.RandomState)
+    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(thing, (torch.Generator, random.Random, *of_numpy))
 
 
 def state_of(thing: Any) -> Any:

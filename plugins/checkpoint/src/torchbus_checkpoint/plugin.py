@@ -91,11 +91,12 @@ class Checkpoint:
         self._snapshot = Snapshot(session, self._options, self._finder, self._position, self._steps, self._epochs)
         for name, part in (("position", self._position), ("contents", self._finder), ("steps", self._steps)):
             session.bus.register(part, f"checkpoint.{name}")
+        self._position.begin()
         session.batches.follow("" if self._options.folder is None else "the position in a checkpoint")
         if self._options.folder is not None:
             found = agree(session, "checkpoint/resume", lambda: choice.to_begin_with(self._options))
             if found:
-                self._begin_replay(Path(found))
+                self._begin_replay(Path(found)).lead()
             self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
 
     @hookimpl
@@ -156,7 +157,10 @@ class Checkpoint:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, a folder. All ranks call it, at the end of what they do with a batch or an epoch."""
+        if self._replay is not None and self._replay.pending:
+            return self._replay.save_called()
         wrappers.refuse_hidden_batches(self._session)
+        self._position.gaps.saves += 1
         self._snapshot.write(Path(path).absolute())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -168,6 +172,7 @@ class Checkpoint:
         agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: str(folder.verify(chosen)["step"]))
         begins = not self._position.trains
         replay = self._begin_replay(chosen)
+        self._position.gaps.forget()
         replay.put_back()
         if begins:
             self._position.trains = False

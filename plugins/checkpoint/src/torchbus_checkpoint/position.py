@@ -8,51 +8,25 @@ Passes are counted within their section.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torchbus import Session, hookimpl
-from torchbus.errors import UsageError
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
-from torchbus.taken import Origin
 
 from torchbus_checkpoint import counters, generators, wrappers
 from torchbus_checkpoint.counters import Counters
+from torchbus_checkpoint.course import refuse_hidden, signature
 from torchbus_checkpoint.frames import user_frames
+from torchbus_checkpoint.gaps import Gaps, Standing
+from torchbus_checkpoint.history import NESTED, History, Pass, Section
+from torchbus_checkpoint.passes import OpenPass
 from torchbus_checkpoint.plain import decode, encode
-from torchbus_checkpoint.variables import Variables
+from torchbus_checkpoint.variables import Variables, put_generators
 
-Section = tuple[int, int]
 State = dict[str, Any]
-
-
-@dataclass
-class OpenPass:
-    """A pass that has begun. ``started`` and ``wanted`` are the random numbers as they stood when its iterator was made, and
-    when it was first asked for a batch."""
-
-    section: Section
-    ordinal: int
-    loader: weakref.ref[DataLoader[Any]]
-    started: State
-    counters: Counters
-    wanted: State | None = None
-    iterator: weakref.ref[LoaderIterator] | None = None
-    origin: Origin | None = None
-
-    @property
-    def alive(self) -> LoaderIterator | None:
-        return None if self.iterator is None else self.iterator()
-
-
-@dataclass
-class Passes:
-    """The passes of one section: over what, and whether they came before the first step of the run."""
-
-    over: list[str] = field(default_factory=list)
-    before_training: list[bool] = field(default_factory=list)
 
 
 class Position:
@@ -60,8 +34,8 @@ class Position:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.section: Section = (0, 0)
-        self.sections: dict[Section, Passes] = {(0, 0): Passes()}
+        self.history = History()
+        self.gaps = Gaps(session)
         self.open: list[OpenPass] = []
         self.variables = Variables()
         self.trains = False
@@ -73,31 +47,36 @@ class Position:
         self._loaders: list[weakref.ref[DataLoader[Any]]] = []
         self._unplaced: list[tuple[str, State]] = []
 
+    @property
+    def section(self) -> Section:
+        return self.history.section
+
+    def begin(self) -> None:
+        """The block begins."""
+        self.gaps.begin(user_frames(self._session.frame))
+
     def enter(self, section: Section) -> None:
         """A new section begins. What is kept of old epochs is nothing."""
-        self.variables.look(user_frames(self._session.frame))
-        self.sections = {old: passes for old, passes in self.sections.items() if old[0] % 2 == 0}
-        self.section = section
-        self.sections.setdefault(section, Passes())
+        frames = user_frames(self._session.frame)
+        self.variables.look(frames)
+        reads_loaders = bool(self.history.here) or section[1] == 0
+        self.history.enter(section)
+        if reads_loaders:  # an "epoch" that is a single step need not read the generators
+            self.gaps.begin(frames)
+        else:
+            self.gaps.forget()
 
     def training_begins(self) -> None:
-        """The first step is made: the passes that are open are not of before it."""
+        """The first step is made: the passes that the loop reads are not of before it."""
         self.trains = True
         for one in self.open:
-            if one.alive is not None and one.section in self.sections:
-                self.sections[one.section].before_training[one.ordinal] = False
-
-    def note(self, loader: DataLoader[Any], before_training: bool) -> int:
-        """Count a pass that begins, or that is left out; returns its number in the section."""
-        passes = self.sections[self.section]
-        passes.over.append(signature(loader))
-        passes.before_training.append(before_training)
-        return len(passes.over) - 1
+            if one.alive is not None and one.taken != one.taken_before and one.ordinal != NESTED and one.section in self.history.passes:
+                self.history.passes[one.section][one.ordinal].before_training = False
 
     @property
     def passes_begun(self) -> int:
         """In this section."""
-        return len(self.sections[self.section].over)
+        return len(self.history.here)
 
     @property
     def is_known(self) -> bool:
@@ -113,15 +92,37 @@ class Position:
             self._begin_workers(loader)
         frames = user_frames(self._session.frame)
         self.variables.look(frames)
-        around = counters.around(frames)
-        self._opening = OpenPass(self.section, self.note(loader, not self.trains), weakref.ref(loader), self.random_state(loader), around)
+        ordinal = self.history.begin(Pass(signature(loader), not self.trains, self.gaps.ended(frames)), frames)
+        for one in self.open if ordinal != NESTED else ():
+            one.taken_before = one.taken
+        self._opening = OpenPass(self.section, ordinal, weakref.ref(loader), self.random_state(loader), counters.around(frames))
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def loader_opened(self, iterator: LoaderIterator) -> None:
         if self._opening is not None:
-            self._opening.iterator, self._opening.origin = weakref.ref(iterator), iterator.origin
+            self._opening.iterator, self._opening.origin = weakref.ref(iterator, self._let_go), iterator.origin
             self.open = [one for one in self.open if one.alive is not None or wrappers.waiting(self._session, one)] + [self._opening]
             self._opening = None
+        if not self.open or self.open[-1].ordinal != NESTED:
+            self.gaps.begin(user_frames(self._session.frame), is_open=False)
+
+    def _let_go(self, iterator: weakref.ref[LoaderIterator]) -> None:
+        """The loop has left a pass by ``break``."""
+        left = [one for one in self.open if one.iterator is iterator and one.origin is not None and not one.origin.ended]
+        if left and self._session.is_inside:
+            self._over(left[0])
+
+    def _over(self, one: OpenPass) -> None:
+        if one.ordinal != NESTED and one.origin is not None:
+            self.gaps.begin(user_frames(self._session.frame), fetched_ahead=one.origin.ahead)
+
+    @hookimpl
+    def after_backward(self) -> None:
+        """The loop may still use the last batches of a pass that a wrapper has ended."""
+        if self.gaps.fetched_ahead:
+            self.gaps.begin(user_frames(self._session.frame), fetched_ahead=True)
+
+    after_optimizer_step = after_backward
 
     @hookimpl
     def batch_wanted(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
@@ -132,10 +133,14 @@ class Position:
             found = self.of(iterator)
             if found is not None and found.wanted is None:
                 found.wanted = self.random_state(loader)
+                self.history.asked(user_frames(self._session.frame))
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def loader_end(self, loader: DataLoader[Any]) -> None:
-        self.open = [one for one in self.open if one.loader() is not loader or not _exhausted(one) or wrappers.waiting(self._session, one)]
+        over = [one for one in self.open if one.loader() is loader and one.exhausted]
+        self.open = [one for one in self.open if one not in over or wrappers.waiting(self._session, one)]
+        for one in over[-1:]:
+            self._over(one)
 
     def of(self, iterator: LoaderIterator) -> OpenPass | None:
         return next((one for one in self.open if one.alive is iterator), None)
@@ -144,7 +149,7 @@ class Position:
         """Whether a replay gets to where the loop is now. Not in an epoch of ``s.epochs`` in which the pass did not begin: the next
         epoch will be right. Raises UsageError where it never will be."""
         found = self.of(iterator)
-        if found is None or found.section != self.section:
+        if found is None or found.section != self.section or found.ordinal == NESTED:
             return False
         now = counters.around(user_frames(self._session.frame))
         refuse_hidden({key: found.counters.get(key) for key in now}, now, "now")
@@ -160,15 +165,17 @@ class Position:
         frames = user_frames(self._session.frame)
         return {
             "born": self._born,
-            "variables": self.variables.changed(frames),
+            "variables": self.variables.changed(frames, self._session.batches.fetched),
             "counters": counters.around(frames),
             "heads": counters.at_head(frames),
             "reader": counters.place(frames, len(frames) - 1) if frames else "",
             "section": self.section,
-            "sections": [[section, passes.over, passes.before_training] for section, passes in self.sections.items()],
+            **self.history.state(),
+            "gap": self.gaps.start,
+            "saves": self.gaps.saves,
             "open": [
                 {"section": one.section, "ordinal": one.ordinal, "started": one.started, "wanted": one.wanted,
-                 "taken": wrappers.used(self._session, one)}
+                 "taken": wrappers.used(self._session, one), "last": one.taken_before != one.taken}
                 for one in self.open if one.alive is not None or wrappers.waiting(self._session, one)
             ],
             "loaders": [[signature(loader), generators.read(loader)] for loader in (known() for known in self._loaders) if loader is not None],
@@ -213,33 +220,14 @@ class Position:
         if loader is not None:
             generators.write(loader, state["generators"])
 
+    def put_standing(self, standing: Standing, frames: list[FrameType]) -> None:
+        """The random numbers as they stood when a gap began."""
+        self.put_random(standing, None)
+        put_generators(frames, standing["own"])
+
     def _take(self, loader: DataLoader[Any]) -> None:
         for index, (over, states) in enumerate(self._unplaced):
             if over == signature(loader):
                 generators.write(loader, states)
                 del self._unplaced[index]
                 return
-
-
-def _exhausted(one: OpenPass) -> bool:
-    return one.alive is None or one.alive.ended
-
-
-def refuse_hidden(before: Counters, now: Counters, when: str) -> None:
-    """Raise UsageError if a loop that both know has gone on."""
-    for key in before.keys() & now.keys():
-        if before[key] != now[key]:
-            place, name = key.rsplit(":", 1)
-            raise UsageError(
-                f"a checkpoint can't hold the position of `for {name} in ...` (in {place.split(' ', 1)[1]}): it was {before[key]!r}, and is "
-                f"{now[key]!r} {when}. Say `for {name} in s.epochs(...):` instead of `range(...)`"
-            )
-
-
-def signature(loader: DataLoader[Any]) -> str:
-    """What a loader is over, in words that are the same in the next run."""
-    try:
-        size = f"{len(loader.dataset)} samples"  # type: ignore[arg-type]
-    except TypeError:
-        size = "a stream"
-    return f"{type(loader.dataset).__name__}, {size}, batch_size {loader.batch_size}"

@@ -1,8 +1,9 @@
 """Back to where an interrupted run was: the script runs from its start, and everything that is behind it is left out.
 
 Passes over loaders that are done replay empty, steps, schedulers, logging and saving do nothing. A pass before the first
-step of the run (of statistics over the data, say) is run again. The first time the loop does something that it had not
-done yet, it has arrived: all state is put back at once, and from there on everything happens again.
+step of the run (of statistics over the data, say) is run again, and so is what lies between passes, with the random numbers
+that it had. The first time the loop does something that it had not done yet, it has arrived: all state is put back at once,
+and from there on everything happens again. What it was led through is part of its own history, for the run that goes on from this one.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
 
-from torchbus_checkpoint import counters
+from torchbus_checkpoint import counters, course, history
+from torchbus_checkpoint.course import REMEDY, refuse_hidden, signature
 from torchbus_checkpoint.frames import user_frames
+from torchbus_checkpoint.gaps import UNKNOWN
+from torchbus_checkpoint.history import Pass, Section
 from torchbus_checkpoint.numbering import Numbering
-from torchbus_checkpoint.position import Position, Section, refuse_hidden, signature
-
-REMEDY = "say `for epoch in s.epochs(...):` instead of `range(...)`, so that the run goes on where it was"
+from torchbus_checkpoint.passes import OpenPass
+from torchbus_checkpoint.position import Position
 
 
 class Replay:
@@ -42,9 +45,8 @@ class Replay:
         position.born(saved)
         self._saved = saved
         self._scale = scale
-        self._sections: dict[Section, tuple[list[str], list[bool]]] = {
-            tuple(section): (over, before) for section, over, before in saved["sections"]
-        }  # fmt: skip
+        self._alike = rank_alike
+        self._passes = history.read(saved)
         self._open = {(tuple(one["section"]), one["ordinal"]): one for one in saved["open"]}
         self._loop_ends: dict[int, int] = dict(saved["loop_ends"])
         self._ended = saved["ended"]
@@ -53,7 +55,7 @@ class Replay:
         session.on_close.callback(self._numbering.close)
         session.on_close.callback(self._quiet.close)
         self.section: Section = tuple(saved["section"])
-        self._left_out = False
+        self._compares = rank_alike
         self.pending = True
 
     # Epochs of s.epochs -----------------------------------------------------------------------------------------
@@ -66,41 +68,61 @@ class Replay:
         if loop < number:
             return 0
         end = self._loop_ends[number]
-        nothing_since = self._ended or not self._sections[self.section][0]
+        nothing_since = self._ended or not self._passes[self.section]
         return end if loop == number + 1 and end >= 0 and nothing_since else count  # more epochs than before go on there
 
     def enter(self, section: Section) -> None:
         """The script has come to a section."""
         beyond = section > self.section or section[1] >= self._loop_ends.get(section[0], section[1] + 1) >= 0
-        here = section == self.section and (self._ended or not self._sections[section][0])
-        if beyond or here:
+        if beyond:
+            self.arrive(draws_on=True)
+        elif section == self.section and (self._ended or not self._passes[section]):
             self.arrive()
+        else:
+            self.lead()
+
+    def lead(self) -> None:
+        """A gap begins: with the random numbers with which it began in the earlier run."""
+        frames, known = user_frames(self._session.frame), self._known
+        at_end = self._position.section == self.section and self._position.passes_begun == len(known)
+        gap = {"start": self._saved.get("gap")} if at_end else self._next.gap if self._next is not None else None
+        if gap and gap["start"]:
+            self._position.put_standing(gap["start"], frames)
+            self._compares = self._alike
+        self._position.gaps.begin(frames)
+
+    @property
+    def _known(self) -> list[Pass]:
+        """The passes of this section, in the earlier run."""
+        return self._passes.get(self._position.section, [])
+
+    @property
+    def _next(self) -> Pass | None:
+        return next(iter(self._known[self._position.passes_begun :]), None)
 
     # What is done already --------------------------------------------------------------------------------------
 
     @hookimpl(tryfirst=True)
     def skip_pass(self, loader: DataLoader[Any]) -> bool | None:
-        if not self.pending:
+        position, frames = self._position, user_frames(self._session.frame)
+        if not self.pending or position.history.is_nested(frames):
             return None
-        key = (self._position.section, self._position.passes_begun)
-        over, before_training = self._sections.get(key[0], ([], []))
-        if key[1] >= len(over):
-            self.arrive()
+        position.variables.look(frames)
+        key, saved = (position.section, position.passes_begun), self._next
+        if saved is None:
+            self.arrive(draws_on=True)
             return None
-        if over[key[1]] != signature(loader):
-            raise UsageError(
-                f"pass {key[1]} of this loop is over a loader of {signature(loader)}; in the checkpoint it was over one of {over[key[1]]}. "
-                f"If the loop is the same, its course depends on numbers that a replay does not have: {REMEDY}"
-            )
+        course.refuse_another_loader(saved, loader, position.passes_begun)
+        self._compares &= course.draws_alike(saved, position.gaps.ended(frames) if self._compares else UNKNOWN, *key)
         if key in self._open:
-            self._position.put_random(self._open[key]["started"], loader)
+            position.put_random(self._open[key]["started"], loader)
             return None
-        if before_training[key[1]]:
+        if saved.before_training:
             return None
-        self._position.note(loader, False)
-        self._left_out = True
-        if self._ended and key[1] == len(over) - 1:
+        position.history.begin(saved, frames)
+        if self._ended and self._next is None:
             self.put_back()  # the run had ended: what comes after its last pass sees what it has made
+        self.lead()
         self._silence()
         return True
 
@@ -122,24 +144,38 @@ class Replay:
 
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:
-        prepares = not self._left_out and any(one.alive is not None for one in self._position.open)
-        if self.pending and not prepares:
+        if self.pending and not any(one.alive is not None and self._is_before_training(one) for one in self._position.open):
             raise UsageError(f"the loop calls backward while it is led back to where it was, on batches that no loader made: {REMEDY}")
+
+    def _is_before_training(self, one: OpenPass) -> bool:
+        passes = self._passes.get(one.section, [])
+        return 0 <= one.ordinal < len(passes) and passes[one.ordinal].before_training
+
+    def save_called(self) -> None:
+        """By the loop. If it is the very call that has written the checkpoint, the loop is where it was."""
+        self._position.gaps.saves += 1
+        known = self._position.section == self.section and self._next is None and self._saved.get("gap") is not None
+        if known and not self._ended and self._saved["saves"] == self._position.gaps.saves:
+            self.arrive()
 
     # Arrival ---------------------------------------------------------------------------------------------------
 
     @hookimpl(tryfirst=True)
     def batch_wanted(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
-        if self.pending and not iterator.taken:
-            found = self._position.of(iterator)
-            if found is not None and (found.section, found.ordinal) in self._open:
-                self.arrive()
+        found = self._position.of(iterator) if self.pending else None
+        saved = None if found is None else self._open.get((found.section, found.ordinal))
+        if saved is not None and (saved.get("last", True) or iterator.taken >= saved["taken"]):
+            self._position.history.asked(user_frames(self._session.frame))
+            self.arrive()
 
-    def arrive(self) -> None:
-        """Put everything back."""
+    def arrive(self, draws_on: bool = False) -> None:
+        """Put everything back. ``draws_on``: in a gap that the earlier run was in as well, and which this one has gone through from its
+        begin, the random numbers stand where they should."""
         frames = user_frames(self._session.frame)
         refuse_hidden(self._saved["counters"], counters.around(frames), "in this run where it goes on")
+        stand = self._position.gaps.standing(frames) if draws_on and self._alike and self._saved.get("gap") is not None else None
         self.pending = False
+        self._position.history.adopt(self._passes)
         for one in self._position.open:
             saved = self._open.pop((one.section, one.ordinal), None)
             if saved is not None and one.alive is not None:
@@ -149,6 +185,10 @@ class Replay:
         self.put_back()
         self._position.variables.put_back(frames, self._saved["variables"])
         self.drop()
+        if stand is None:
+            self._position.gaps.go_on(self._saved.get("gap"), self._saved.get("saves", 0))
+        else:
+            self._position.put_standing(stand, frames)
 
     def end(self) -> None:
         """The script is over, and has not arrived: right for a run that had ended."""
@@ -169,13 +209,13 @@ class Replay:
         self._session.bus.unregister(self)
         self._session.seams.refresh()
 
-    def _go_to(self, one: Any, iterator: LoaderIterator, saved: dict[str, Any]) -> None:
+    def _go_to(self, one: OpenPass, iterator: LoaderIterator, saved: dict[str, Any]) -> None:
         one.started, one.wanted = saved["started"], saved["wanted"]
-        if saved["wanted"] is not None:
+        if saved["wanted"] is not None and not iterator.taken:
             self._position.put_random(saved["wanted"], iterator.loader)
         count = int(saved["taken"] * self._scale)
         try:
-            iterator.skip(count)
+            iterator.skip(max(0, count - iterator.taken))
         except StopIteration:
             raise UsageError(
                 f"the interrupted pass had given {count} batches, and the loader of {signature(iterator.loader)} has no more than "

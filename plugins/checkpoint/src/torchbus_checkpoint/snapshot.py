@@ -11,7 +11,7 @@ from torchbus.errors import UsageError
 from torchbus.notices import warn
 
 from torchbus_checkpoint import choice, folder, saving, state
-from torchbus_checkpoint.contents import Finder
+from torchbus_checkpoint.contents import Contents, Finder
 from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.plain import decode, encode
@@ -58,19 +58,20 @@ class Snapshot:
             if automatic:
                 choice.prune(final.parent, self._options.keep, self._options.monitor is not None, self._options.mode)
 
-        self._writer.write(final, shared, self._own_state(), groups, facts, prune)
+        self._writer.write(final, shared, self._own_state(contents), groups, facts, prune)
 
     def wait(self) -> None:
         """Until all is on disk."""
         self._writer.wait()
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self, contents: Contents) -> dict[str, Any]:
         """What each rank has for itself."""
         plugins = {name: encode(plugin.state_dict(), f"plugin {name}") for name, plugin in self._stateful_plugins().items()}
         return {
             "position": self._position.state() | {"loop_ends": self._epochs.state(), "ended": self.loop_has_ended},
             "plugins": plugins,
             "steps": self._steps.count,
+            "made": [self._steps.made(optimizer) for _, optimizer in contents.optimizers],
             "epochs": self._steps.epochs,
             "metric": self.metric,
         }
@@ -103,7 +104,7 @@ class Snapshot:
         self.metric = own["metric"]
         self.end_is_saved = own["position"]["ended"]
         self._epochs.load(own["position"]["loop_ends"])
-        self._steps.put(own["steps"], own["epochs"])
+        self._steps.put(own["steps"], own["epochs"], dict(zip((one for _, one in contents.optimizers), own.get("made", ()), strict=False)))
         self._position.trains = self._steps.count > 0
 
     def _stateful_plugins(self) -> dict[str, Any]:

@@ -38,10 +38,14 @@ class Steps:
     def count(self) -> int:
         return self._before + max(self._made.values(), default=0)
 
-    def put(self, count: int, epochs: int) -> None:
-        """Go on counting from a checkpoint."""
-        self._made.clear()
-        self._before, self.epochs, self.since_save = count, epochs, False
+    def made(self, optimizer: Optimizer) -> int:
+        """Its steps, over all runs."""
+        return self._made.get(optimizer, 0)
+
+    def put(self, count: int, epochs: int, made: dict[Optimizer, int]) -> None:
+        """Go on counting from a checkpoint: each optimizer where it was."""
+        self._made = weakref.WeakKeyDictionary(made)
+        self._before, self.epochs, self.since_save = count - max(made.values(), default=0), epochs, False
 
     def saved(self) -> None:
         self.since_save = False

@@ -9,7 +9,6 @@ generators are saved by their state.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -23,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus import local_variables
 from torchbus.errors import UsageError
+from torchbus.taken import collect
 
 from torchbus_checkpoint import counters, generators
 from torchbus_checkpoint.frames import is_users_class
@@ -63,9 +63,13 @@ class Variables:
             if scope.place not in self._first:
                 self._first[scope.place] = copied(plain(scope))
 
-    def changed(self, frames: list[FrameType]) -> State:
-        """What is not as it was first, by place."""
-        found = {scope.place: self._changes(scope) for scope in scopes(frames)}
+    def changed(self, frames: list[FrameType], fetched: list[Tensor]) -> State:
+        """What is not as it was first, by place; without what holds a batch that a wrapper has ``fetched``: it will be fetched again."""
+        ahead = set(map(id, fetched))
+        found = {
+            scope.place: {name: value for name, value in self._changes(scope).items() if not (ahead and _holds(scope.values[name], ahead))}
+            for scope in scopes(frames)
+        }
         return {place: values for place, values in found.items() if values}
 
     def put_back(self, frames: list[FrameType], saved: State) -> None:
@@ -115,7 +119,7 @@ def plain(scope: Scope) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, torch.Generator | random.Random):
+    if generators.is_one(value):
         return {GENERATOR: generators.state_of(value)}
     if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
         raise UsageError("too large")
@@ -136,6 +140,28 @@ def _size(value: Any, limit: int) -> int:
                 return total
         return total
     return 1
+
+
+def _holds(value: Any, tensors: set[int]) -> bool:
+    found: list[Tensor] = []
+    collect(value, found)
+    return any(id(tensor) in tensors for tensor in found)
+
+
+def generators_in(frames: list[FrameType]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """The state of each generator that a variable names, by place and name."""
+    for scope in scopes(frames):
+        for name, value in list(scope.values.items()):
+            if generators.is_one(value):
+                yield (scope.place, name), generators.state_of(value)
+
+
+def put_generators(frames: list[FrameType], states: dict[tuple[str, str], Any]) -> None:
+    """Set those that are there to what ``generators_in`` has found."""
+    for scope in scopes(frames):
+        for name, value in list(scope.values.items()):
+            if (scope.place, name) in states and generators.is_one(value):
+                generators.set_state(value, states[scope.place, name])
 
 
 def same(one: Any, other: Any) -> bool:

@@ -8,7 +8,7 @@ from torchbus import Session
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchbus_checkpoint.position import OpenPass
+    from torchbus_checkpoint.passes import OpenPass
 
 
 def waiting(session: Session, one: OpenPass) -> int:
