@@ -7,7 +7,7 @@ from pathlib import Path
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint import folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.options import Options
 
@@ -42,7 +42,7 @@ def latest(parent: str | Path) -> Path | None:
 def to_begin_with(options: Options) -> str:
     """The checkpoint that a run goes on from, "" where it begins anew."""
     assert options.folder is not None
-    folder.sweep(options.folder)
+    leftovers.sweep(options.folder)
     if isinstance(options.resume, Path):
         folder.verify(options.resume)
         return str(options.resume)
@@ -69,7 +69,15 @@ def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
     kept = {*_ranked(there, mode)[:keep], *there[-1:]} if monitored else {*there[-keep:]}
     for candidate in there:
         if candidate not in kept:
-            folder.remove(candidate)
+            _remove(candidate)
+
+
+def _remove(candidate: Path) -> None:
+    """What can't be removed is no reason to end a training."""
+    try:
+        leftovers.remove(candidate)
+    except OSError as error:
+        warn(f"checkpoint {candidate}, which keep=... does not keep, can't be removed: {error.strerror or error}")
 
 
 def _ranked(candidates: list[Path], mode: str) -> list[Path]:

@@ -15,10 +15,11 @@ from torchbus.errors import UsageError
 from torchbus.needs import needs
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, folder, options, wrappers
+from torchbus_checkpoint import choice, folder, leftovers, options, wrappers
 from torchbus_checkpoint.contents import Finder
 from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.exchange import agree
+from torchbus_checkpoint.lock import FolderLock
 from torchbus_checkpoint.position import Position
 from torchbus_checkpoint.replay import Replay
 from torchbus_checkpoint.requests import Requests, seconds
@@ -93,7 +94,7 @@ class Checkpoint:
             session.bus.register(part, f"checkpoint.{name}")
         session.batches.follow("" if self._options.folder is None else "the position in a checkpoint")
         if self._options.folder is not None:
-            found = agree(session, "checkpoint/resume", lambda: choice.to_begin_with(self._options))
+            found = agree(session, "checkpoint/resume", self._begin_in_folder)
             if found:
                 self._begin_replay(Path(found))
             self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
@@ -165,7 +166,7 @@ class Checkpoint:
         chosen = Path(path).absolute()
         if self._replay is not None and self._replay.pending:
             raise UsageError(f"s.load({str(path)!r}): this session is on its way back to {self._resumed_from} already")
-        agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: str(folder.verify(chosen)["step"]))
+        agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: _verified(chosen))
         begins = not self._position.trains
         replay = self._begin_replay(chosen)
         replay.put_back()
@@ -176,6 +177,12 @@ class Checkpoint:
             replay.drop()
 
     # Inside ----------------------------------------------------------------------------------------------------
+
+    def _begin_in_folder(self) -> str:
+        """On rank 0: take the folder for this job, and find the checkpoint to go on from."""
+        assert self._options.folder is not None
+        self._session.on_close.callback(FolderLock(self._options.folder).release)
+        return choice.to_begin_with(self._options)
 
     def _boundary(self, iterator: LoaderIterator | None) -> None:
         """The loop is between two steps: it asks ``iterator`` for a batch, or ``s.epochs`` for an epoch."""
@@ -220,3 +227,8 @@ class Checkpoint:
         self._epochs.replay = self._replay
         self._session.bus.register(self._replay, "checkpoint.replay")
         return self._replay
+
+
+def _verified(chosen: Path) -> str:
+    leftovers.heal(chosen)
+    return str(folder.verify(chosen)["step"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 from torchbus import Session
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint import folder, leftovers
 from torchbus_checkpoint.divided import Groups
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.exchange import Exchange
@@ -69,23 +70,23 @@ class Writer:
             self._error = error
 
     def _write(self, final: Path, number: int, shared: Files, own: Any, groups: Groups | None, facts: dict[str, Any]) -> None:
-        partial = final.with_name(f".{final.name}.{number}{folder.PARTIAL}")
+        partial = final.with_name(f".{final.name}.{number}{leftovers.PARTIAL}")
         exchange = Exchange(self._session, str(partial))
-        try:
-            if self._session.is_main:
+        with contextlib.ExitStack() as claim:
+            try:
+                if self._session.is_main:
+                    _prepare(partial, final, claim)
+                exchange.meet()
+                files = self._write_files(partial, shared, own, groups, exchange)
+                if self._session.is_main:
+                    folder.seal(partial, final, facts, files)
+                exchange.meet()
+            except OSError as error:
                 shutil.rmtree(partial, ignore_errors=True)
-                os.makedirs(partial)
-            exchange.meet()
-            files = self._write_files(partial, shared, own, groups, exchange)
-            if self._session.is_main:
-                folder.seal(partial, final, facts, files)
-            exchange.meet()
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint {final} could not be written: {error.strerror or error}. Those written before are as they were; "
-                "make room, or write to another place"
-            ) from error
+                raise CheckpointError(
+                    f"checkpoint {final} could not be written: {error.strerror or error}. Those written before are as they were; "
+                    "make room, or write to another place"
+                ) from error
 
     def _write_files(self, partial: Path, shared: Files, own: Any, groups: Groups | None, exchange: Exchange) -> dict[str, folder.Entry]:
         mine = {name: folder.write_file(partial, name, content) for name, content in ({f"rank-{exchange.rank}.pt": own} | shared).items()}
@@ -100,3 +101,11 @@ class Writer:
             if missing is not None:
                 raise CheckpointError(f"rank 0 does not see {partial / missing}, which rank {rank} has written: all hosts must share the folder")
         return files
+
+
+def _prepare(partial: Path, final: Path, claim: contextlib.ExitStack) -> None:
+    """An empty folder, which is this process's until ``claim`` ends."""
+    leftovers.heal(final)
+    shutil.rmtree(partial, ignore_errors=True)
+    os.makedirs(partial)
+    claim.enter_context(leftovers.claimed(partial))
