@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchbus.locks import OpenHere, try_lock
 
-PARTIAL, PREVIOUS, TRASH = ".partial", ".previous", ".trash"
+PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending"
 
 
 def remove(folder: Path) -> None:
@@ -51,7 +51,7 @@ def claimed(partial: Path) -> Iterator[bool]:
 
 
 def _sweep(entry: Path) -> None:
-    if entry.name.endswith((PARTIAL, TRASH)):
+    if entry.name.endswith((PARTIAL, TRASH, SENDING)):
         shutil.rmtree(entry, ignore_errors=True)
     elif entry.name.endswith(PREVIOUS):
         final = entry.with_name(entry.name[1 : -len(PREVIOUS)])
