@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -189,14 +190,13 @@ def test_two_ranks(run: Any, s3: str, tmp_path: Path) -> None:
             weight = nn.Parameter(torch.ones(300_000))
             optimizer = torch.optim.Adam([weight], lr=0.1)
             for step in s.epochs(8):
+                optimizer.zero_grad()
                 (weight * torch.rand(1)).sum().backward()
                 optimizer.step()
                 if step == at and s.rank == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
         print(step, weight.sum().item())
     """
-    from textwrap import dedent
-
     with_store = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
     text = f"import os\nos.environ.update({with_store!r})\n" + dedent(script)
     expected = run(text, f"file://{tmp_path}/other", -1, folder=tmp_path / "expected").ok().stdout

@@ -55,7 +55,7 @@ def checked(
 def _places(checkpoint: Any, local_copy: Any) -> tuple[Path | None, str | None]:
     """The local folder, and the URL of the remote one. An unknown URL is refused here, on every rank."""
     url = checkpoint if checkpoint is not None and remote.is_url(checkpoint) else None
-    if url is None and local_copy is not None:
+    if url is None and None not in (checkpoint, local_copy):
         raise UsageError(f"local_copy={str(local_copy)!r} is about a remote folder, checkpoint='s3://...': leave it out")
     if url is None:
         return None if checkpoint is None else Path(checkpoint).absolute(), None
