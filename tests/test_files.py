@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from ranks import facts, run
+from torchbus.builtin import temporaries
 
 
 def test_a_path_is_written_once_and_whole(tmp_path: Path) -> None:
@@ -163,6 +166,28 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:
     assert result.ok()
     assert '"read": "old"' in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_what_a_killed_save_has_left_is_swept_by_the_next_run(tmp_path: Path) -> None:
+    """Also where that saves under another name; what belongs to a save that still runs stays, and so does a file of the script's own."""
+    own = tmp_path / ".model.pt.original"
+    own.write_text("the script's")
+    killed = run(f"""
+        import os, signal
+
+        class Deadly:
+            def __reduce__(self):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.save([torch.zeros(1000), Deadly()], {str(tmp_path / "model.pt")!r})
+    """)
+    assert killed.status == -signal.SIGKILL and not killed.orphans
+    left = [path for path in tmp_path.iterdir() if path != own]
+    assert len(left) >= 1 and all(path.name.startswith(".model.pt.") for path in left)
+    descriptor, alive = temporaries.make(str(tmp_path), "other.pt")
+    assert run(f"torch.save('new', {str(tmp_path / 'last.pt')!r})").ok()
+    os.close(descriptor)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.pt", own.name, os.path.basename(alive)}
 
 
 def test_folders_named_by_the_clock_cost_no_waiting(tmp_path: Path) -> None:

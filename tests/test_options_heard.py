@@ -24,6 +24,7 @@ WITHOUT_MAIN = {
     "every_n_epochs": (1, "checkpoint"),
     "every_n_steps": (100, "checkpoint"),
     "keep": (3, "checkpoint"),
+    "local_copy": ("here", "checkpoint"),
     "mode": ("min", "monitor"),
     "monitor": ("val_loss", "checkpoint"),
     "resume": ("auto", "checkpoint"),

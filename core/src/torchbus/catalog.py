@@ -73,6 +73,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "lint": "torchbus-gpu",
         "progress": "torchbus-progress",
         "checkpoint": "torchbus-checkpoint",
+        "local_copy": "torchbus-checkpoint",
         "every_n_steps": "torchbus-checkpoint",
         "every_n_epochs": "torchbus-checkpoint",
         "every_minutes": "torchbus-checkpoint",

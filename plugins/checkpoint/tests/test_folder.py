@@ -20,7 +20,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_checkpoint import Checkpoint, CheckpointError, best, folder, latest
+from torchbus_checkpoint import Checkpoint, CheckpointError, best, folder, latest, leftovers
 
 
 def train(s: Any, model: nn.Module | None = None, epochs: int = 2) -> nn.Module:
@@ -139,7 +139,7 @@ def test_half_written_ones_are_not_seen_and_swept(written: Path) -> None:
     shutil.copytree(written / "step-00000008", written / ".step-00000012.3.partial")
     os.replace(written / "step-00000004", written / ".step-00000004.previous")
     assert [one.name for one in folder.found(written)] == ["step-00000008"]
-    folder.sweep(written)
+    leftovers.sweep(written)
     assert sorted(os.listdir(written)) == ["step-00000004", "step-00000008"]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torchbus.builtin import temporaries
 from torchbus.builtin.paths import is_special
 from torchbus.events import hookimpl
 from torchbus.notices import warn
@@ -33,6 +33,7 @@ class WriteOnce:
         self._session = session
         self._job = session.job
         self._saves: Counter[str] = Counter()
+        self._swept: set[str] = set()
 
     @hookimpl
     def save_file(self, path: str, write: Callable[[str], None]) -> bool:
@@ -45,20 +46,28 @@ class WriteOnce:
                 warn(
                     f"rank 0 did not save {path}, so rank {self._session.rank} writes its own: if the folder is named by the clock, take "
                     "rank 0's name, s.all_gather_object(name)[0]; if the save depends on the rank, give each rank a path of its own")
-            write_whole(path, write)
+            self._write(path, write)
         return True
 
     def _save_for_all(self, path: str, write: Callable[[str], None], keys: tuple[str, str]) -> None:
         """What fails here is told, so that the others fail likewise and at once: each by a try of its own."""
         shared = self._session.world.shared
         try:
-            write_whole(path, write)
+            self._write(path, write)
         except BaseException:
             shared.set(self._failure(keys), "")
             raise
         finally:
             for key in keys:
                 shared.add(key, 1)
+
+    def _write(self, path: str, write: Callable[[str], None]) -> None:
+        """Before the first save in a folder, what a killed run has left there makes room."""
+        folder = os.path.dirname(os.path.realpath(path))
+        if folder not in self._swept:
+            self._swept.add(folder)
+            temporaries.sweep(folder)
+        write_whole(path, write)
 
     def _failure(self, keys: tuple[str, str]) -> str:
         return f"failed {self._saves[keys[0]]} {keys[0]}"
@@ -82,10 +91,9 @@ def write_whole(path: str, write: Callable[[str], None]) -> None:
         return write(path)
     folder, name = os.path.split(os.path.realpath(path))
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+        descriptor, temporary = temporaries.make(folder, name)
     except OSError:  # no folder, or one in which files can be written but none be made: the loop gets torch's own error, if any
         return write(path)
-    os.close(descriptor)
     try:
         write(temporary)
         os.chmod(temporary, _mode(path))
@@ -93,6 +101,8 @@ def write_whole(path: str, write: Callable[[str], None]) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+    finally:
+        os.close(descriptor)
 
 
 def _mode(path: str) -> int:

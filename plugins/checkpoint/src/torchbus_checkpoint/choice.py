@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torchbus.errors import UsageError
 from torchbus.notices import warn
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint import folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.options import Options
 
 PREFIX = "step-"
+One = TypeVar("One", str, Path)
 
 
 def automatic(parent: Path) -> list[Path]:
@@ -42,7 +44,7 @@ def latest(parent: str | Path) -> Path | None:
 def to_begin_with(options: Options) -> str:
     """The checkpoint that a run goes on from, "" where it begins anew."""
     assert options.folder is not None
-    folder.sweep(options.folder)
+    leftovers.sweep(options.folder)
     if isinstance(options.resume, Path):
         folder.verify(options.resume)
         return str(options.resume)
@@ -55,30 +57,61 @@ def to_begin_with(options: Options) -> str:
     return str(latest(options.folder) or "")
 
 
+def verified(chosen: Path) -> str:
+    """The step of one that ``s.save`` wrote, if it is whole. Raises CheckpointError."""
+    leftovers.heal(chosen)
+    return str(folder.verify(chosen)["step"])
+
+
 def best(parent: str | Path, mode: str = "min") -> Path | None:
     """The checkpoint in a folder with the best value of what was monitored, None if none has one."""
-    ranked = _ranked(automatic(Path(parent)), mode)
+    ranked = _ranked(_with_metrics(automatic(Path(parent))), mode)
     return ranked[0] if ranked else None
 
 
+def kept(there: dict[One, float | None], keep: int | None, monitored: bool, mode: str) -> set[One]:
+    """The last ``keep``, or the ``keep`` best and the last, of checkpoints with their metrics, oldest first."""
+    last = list(there)
+    if keep is None:
+        return set(last)
+    return set(_ranked(there, mode)[:keep] + last[-1:]) if monitored else set(last[-keep:])
+
+
 def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
-    """Remove all but the last ``keep``, or the ``keep`` best and the last."""
+    """Remove those that are not kept."""
     if keep is None:
         return
     there = automatic(parent)
-    kept = {*_ranked(there, mode)[:keep], *there[-1:]} if monitored else {*there[-keep:]}
+    wanted = kept(_with_metrics(there) if monitored else dict.fromkeys(there), keep, monitored, mode)
     for candidate in there:
-        if candidate not in kept:
-            folder.remove(candidate)
+        if candidate not in wanted:
+            _remove(candidate)
 
 
-def _ranked(candidates: list[Path], mode: str) -> list[Path]:
-    metrics: dict[Path, float] = {}
-    for candidate in candidates:
-        try:
-            metric = folder.manifest(candidate).get("metric")
-        except CheckpointError:
-            continue
-        if metric is not None and metric == metric:
-            metrics[candidate] = metric
+def _remove(candidate: Path) -> None:
+    """What can't be removed is no reason to end a training."""
+    try:
+        leftovers.remove(candidate)
+    except OSError as error:
+        warn(f"checkpoint {candidate}, which keep=... does not keep, can't be removed: {error.strerror or error}")
+
+
+def _with_metrics(candidates: list[Path]) -> dict[Path, float | None]:
+    return {candidate: _metric(candidate) for candidate in candidates}
+
+
+def _metric(candidate: Path) -> float | None:
+    try:
+        return number(folder.manifest(candidate).get("metric"))
+    except CheckpointError:
+        return None
+
+
+def number(metric: Any) -> float | None:
+    """None for what can't be ranked."""
+    return metric if isinstance(metric, int | float) and metric == metric else None
+
+
+def _ranked(there: dict[One, float | None], mode: str) -> list[One]:
+    metrics = {one: metric for one, metric in there.items() if metric is not None}
     return sorted(metrics, key=lambda one: metrics[one], reverse=mode == "max")

@@ -9,8 +9,8 @@
         rank-0.pt ...       position, random numbers and variables of each rank
         .metadata, __0_0.distcp ...   with sharded_save: tensors of models and optimizers, in parts
 
-It is written under a hidden name, flushed to the disk, and renamed. Files are written with ``os.open``: a session may
-have replaced ``open`` on the ranks that it started.
+It is written under a hidden name, in a folder that is locked meanwhile, flushed to the disk, and renamed. Files are written
+with ``os.open``: a session may have replaced ``open`` on the ranks that it started.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ import io
 import json
 import os
 import pickle
-import shutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from torchbus_checkpoint import reading
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.leftovers import PREVIOUS, remove
 
 VERSION = 1
 MANIFEST = "manifest.json"
-PARTIAL, PREVIOUS, TRASH = ".partial", ".previous", ".trash"
 Entry = dict[str, Any]
 
 
@@ -95,26 +96,8 @@ def seal(partial: Path, final: Path, facts: dict[str, Any], files: dict[str, Ent
         os.replace(final, previous)
     os.replace(partial, final)
     flush(final.parent)
-    remove(previous)
-
-
-def remove(folder: Path) -> None:
-    """Remove a checkpoint: first its name, so that no half of one is ever seen."""
-    if folder.exists():
-        trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
-        shutil.rmtree(trash, ignore_errors=True)
-        os.replace(folder, trash)
-        shutil.rmtree(trash, ignore_errors=True)
-
-
-def sweep(parent: Path) -> None:
-    """Remove what processes that were killed have left."""
-    for entry in parent.glob(".*") if parent.is_dir() else ():
-        if entry.name.endswith((PARTIAL, TRASH)):
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name.endswith(PREVIOUS):
-            final = entry.with_name(entry.name[1 : -len(PREVIOUS)])
-            remove(entry) if final.exists() else os.replace(entry, final)
+    with contextlib.suppress(OSError):  # swept later
+        remove(previous)
 
 
 def flush(folder: Path) -> None:
@@ -131,26 +114,51 @@ def flush(folder: Path) -> None:
 
 
 def found(parent: Path) -> list[Path]:
-    """The checkpoints in a folder, by name."""
-    return sorted(entry.parent for entry in parent.glob(f"[!.]*/{MANIFEST}")) if parent.is_dir() else []
+    """The checkpoints in a folder, oldest first, those that can't be read among them. Raises CheckpointError where the folder can't be read."""
+    try:
+        names = os.listdir(parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"the folder {parent} can't be read: {error.strerror or error}") from None
+    return [parent / name for name in sorted(names, key=_in_order) if not name.startswith(".") and _is_one(parent / name)]
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Numbers by their value: 100000000 steps come after 99999999."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _is_one(folder: Path) -> bool:
+    try:
+        os.stat(folder / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it says what it is when it is read
+        return True
+    return True
 
 
 def manifest(folder: Path) -> dict[str, Any]:
     """What is said of a checkpoint. Raises CheckpointError, naming what is wrong with it."""
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
+        content = reading.json_file(folder / MANIFEST)
         claimed = content.pop("sha256")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no checkpoint: there is no {MANIFEST} in it") from None
-    except (ValueError, KeyError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})") from None
     if claimed != _digest(content):
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} is not what was written")
-    if content["version"] != VERSION:
+    if content.get("version") != VERSION:
         raise CheckpointError(
-            f"checkpoint {folder} has format {content['version']}; this version of torchbus-checkpoint reads {VERSION}: "
+            f"checkpoint {folder} has format {content.get('version')}; this version of torchbus-checkpoint reads {VERSION}: "
             "use the version that wrote it"
         )
+    try:
+        reading.refuse_odd(content)
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})") from None
     return dict(content)
 
 
@@ -171,7 +179,7 @@ def read_file(folder: Path, name: str) -> Any:
         file.seek(0)
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"checkpoint {folder}: {name} holds what a checkpoint does not hold: {error}") from None
 
 
@@ -180,11 +188,12 @@ def _opened(folder: Path, name: str, content: dict[str, Any]) -> Iterator[IO[byt
     if name not in content["files"]:
         raise CheckpointError(f"checkpoint {folder} has no {name}: it was written by {content.get('world_size')} ranks")
     try:
-        file = os.fdopen(os.open(folder / name, os.O_RDONLY), "rb")
+        with reading.opened(folder / name) as file:
+            yield file
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing") from None
-    with file:
-        yield file
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} can't be read: {name}: {error.strerror or error}") from None
 
 
 def _check(file: IO[bytes], path: Path, entry: Entry) -> None:

@@ -12,6 +12,7 @@ from torchbus.arguments import expect
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint import saving
+from torchbus_checkpoint.remote import url as remote
 
 MODES = ("min", "max")
 RESUME = ("auto", "never")
@@ -19,9 +20,10 @@ RESUME = ("auto", "never")
 
 @dataclass(frozen=True)
 class Options:
-    """Where checkpoints are written, how, and which are kept and gone on from."""
+    """Where checkpoints are written, how, and which are kept and gone on from. With a ``url``, ``folder`` is the local copy's."""
 
     folder: Path | None
+    url: str | None
     keep: int | None
     monitor: str | None
     mode: str
@@ -31,10 +33,11 @@ class Options:
 
 
 def checked(
-    checkpoint: Any, *, keep: Any, monitor: Any, mode: Any, resume: Any, async_save: Any, safetensors: Any, sharded_save: Any
+    checkpoint: Any, *, local_copy: Any, keep: Any, monitor: Any, mode: Any, resume: Any, async_save: Any, safetensors: Any, sharded_save: Any
 ) -> Options:
     """Raises UsageError for a wrong type or value."""
     expect("checkpoint", checkpoint, (str, os.PathLike, type(None)), "a folder")
+    expect("local_copy", local_copy, (str, os.PathLike, type(None)), "a folder")
     expect("keep", keep, (int, type(None)), "a number of checkpoints, or None")
     expect("monitor", monitor, (str, type(None)), "the name of a value given to s.log")
     expect("resume", resume, (str, os.PathLike), "'auto', 'never' or the path of a checkpoint")
@@ -45,8 +48,19 @@ def checked(
     if mode not in MODES:
         raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
     _refuse_format(safetensors, sharded_save)
-    folder = None if checkpoint is None else Path(checkpoint).absolute()
-    return Options(folder, keep, monitor, mode, _resume(resume, folder), async_save, saving.Format(sharded_save, safetensors))
+    folder, url = _places(checkpoint, local_copy)
+    return Options(folder, url, keep, monitor, mode, _resume(resume, folder), async_save, saving.Format(sharded_save, safetensors))
+
+
+def _places(checkpoint: Any, local_copy: Any) -> tuple[Path | None, str | None]:
+    """The local folder, and the URL of the remote one. An unknown URL is refused here, on every rank."""
+    url = checkpoint if checkpoint is not None and remote.is_url(checkpoint) else None
+    if url is None and None not in (checkpoint, local_copy):
+        raise UsageError(f"local_copy={str(local_copy)!r} is about a remote folder, checkpoint='s3://...': leave it out")
+    if url is None:
+        return None if checkpoint is None else Path(checkpoint).absolute(), None
+    remote.refuse_unknown(url)
+    return Path(local_copy or remote.local_folder(url)).absolute(), url
 
 
 def _refuse_format(safetensors: bool, sharded_save: bool) -> None:
@@ -61,8 +75,15 @@ def _refuse_format(safetensors: bool, sharded_save: bool) -> None:
 def _resume(resume: str | os.PathLike[str], folder: Path | None) -> str | Path:
     if resume in RESUME:
         return str(resume)
+    refuse_url(resume, f"resume={str(resume)!r}")
     if not Path(resume).is_dir():
         raise UsageError(f"resume={str(resume)!r} is no checkpoint: use 'auto', 'never' or the folder of one")
     if folder is None:
         raise UsageError(f"resume={str(resume)!r} without checkpoint=...: name the folder that new checkpoints are written to")
     return Path(resume).absolute()
+
+
+def refuse_url(path: str | os.PathLike[str], what: str) -> None:
+    """Raises UsageError where a local folder is needed."""
+    if remote.is_url(path):
+        raise UsageError(f"{what}: this must be a local folder; checkpoint='s3://...' writes to a remote one, and resumes from it")

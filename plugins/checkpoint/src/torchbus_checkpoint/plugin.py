@@ -15,11 +15,15 @@ from torchbus.errors import UsageError
 from torchbus.needs import needs
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, folder, options, wrappers
+from torchbus_checkpoint import choice, options, wrappers
 from torchbus_checkpoint.contents import Finder
 from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.exchange import agree
+from torchbus_checkpoint.lock import FolderLock
 from torchbus_checkpoint.position import Position
+from torchbus_checkpoint.remote import fetch
+from torchbus_checkpoint.remote.job import RemoteJob
+from torchbus_checkpoint.remote.url import shown
 from torchbus_checkpoint.replay import Replay
 from torchbus_checkpoint.requests import Requests, seconds
 from torchbus_checkpoint.snapshot import Snapshot
@@ -27,13 +31,15 @@ from torchbus_checkpoint.steps import Steps
 from torchbus_checkpoint.when import When
 
 
-@needs("checkpoint", "every_n_steps", "every_n_epochs", "every_minutes", "keep", "monitor", "mode", "resume", "time_limit")
+@needs("checkpoint", "local_copy", "every_n_steps", "every_n_epochs", "every_minutes", "keep", "monitor", "mode", "resume", "time_limit")
 @needs("monitor", "mode")
 class Checkpoint:
     """Checkpoints of the whole loop, and its exact resume.
 
     Args:
-        checkpoint: folder for automatic checkpoints, which all hosts share. None: only ``s.save`` and ``s.load``.
+        checkpoint: folder for automatic checkpoints, which all hosts share, or a URL of one, as in "s3://bucket/run". None: only ``s.save``
+            and ``s.load``.
+        local_copy: with a URL, the folder that they are written to first. "checkpoints/s3/bucket/run" by default.
         every_n_steps, every_n_epochs, every_minutes: how often; any of them. By default after every epoch.
         keep: so many are kept, the last ones, or with ``monitor`` the best ones and the last. None keeps all.
         monitor: the name of a value given to ``s.log``; its mean over ranks ranks the checkpoints.
@@ -58,6 +64,7 @@ class Checkpoint:
         self,
         checkpoint: str | os.PathLike[str] | None = None,
         *,
+        local_copy: str | os.PathLike[str] | None = None,
         every_n_steps: int | None = None,
         every_n_epochs: int | None = None,
         every_minutes: float | None = None,
@@ -71,13 +78,14 @@ class Checkpoint:
         time_limit: str | timedelta | None = None,
     ) -> None:
         self._options = options.checked(
-            checkpoint, keep=keep, monitor=monitor, mode=mode, resume=resume, async_save=async_save, safetensors=safetensors,
+            checkpoint, local_copy=local_copy, keep=keep, monitor=monitor, mode=mode, resume=resume, async_save=async_save, safetensors=safetensors,
             sharded_save=sharded_save,
         )  # fmt: skip
         self._when = When(every_n_steps, every_n_epochs, every_minutes)
         self._time_limit_s = None if time_limit is None else seconds(time_limit)
         self._requests: Requests | None = None
         self._replay: Replay | None = None
+        self._remote: RemoteJob | None = None
 
     # Events ----------------------------------------------------------------------------------------------------
 
@@ -94,9 +102,9 @@ class Checkpoint:
         self._position.begin()
         session.batches.follow("" if self._options.folder is None else "the position in a checkpoint")
         if self._options.folder is not None:
-            found = agree(session, "checkpoint/resume", lambda: choice.to_begin_with(self._options))
+            found = agree(session, "checkpoint/resume", self._begin_in_folder)
             if found:
-                self._begin_replay(Path(found)).lead()
+                self._begin_replay(self._on_this_host(Path(found))).lead()
             self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
 
     @hookimpl
@@ -138,7 +146,8 @@ class Checkpoint:
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         where, keep = self._options.folder, self._options.keep
-        lines = [] if where is None else [f"written to {where}, {self._when.words()}; {keep or 'all'} are kept"]
+        then = "" if self._options.url is None else f", and sent to {shown(self._options.url)}"
+        lines = [] if where is None else [f"written to {where}{then}, {self._when.words()}; {keep or 'all'} are kept"]
         if self._replay is not None:
             lines.append(f"resumed from {self._resumed_from}")
         return {"checkpoints": lines or ["when s.save is called"]}
@@ -160,16 +169,18 @@ class Checkpoint:
         if self._replay is not None and self._replay.pending:
             return self._replay.save_called()
         wrappers.refuse_hidden_batches(self._session)
+        options.refuse_url(path, f"s.save({str(path)!r})")
         self._position.gaps.saves += 1
         self._snapshot.write(Path(path).absolute())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Put back what ``save`` wrote. Before the first step of this session, the loop that follows is led on to where the
         checkpoint was written. All ranks call it."""
+        options.refuse_url(path, f"s.load({str(path)!r})")
         chosen = Path(path).absolute()
         if self._replay is not None and self._replay.pending:
             raise UsageError(f"s.load({str(path)!r}): this session is on its way back to {self._resumed_from} already")
-        agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: str(folder.verify(chosen)["step"]))
+        agree(self._session, f"checkpoint/load/{self._steps.count}/{chosen}", lambda: choice.verified(chosen))
         begins = not self._position.trains
         replay = self._begin_replay(chosen)
         self._position.gaps.forget()
@@ -181,6 +192,20 @@ class Checkpoint:
             replay.drop()
 
     # Inside ----------------------------------------------------------------------------------------------------
+
+    def _begin_in_folder(self) -> str:
+        """On rank 0: take the folder for this job, and find the checkpoint to go on from."""
+        assert self._options.folder is not None
+        self._session.on_close.callback(FolderLock(self._options.folder).release)
+        if self._options.url is not None:
+            self._remote = RemoteJob(self._session, self._options)
+            self._snapshot.written = self._remote.mirror.written
+        return choice.to_begin_with(self._options)
+
+    def _on_this_host(self, found: Path) -> Path:
+        """What rank 0 has found, where this rank sees it."""
+        where, url = self._options.folder, self._options.url
+        return found if where is None or url is None else fetch.to_this_host(self._session, url, where / found.name)
 
     def _boundary(self, iterator: LoaderIterator | None) -> None:
         """The loop is between two steps: it asks ``iterator`` for a batch, or ``s.epochs`` for an epoch."""
@@ -207,6 +232,8 @@ class Checkpoint:
     def _save_automatically(self) -> None:
         assert self._options.folder is not None
         os.makedirs(self._options.folder, exist_ok=True)
+        if self._remote is not None:
+            self._remote.mirror.check()
         self._snapshot.write(self._options.folder / f"{choice.PREFIX}{self._steps.count:08d}")
         self._when.saved(self._steps.count, self._steps.epochs)
         self._steps.saved()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ class Snapshot:
         self._position = position
         self._steps = steps
         self._epochs = epochs
-        self._writer = Writer(session, options.async_save)
+        self._writer = Writer(session, options.async_save, hosts_share=options.url is None)
         self._registered: dict[str, Any] = {}
+        self.written: Callable[[], None] = lambda: None
         self.metric: float | None = None
         self.loop_has_ended = False
         self.end_is_saved = False
@@ -56,6 +58,7 @@ class Snapshot:
 
         def prune() -> None:
             if automatic:
+                self.written()
                 choice.prune(final.parent, self._options.keep, self._options.monitor is not None, self._options.mode)
 
         self._writer.write(final, shared, self._own_state(contents), groups, facts, prune)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 from torchbus import Session
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint import folder, leftovers, packed
 from torchbus_checkpoint.divided import Groups
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.exchange import Exchange
@@ -21,10 +22,14 @@ Files = dict[str, Any]
 
 
 class Writer:
-    """``in_background``: the step pays for a copy in main memory, a thread writes it. One at a time."""
+    """``in_background``: the step pays for a copy in main memory, a thread writes it. One at a time.
 
-    def __init__(self, session: Session, in_background: bool) -> None:
+    Where not all hosts share the folder (``hosts_share``), rank 0 writes for those that do not see it.
+    """
+
+    def __init__(self, session: Session, in_background: bool, hosts_share: bool = True) -> None:
         self._session = session
+        self._hosts_share = hosts_share
         self._in_background = in_background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -69,34 +74,50 @@ class Writer:
             self._error = error
 
     def _write(self, final: Path, number: int, shared: Files, own: Any, groups: Groups | None, facts: dict[str, Any]) -> None:
-        partial = final.with_name(f".{final.name}.{number}{folder.PARTIAL}")
-        exchange = Exchange(self._session, str(partial))
-        try:
-            if self._session.is_main:
+        partial = final.with_name(f".{final.name}.{number}{leftovers.PARTIAL}")
+        exchange = Exchange(self._session, partial.name)  # the folder may have another place on another host
+        with contextlib.ExitStack() as claim:
+            try:
+                if self._session.is_main:
+                    _prepare(partial, final, claim)
+                exchange.meet()
+                files = self._write_files(partial, shared, own, groups, exchange)
+                if self._session.is_main:
+                    folder.seal(partial, final, facts, files)
+                exchange.meet()
+            except OSError as error:
                 shutil.rmtree(partial, ignore_errors=True)
-                os.makedirs(partial)
-            exchange.meet()
-            files = self._write_files(partial, shared, own, groups, exchange)
-            if self._session.is_main:
-                folder.seal(partial, final, facts, files)
-            exchange.meet()
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint {final} could not be written: {error.strerror or error}. Those written before are as they were; "
-                "make room, or write to another place"
-            ) from error
+                raise CheckpointError(
+                    f"checkpoint {final} could not be written: {error.strerror or error}. Those written before are as they were; "
+                    "make room, or write to another place"
+                ) from error
 
     def _write_files(self, partial: Path, shared: Files, own: Any, groups: Groups | None, exchange: Exchange) -> dict[str, folder.Entry]:
-        mine = {name: folder.write_file(partial, name, content) for name, content in ({f"rank-{exchange.rank}.pt": own} | shared).items()}
+        own_name = f"rank-{exchange.rank}.pt"
+        if self._hosts_share or partial.is_dir():
+            mine = {name: folder.write_file(partial, name, content) for name, content in ({own_name: own} | shared).items()}
+        elif groups is None:
+            mine = packed.pack(own_name, own)
+        else:
+            raise CheckpointError(
+                f"sharded_save=True, and rank {exchange.rank} does not see {partial.parent}: name a folder that all hosts share, local_copy=..."
+            )
         if groups is not None:
             from torchbus_checkpoint import parts  # slow
 
             mine |= {name: folder.entry(partial / name) for name in parts.write(partial, groups, exchange)}
         files: dict[str, folder.Entry] = {}
         for rank, theirs in enumerate(exchange.gather(mine)):
-            files |= theirs
+            files |= packed.unpack(partial, theirs)
             missing = next((name for name in theirs if not (partial / name).exists()), None)
             if missing is not None:
                 raise CheckpointError(f"rank 0 does not see {partial / missing}, which rank {rank} has written: all hosts must share the folder")
         return files
+
+
+def _prepare(partial: Path, final: Path, claim: contextlib.ExitStack) -> None:
+    """An empty folder, which is this process's until ``claim`` ends."""
+    leftovers.heal(final)
+    shutil.rmtree(partial, ignore_errors=True)
+    os.makedirs(partial)
+    claim.enter_context(leftovers.claimed(partial))

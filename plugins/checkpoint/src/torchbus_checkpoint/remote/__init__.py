@@ -1,0 +1,1 @@
+"""Checkpoints in a folder at a URL: S3, Google Cloud, the Hugging Face hub, whatever fsspec reaches."""

@@ -1,0 +1,52 @@
+"""One job at a time writes to a URL. A store has no locks, so the last job that came says so in it, and the one before gives way."""
+
+from __future__ import annotations
+
+import os
+
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.owner import Owner
+from torchbus_checkpoint.remote.notes import say
+from torchbus_checkpoint.remote.store import Store
+
+NAME = ".torchbus-job.json"
+
+
+class Claim:
+    """All of it raises StoreError; ``take`` and ``check`` raise CheckpointError where another job writes there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._owner = Owner.here()
+        self.is_taken = False
+
+    def take(self) -> None:
+        """Refused by a job that lives on this host. One of another host may be dead: if it is not, it gives way at its next checkpoint."""
+        other = self._other()
+        if other is not None and other.is_here and other.is_alive and other.pid != os.getpid():
+            raise CheckpointError(f"another job writes its checkpoints to {self._store.url}: {other}. Wait for its end, or use another folder")
+        if other is not None and not other.is_here:
+            say(
+                f"the last job that wrote to {self._store.url} was {other}, which did not say that it ended: if it still runs, it stops at its "
+                "next checkpoint"
+            )
+        self._store.write(NAME, self._owner.note())
+        self.is_taken = True
+
+    def check(self) -> None:
+        """Before anything is written."""
+        if not self.is_taken:
+            return self.take()
+        other = self._other()
+        if other is not None and other != self._owner:
+            raise CheckpointError(
+                f"another job writes its checkpoints to {self._store.url} now: {other}. This one gives way; its own are in the local folder"
+            )
+
+    def release(self) -> None:
+        if self.is_taken and self._other() == self._owner:
+            self._store.remove(NAME)
+
+    def _other(self) -> Owner | None:
+        note = self._store.read(NAME)
+        return None if note is None else Owner.read(note)

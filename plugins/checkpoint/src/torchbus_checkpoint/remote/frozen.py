@@ -1,0 +1,38 @@
+"""A checkpoint that stays as it is while it is sent, though the loop goes on and ``keep`` removes it, or it is written anew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchbus_checkpoint.folder import MANIFEST
+from torchbus_checkpoint.leftovers import SENDING
+
+
+@contextlib.contextmanager
+def frozen(one: Path) -> Iterator[Path]:
+    """A hidden folder with links to its files, which need no room. Raises FileNotFoundError where it went away, or was replaced, meanwhile."""
+    copy = one.with_name(f".{one.name}{SENDING}")
+    shutil.rmtree(copy, ignore_errors=True)
+    try:
+        os.makedirs(copy)
+        before = (one / MANIFEST).read_bytes()
+        for name in os.listdir(one):
+            _link(one / name, copy / name)
+        if (one / MANIFEST).read_bytes() != before or not (copy / MANIFEST).exists():
+            raise FileNotFoundError(one)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)

@@ -1,0 +1,47 @@
+"""A job whose checkpoints are in a store: what rank 0 does about it, from its beginning to its end."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torchbus import Session
+
+from torchbus_checkpoint import choice
+from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.remote import fetch, mirror
+from torchbus_checkpoint.remote.claim import Claim
+from torchbus_checkpoint.remote.store import Store, StoreError
+
+PATIENCE_AFTER_ERROR_S = 5.0
+
+
+class RemoteJob:
+    """The local folder is this job's already. Raises CheckpointError where it can't begin."""
+
+    def __init__(self, session: Session, options: Options) -> None:
+        assert options.url is not None and options.folder is not None
+        self._session = session
+        store = Store(options.url)
+        self._claim = Claim(store)
+        session.on_close.callback(self._release)
+        fetch.newest(store, self._claim, options.folder, options.resume == "auto")
+
+        def kept(there: dict[str, float | None]) -> set[str]:
+            return choice.kept(there, options.keep, options.monitor is not None, options.mode)
+
+        self.mirror = mirror.Mirror(store, self._claim, options.folder, kept)
+        self.mirror.start()
+        session.on_close.push(self._close)
+
+    def _close(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """After the ranks have met: only rank 0 waits."""
+        if isinstance(error, Exception):
+            return self.mirror.close(PATIENCE_AFTER_ERROR_S, PATIENCE_AFTER_ERROR_S)
+        self.mirror.close(self._session.timeout.total_seconds(), mirror.PATIENCE_S)
+
+    def _release(self) -> None:
+        """Where it did not come to a beginning."""
+        with contextlib.suppress(StoreError):
+            if not hasattr(self, "mirror"):
+                self._claim.release()

@@ -1,0 +1,161 @@
+"""Rank 0's thread that brings the checkpoints of the local folder to the store, while the loop goes on.
+
+A store that is away stops nothing: the local copies stay as ``keep`` says, and are sent when it is back, or by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torchbus_checkpoint import choice, folder
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.remote import names
+from torchbus_checkpoint.remote.claim import Claim
+from torchbus_checkpoint.remote.frozen import frozen
+from torchbus_checkpoint.remote.notes import say
+from torchbus_checkpoint.remote.patience import waits
+from torchbus_checkpoint.remote.store import Store, StoreError
+
+PATIENCE_S = 60.0
+Chosen = Callable[[dict[str, float | None]], set[str]]
+
+
+class Mirror:
+    """``kept`` chooses among the names in the store, which come with their metrics, oldest first."""
+
+    def __init__(self, store: Store, claim: Claim, parent: Path, kept: Chosen) -> None:
+        self._store, self._claim, self._parent, self._kept = store, claim, parent, kept
+        self._work, self._end = threading.Event(), threading.Event()
+        self._sent: dict[str, str] = {}
+        self._metrics: dict[str, float | None] = {}
+        self._moved_s = time.monotonic()
+        self._is_away = self._closing = False
+        self._error: CheckpointError | None = None
+        self._thread = threading.Thread(target=self._run, name="torchbus-remote", daemon=True)
+
+    def start(self) -> None:
+        """What is here from an earlier run is sent first."""
+        self._work.set()
+        self._thread.start()
+
+    def written(self) -> None:
+        """There is one more in the local folder."""
+        self._work.set()
+
+    def check(self) -> None:
+        """Raises CheckpointError where another job has taken the store over."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self, patience_s: float, patience_away_s: float) -> None:
+        """Until all is sent, or nothing has moved for so long. Says what is not there."""
+        self._closing, self._moved_s = True, time.monotonic()
+        self._work.set()
+        while self._thread.is_alive() and time.monotonic() - self._moved_s < (patience_away_s if self._is_away else patience_s):
+            self._thread.join(0.05)
+        self._end.set()
+        left = [one.name for one in self._waiting()]
+        if left:
+            say(f"not in {self._store.url}: {', '.join(left)}. Whole in {self._parent}; the script, started here again, sends them")
+
+    # In the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wait_s = waits()
+        while not self._end.is_set():
+            try:
+                self._send_all()
+                wait_s = waits()
+                if self._closing:
+                    return self._claim.release()
+                self._work.wait()
+            except StoreError as error:
+                self._say_away(error)
+                self._pause(wait_s())
+            except CheckpointError as error:
+                self._error = error
+                return None
+            except Exception as error:  # of a file system's own
+                self._say_away(StoreError(repr(error)))
+                self._pause(wait_s())
+
+    def _pause(self, seconds: float) -> None:
+        """At the end there is no time for long ones."""
+        begun_s = time.monotonic()
+        while not self._end.is_set() and time.monotonic() - begun_s < (min(seconds, 2.0) if self._closing else seconds):
+            self._end.wait(0.05)
+
+    def _send_all(self) -> None:
+        self._work.clear()
+        waiting = self._waiting()
+        while waiting and not self._end.is_set():
+            self._claim.check()
+            self._send(waiting[-1])
+            self._say_back()
+            waiting = self._waiting()
+
+    def _waiting(self) -> list[Path]:
+        """Oldest first. What can't be read is passed over when it is resumed from."""
+        found = []
+        for one in choice.automatic(self._parent):
+            with contextlib.suppress(OSError):
+                if self._sent.get(one.name) != names.digest((one / folder.MANIFEST).read_bytes()):
+                    found.append(one)
+        return found
+
+    def _send(self, one: Path) -> None:
+        with contextlib.suppress(FileNotFoundError), frozen(one) as copy:  # not there: not kept, or written anew, meanwhile
+            data = (copy / folder.MANIFEST).read_bytes()
+            known = names.there(self._store)
+            try:
+                if not self._is_there(one.name, known, data):
+                    self._send_files(copy, names.free(one.name, known))
+            except CheckpointError as error:
+                say(f"{one} is not sent to {self._store.url}: {error}")
+            self._sent[one.name] = names.digest(data)
+        self._tidy()
+
+    def _is_there(self, local: str, known: list[names.There], data: bytes) -> bool:
+        alike = [there for there in known if there.local == local and there.is_whole]
+        return bool(alike) and self._store.read(f"{alike[-1].name}/{folder.MANIFEST}") == data
+
+    def _send_files(self, copy: Path, name: str) -> None:
+        """The manifest comes last: it makes of the others a checkpoint."""
+        for file in [*folder.manifest(copy)["files"], folder.MANIFEST]:
+            self._store.put(copy / file, f"{name}/{file}", self._moved)
+            self._moved()
+
+    def _tidy(self) -> None:
+        """Of what the store has, what is not kept goes, and what was begun and is not needed."""
+        known = names.there(self._store)
+        gone = list(names.superseded(known))
+        whole = [one for one in known if one.is_whole and one not in gone]
+        kept = self._kept({one.name: self._metric(one.name) for one in whole})
+        for one in [*gone, *(one for one in whole if one.name not in kept)]:
+            names.remove(self._store, one)
+            self._moved()
+
+    def _metric(self, name: str) -> float | None:
+        if name not in self._metrics:
+            data = self._store.read(f"{name}/{folder.MANIFEST}")
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):
+                self._metrics[name] = choice.number(json.loads(data or b"{}").get("metric"))
+        return self._metrics.setdefault(name, None)
+
+    def _moved(self, count: int = 0) -> None:
+        self._moved_s = time.monotonic()
+
+    def _say_away(self, error: StoreError) -> None:
+        if not self._is_away:
+            say(f"{self._store.url} can't be reached ({error}): training goes on, and checkpoints stay in {self._parent} until it is back")
+        self._is_away = True
+
+    def _say_back(self) -> None:
+        if self._is_away:
+            say(f"{self._store.url} is back")
+        self._is_away = False
