@@ -136,7 +136,7 @@ class LossWeights:
             return terms[0], 0.0
         if len(terms) != rows:
             self._numbers_of_terms.add(len(terms))
-        elif rows > 1 and rows not in self._numbers_of_terms and all(any(not isinstance(number, Tensor) and same(number, rows) for number in term.over) for term in terms):
+        elif rows > 1 and rows not in self._numbers_of_terms and all(_is_divided_by(rows, term) for term in terms):
             return None, 0.0  # a mean over samples, each with a term of its own
         if not terms or any(term.number is None for term in terms):
             self._not_told(terms)
@@ -225,6 +225,10 @@ class LossWeights:
             self.note = text
             if self._session.is_main:
                 warn(text)
+
+
+def _is_divided_by(rows: int, term: Term) -> bool:
+    return any(not isinstance(number, Tensor) and same(number, rows) for number in term.over)
 
 
 def _unless_clamped(term: Term, loss: Tensor) -> Number:
