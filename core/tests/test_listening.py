@@ -47,7 +47,7 @@ def test_several_hosts_use_the_address_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_that_is_not_this_hosts_is_torchs_affair(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_not_this_hosts_is_torchs_affair(address: str) -> None:
     """A forwarded one, or a name that only others know: it listens everywhere."""
     assert listening._listener(listening._own(address), 0) is None
 
@@ -55,7 +55,14 @@ def test_an_address_that_is_not_this_hosts_is_torchs_affair(address: str, monkey
 def test_a_name_that_means_loopback_here_means_another_address_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's /etc/hosts says so of the host's own name."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))])
-    assert listening._own("myhost") is None and listening._own("localhost") == "127.0.1.1"
+    assert listening._own("myhost") is None and listening._own("127.0.1.1") == "127.0.1.1" and listening._own("localhost") == "127.0.0.1"
+
+
+def test_of_several_addresses_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them another host takes can't be told from here."""
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (number, 0)) for number in ("192.0.2.1", "fd00::1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    assert listening._own("myhost") is None
 
 
 def test_gloo_is_told_for_the_time_only(monkeypatch: pytest.MonkeyPatch) -> None:

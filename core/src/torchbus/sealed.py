@@ -75,21 +75,23 @@ class SealedStore:
             value = self._opened(name, there) or b""
             if value != _bytes(expected):
                 return value
-            mine = self._sealed(name, desired)
-            if self.raw.compare_set(self._prefix + name, there, mine) == mine:  # type: ignore[arg-type]
+            if self._swap(name, there, _bytes(desired)):
                 return _bytes(desired)
 
     def add(self, name: str, amount: int) -> int:
-        """Count on; returns the sum. For a few ranks: those that count at once try again."""
+        """Count on; returns the sum. Ranks that count at once try again: what many do, each does with a name of its own."""
         while True:
-            before = self.read(name) or b""
-            total = int(before.split()[0] if before else 0) + amount
-            mine = f"{total} {os.urandom(8).hex()}".encode()  # like no other rank's
-            if not amount or self.compare_set(name, before, mine) == mine:
+            there = self._there(name)
+            total = int((self._opened(name, there) or b"0").split()[0]) + amount
+            if not amount or self._swap(name, there, f"{total} {os.urandom(8).hex()}".encode()):  # like no other rank's
                 return total
 
     def delete_key(self, name: str) -> bool:
         return bool(self.raw.delete_key(self._prefix + name))
+
+    def _swap(self, name: str, there: bytes, value: bytes) -> bool:
+        mine = self._sealed(name, value)
+        return bool(self.raw.compare_set(self._prefix + name, there, mine) == mine)  # type: ignore[arg-type]
 
     def _there(self, name: str) -> bytes:
         key = self._prefix + name

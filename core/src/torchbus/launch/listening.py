@@ -44,12 +44,15 @@ def gloo_on_loopback(one_host: bool) -> Iterator[None]:
 
 def _own(address: str) -> str | None:
     """The numeric address of this host that the others use; None where it can't be told from here."""
+    if address == "localhost":
+        return LOOPBACK
     try:
-        number = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = {str(one[4][0]) for one in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
     except OSError:
         return None
-    is_name = number.split("%")[0] != address and address != "localhost"
-    return None if is_name and ipaddress.ip_address(number.split("%")[0]).is_loopback else number  # Debian's /etc/hosts has 127.0.1.1
+    number = found.pop()
+    is_elsewhere = number != address and ipaddress.ip_address(number.split("%")[0]).is_loopback  # Debian's /etc/hosts has 127.0.1.1
+    return None if found or is_elsewhere else number
 
 
 def _listener(number: str | None, port: int) -> socket.socket | None:
