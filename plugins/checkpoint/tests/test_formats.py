@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchbus_checkpoint import folder, saving
+from torchbus_checkpoint import formats, saving
 
 FORMATS = Path(__file__).parent / "formats"
 LOOP = FORMATS / "loop.py"
@@ -34,7 +34,7 @@ def plain(run: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_one_of_each_format_is_kept() -> None:
-    assert list(range(1, folder.VERSION + 1)) == KEPT
+    assert list(range(1, formats.FORMAT + 1)) == KEPT
 
 
 @pytest.mark.parametrize("number", KEPT)
