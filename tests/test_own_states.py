@@ -39,12 +39,14 @@ def train(s, path, save_at, by_hand):
     return model.state_dict()["0.weight"].clone()
 
 
-def apart(save_at, by_hand=False, ranks=(2, 2), **options):
-    found = []
-    for devices, at in zip(ranks, (save_at, 0)):
-        with session("checkpoint", "accumulate", devices=devices, accelerator="cpu", launch="fork", **{"strategy": "ddp"} | options) as s:
-            found.append(train(s, f"{sorted(options.items())}{by_hand}{save_at}", at, by_hand))
-    return float((found[0] - found[1]).abs().max())
+def run(name, save_at, by_hand, **options):
+    with session("checkpoint", "accumulate", devices=2, accelerator="cpu", launch="fork", **{"strategy": "ddp"} | options) as s:
+        return train(s, name, save_at, by_hand)
+
+
+def apart(save_at, by_hand=False, **options):
+    name = f"{sorted(options.items())}{by_hand}{save_at}"
+    return float((run(name, save_at, by_hand, **options) - run(name, 0, by_hand, **options)).abs().max())
 
 
 print(json.dumps(CASES))
