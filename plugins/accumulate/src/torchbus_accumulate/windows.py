@@ -224,18 +224,16 @@ class Windows:
     # State -----------------------------------------------------------------------------------------------------
 
     def saved(self) -> dict[str, Any]:
-        sums = self._optimizers.sums
+        sums, weights = self._optimizers.sums, self._weights
         refuse_between(sums, self._position)
-        states = [state_of(one, self._session) for one in sums]
-        weights, schedules = self._weights.expected, self._schedules.saved()
-        return {"position": self._position.state_dict(), "sums": states, "expected": weights, "schedules": schedules}
+        found = {"position": self._position.state_dict(), "sums": [state_of(one, self._session) for one in sums]}
+        return found | {"expected": weights.expected, "weights": weights.saved(), "schedules": self._schedules.saved()}
 
     def put_back(self, state: Mapping[str, Any]) -> None:
-        if len(self._optimizers.sums) < len(state["sums"]):
-            self._begin()
+        self._begin() if len(self._optimizers.sums) < len(state["sums"]) else None
         restore(self._optimizers.sums, state["sums"])
         self._position.load_state_dict(state["position"])
-        self._weights.expected = state["expected"]
+        self._weights.put_back(state["expected"], state.get("weights"))
         self._schedules.put_back(state.get("schedules", []))
         self._steady = None
 
