@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchbus import session
 
 warnings.simplefilter("ignore")
-DATA = torch.randn(42, 16, generator=torch.Generator().manual_seed(1))
+DATA = torch.randn(61, 16, generator=torch.Generator().manual_seed(1))
 
 
 def train(s, path, save_at, by_hand, summed):
@@ -26,11 +26,11 @@ def train(s, path, save_at, by_hand, summed):
     if not save_at:
         s.load(path)
     for epoch in s.epochs(3):
-        for number, x in enumerate(DataLoader(DATA, batch_size=2, shuffle=True)):
+        for number, x in enumerate(DataLoader(DATA if summed else DATA[:40], batch_size=3 if summed else 2, shuffle=True)):
             opens = by_hand and number % 4 < 3
             with s.accumulating(opens):
                 loss = (model(x) - x).square()
-                (loss.sum() / 64 if summed else loss.mean()).backward()
+                (loss.sum() / 48 if summed else loss.mean()).backward()
             if not opens:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -41,7 +41,7 @@ def train(s, path, save_at, by_hand, summed):
 
 
 def run(name, save_at, by_hand, summed, **options):
-    with session("checkpoint", "accumulate", devices=2, accelerator="cpu", launch="fork", **{"strategy": "ddp"} | options) as s:
+    with session("checkpoint", "accumulate", accelerator="cpu", launch="fork", **{"strategy": "ddp", "devices": 2} | options) as s:
         return train(s, name, save_at, by_hand, summed)
 
 
@@ -73,8 +73,8 @@ def test_what_compressed_gradients_and_averaged_models_remember(tmp_path: Path, 
 def test_windows_that_are_open(tmp_path: Path) -> None:
     """The plugin's, and the loop's own under ``s.accumulating``; a sum, which a run that goes on with a ragged batch must not take for a mean."""
     window = "accumulate_grad_batches=4"
-    cases = f"{{'window': apart(13, {window}), 'by hand': apart(14, True), 'sum': apart(10, summed=True, {window})}}"
-    assert apart(tmp_path, cases) == {"window": 0.0, "by hand": 0.0, "sum": 0.0}
+    cases = f"{{'window': apart(13, {window}), 'by hand': apart(14, True), 'sum': apart(6, summed=True, devices=3, {window}) < 1e-6}}"
+    assert apart(tmp_path, cases) == {"window": 0.0, "by hand": 0.0, "sum": True}
 
 
 @pytest.mark.slow
