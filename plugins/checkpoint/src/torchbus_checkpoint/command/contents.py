@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbus_checkpoint import reading
 from torchbus_checkpoint.divided import NOTE
 from torchbus_checkpoint.errors import CheckpointError
 
@@ -34,8 +35,11 @@ def described(checkpoint: Path, manifest: dict[str, Any]) -> Words:
 def _mapped(checkpoint: Path, manifest: dict[str, Any], name: str) -> Any:
     if name not in manifest["files"]:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: the manifest has no {name}")
-    if not (checkpoint / name).exists():
-        raise CheckpointError(f"checkpoint {checkpoint} is damaged: {name} is missing")
+    try:
+        with reading.opened(checkpoint / name):  # torch would wait for a pipe
+            pass
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {checkpoint} is damaged: {name} can't be read ({error.strerror})") from None
     return torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
 
 
