@@ -120,5 +120,5 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "should_stop": "torchbus-earlystop",
     },
     "companion": {"wandb": "torchbus-wandb", "optuna": "torchbus-optuna"},
-    "command": {"runs": "torchbus-report", "report": "torchbus-report"},
+    "command": {"runs": "torchbus-report", "report": "torchbus-report", "checkpoint": "torchbus-checkpoint"},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchbus.loss_graph import Number, same
 
 
@@ -19,6 +21,12 @@ class CommonDivisor:
         self._first: float | None = None
         self._varies = False
         self.has_counted_repeated = False
+
+    def state_dict(self) -> list[Any]:
+        return [self._always_alike, self._is_no_count, self._first, self._varies]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        self._always_alike, self._is_no_count, self._first, self._varies = state
 
     @property
     def is_found(self) -> bool:

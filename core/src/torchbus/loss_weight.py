@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,6 +154,15 @@ class LossWeights:
             raise UsageError(NO_COUNT.format(", ".join(sorted(kinds)) or "no graph"))
         if "hidden" in kinds:
             self._say(HIDDEN)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
+        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants)}
+        return found | {"common": self._common.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.unit, self.agreed, self._ratio, self._constants = state["unit"], state["agreed"], state["ratio"], set(state["constants"])
+        self._common.load_state_dict(state["common"])
 
     # After the ranks have told each other ----------------------------------------------------------------------
 

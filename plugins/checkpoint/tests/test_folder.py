@@ -21,6 +21,7 @@ from torchbus.errors import UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
 
 from torchbus_checkpoint import Checkpoint, CheckpointError, best, folder, latest, leftovers
+from torchbus_checkpoint.errors import NewerFormat
 
 
 def train(s: Any, model: nn.Module | None = None, epochs: int = 2) -> nn.Module:
@@ -149,8 +150,11 @@ def test_another_version(written: Path) -> None:
     del content["sha256"]
     content["version"] = 99
     path.write_text(json.dumps(content | {"sha256": folder._digest(content)}))
-    with pytest.raises(CheckpointError, match="format 99"):
+    words = "has format 99, written by torchbus .*, which reads formats 1 to 2: pip install 'torchbus-checkpoint>="
+    with pytest.raises(CheckpointError, match=words):
         folder.verify(path.parent)
+    with pytest.raises(NewerFormat, match="step-00000008"):  # an older one beside it is not gone on from instead
+        latest(written)
 
 
 def test_no_code_is_run_from_a_file(written: Path, tmp_path: Path) -> None:

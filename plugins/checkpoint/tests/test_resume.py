@@ -81,31 +81,43 @@ def test_another_number_of_ranks(run: Any, tmp_path: Path) -> None:
     assert [line for line in resumed.stdout.splitlines() if line.startswith("epoch")] == ["epoch 0", "epoch 1", "epoch 2"]
 
 
-@pytest.mark.slow
-def test_workers_that_persist(run: Any, tmp_path: Path) -> None:
-    """The order of the data is that of a run that was never interrupted."""
-    source = """
-    import sys, torch
-    from torch.utils.data import DataLoader, TensorDataset
-    from torchbus import session
-    torch.manual_seed(0)
-    with session(checkpoint="checkpoints", every_n_steps=1):
-        weight = torch.nn.Parameter(torch.ones(1))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2, shuffle=True, num_workers=1, persistent_workers=True)
-        for epoch in range(3):
-            for (x,) in loader:
-                if epoch == 1 and len(sys.argv) > 1:
-                    sys.exit("cut")
-                optimizer.zero_grad()
-                (weight * x + torch.rand(1)).square().mean().backward()
-                optimizer.step()
-    print(weight.item())
-    """
-    whole = run(source, folder=tmp_path / "whole").ok()
-    assert run(source, "cut", folder=tmp_path / "cut").status != 0
-    resumed = run(source, folder=tmp_path / "cut").ok()
-    assert resumed.stdout == whole.stdout and "are started anew" in resumed.stderr
+PERSISTENT = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+anew, cut = sys.argv[1] == "anew", int(sys.argv[2])
+torch.manual_seed(0)
+
+def make():
+    return DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2, shuffle=True, num_workers=1, persistent_workers=True)
+
+with session(checkpoint="checkpoints", every_n_steps=1) as s:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    loader, num_steps = make(), 0
+    for epoch in s.epochs(3):
+        for (x,) in make() if anew else loader:
+            optimizer.zero_grad()
+            (weight * x + torch.rand(1)).square().mean().backward()
+            optimizer.step()
+            num_steps += 1
+            if num_steps == cut:
+                sys.exit("cut")
+print(weight.item())
+"""
+
+
+@pytest.mark.parametrize(("loader", "cuts"), [("kept", [2, 6]), ("anew", [6])])
+def test_workers_that_persist(run: Any, tmp_path: Path, loader: str, cuts: list[int]) -> None:
+    """The order of the data is that of a run that was never interrupted: in the pass in which they were begun, and later; of loaders that are
+    made anew for each epoch, too."""
+    whole = run(PERSISTENT, loader, 0, folder=tmp_path / "whole").ok()
+    assert "are started anew" not in whole.stderr
+    for cut in cuts:
+        assert run(PERSISTENT, loader, cut, folder=tmp_path / str(cut)).status != 0
+        resumed = run(PERSISTENT, loader, 0, folder=tmp_path / str(cut)).ok()
+        assert resumed.stdout == whole.stdout
+        assert ("are started anew" in resumed.stderr) is (cut > 4 and loader == "kept")
 
 
 WITHOUT_NOISE = """

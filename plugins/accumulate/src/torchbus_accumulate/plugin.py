@@ -55,6 +55,7 @@ class Accumulate:
         if windows:
             self._windows = Windows(session, self.schedule, self._place)
             session.bus.register(self._windows, "accumulate.windows")
+            session.bus.register(self._windows.own, "accumulate.own")
 
     @hookimpl(tryfirst=True)
     def before_backward(self, call: BackwardCall) -> None:
@@ -129,7 +130,7 @@ class Accumulate:
         Raises:
             Unsupported: between ``backward`` and ``optimizer.step`` in the middle of a window.
         """
-        return {} if self._windows is None else self._windows.state_dict()
+        return {} if self._windows is None else self._windows.saved()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inside the block, when the optimizers are made; all ranks call it alike, their number may have changed. The loop goes
@@ -139,7 +140,7 @@ class Accumulate:
             UsageError: if the optimizers are not those of the checkpoint.
         """
         if self._windows is not None and state:
-            self._windows.load_state_dict(state)
+            self._windows.put_back(state)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:

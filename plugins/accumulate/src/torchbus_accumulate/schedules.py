@@ -90,11 +90,11 @@ class Schedules:
 
     # State and words -------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> list[int]:
+    def saved(self) -> list[int]:
         """The batches that schedulers have still to go past, in the order in which these were made."""
         return list(self._skipped.values())
 
-    def load_state_dict(self, state: list[int]) -> None:
+    def put_back(self, state: list[int]) -> None:
         self._skipped.clear()
         self._loaded = list(state)
 

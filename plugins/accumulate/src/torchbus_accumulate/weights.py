@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 from torchbus import Session
@@ -45,6 +46,17 @@ class Weights:
     def note(self) -> str:
         """What was found in the losses."""
         return self._losses.note
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"has_unit": self._has_unit, "losses": self._losses.state_dict()}
+
+    def put_back(self, expected: float, state: Mapping[str, Any] | None) -> None:
+        """What a window that is open expects, and ``saved``, which the first format of checkpoints has not."""
+        self.expected = expected
+        if state is not None:
+            self._has_unit = state["has_unit"]
+            self._losses.load_state_dict(state["losses"])
 
     def weigh(
         self, call: BackwardCall, tokens: float | None, taken: Taken | None, sums: Sequence[WindowSum], first: bool, last: bool

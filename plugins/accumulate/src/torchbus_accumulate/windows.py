@@ -18,6 +18,7 @@ from torchbus.taken import Taken
 
 from torchbus_accumulate import schedule
 from torchbus_accumulate.optimizers import Optimizers
+from torchbus_accumulate.own import OwnSums
 from torchbus_accumulate.place import Place
 from torchbus_accumulate.position import Position
 from torchbus_accumulate.saved import refuse_between, restore, state_of
@@ -38,6 +39,7 @@ class Windows:
         self._position = Position(windows, session.batches)
         self._weights = Weights(session, self._position)
         self._optimizers = Optimizers(session)
+        self.own = OwnSums(session, self._optimizers)
         self._schedules = Schedules(session, self._optimizers, self._position)
         self._flushing = False
         self._begun = False
@@ -221,20 +223,18 @@ class Windows:
 
     # State -----------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        sums = self._optimizers.sums
+    def saved(self) -> dict[str, Any]:
+        sums, weights = self._optimizers.sums, self._weights
         refuse_between(sums, self._position)
-        states = [state_of(one, self._session) for one in sums]
-        weights, schedules = self._weights.expected, self._schedules.state_dict()
-        return {"position": self._position.state_dict(), "sums": states, "expected": weights, "schedules": schedules}
+        found = {"position": self._position.state_dict(), "sums": [state_of(one, self._session) for one in sums]}
+        return found | {"expected": weights.expected, "weights": weights.saved(), "schedules": self._schedules.saved()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if len(self._optimizers.sums) < len(state["sums"]):
-            self._begin()
+    def put_back(self, state: Mapping[str, Any]) -> None:
+        self._begin() if len(self._optimizers.sums) < len(state["sums"]) else None
         restore(self._optimizers.sums, state["sums"])
         self._position.load_state_dict(state["position"])
-        self._weights.expected = state["expected"]
-        self._schedules.load_state_dict(state.get("schedules", []))
+        self._weights.put_back(state["expected"], state.get("weights"))
+        self._schedules.put_back(state.get("schedules", []))
         self._steady = None
 
     # Explain ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torchbus.errors import UsageError
 from torchbus.notices import warn
 
 from torchbus_checkpoint import folder, leftovers
-from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 from torchbus_checkpoint.options import Options
 
 PREFIX = "step-"
@@ -24,12 +24,15 @@ def automatic(parent: Path) -> list[Path]:
 def latest(parent: str | Path) -> Path | None:
     """The newest checkpoint in a folder that is whole, None if there is none at all.
 
-    Damaged ones are passed over with a warning that says what is wrong. Raises CheckpointError if all are damaged.
+    Damaged ones are passed over with a warning that says what is wrong. Raises CheckpointError if all are damaged, and NewerFormat before
+    it passes over one that a later version has written.
     """
     problems: list[str] = []
     for candidate in reversed(automatic(Path(parent))):
         try:
             folder.verify(candidate)
+        except NewerFormat:
+            raise
         except CheckpointError as error:
             problems.append(str(error))
             continue

@@ -7,3 +7,7 @@ from torchbus.errors import TorchbusError
 
 class CheckpointError(TorchbusError, RuntimeError):
     """A checkpoint can't be written, is damaged, or is not this loop's. The message names it, the facts and the remedy."""
+
+
+class NewerFormat(CheckpointError):
+    """A later version has written it. The message says which version to install."""

@@ -3,7 +3,7 @@
 ::
 
     step-00000120/
-        manifest.json       version, step, world size, size and sha256 of every file, and of itself
+        manifest.json       format, step, world size, size and sha256 of every file, and of itself
         model.pt            a plain state_dict (model-G.pt, model-D.pt where there are several)
         training.pt         optimizers, schedulers, scaler, registered objects
         rank-0.pt ...       position, random numbers and variables of each rank
@@ -28,11 +28,10 @@ from typing import IO, Any
 
 import torch
 
-from torchbus_checkpoint import reading
+from torchbus_checkpoint import formats, reading
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.leftovers import PREVIOUS, remove
 
-VERSION = 1
 MANIFEST = "manifest.json"
 Entry = dict[str, Any]
 
@@ -87,7 +86,7 @@ def entry(path: Path) -> Entry:
 
 def seal(partial: Path, final: Path, facts: dict[str, Any], files: dict[str, Entry]) -> None:
     """Write the manifest and give the folder its name; one that had the name before stays until then."""
-    body = {"version": VERSION, **facts, "files": files}
+    body = {**formats.facts(), **facts, "files": files}
     write_file(partial, MANIFEST, json.dumps(body | {"sha256": _digest(body)}, indent=1).encode())
     flush(partial)
     previous = final.with_name(f".{final.name}{PREVIOUS}")
@@ -150,11 +149,7 @@ def manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})") from None
     if claimed != _digest(content):
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} is not what was written")
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"checkpoint {folder} has format {content.get('version')}; this version of torchbus-checkpoint reads {VERSION}: "
-            "use the version that wrote it"
-        )
+    formats.check(content, folder)
     try:
         reading.refuse_odd(content)
     except ValueError as error:

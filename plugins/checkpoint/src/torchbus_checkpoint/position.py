@@ -25,6 +25,7 @@ from torchbus_checkpoint.history import NESTED, History, Pass, Section
 from torchbus_checkpoint.passes import OpenPass
 from torchbus_checkpoint.plain import decode, encode
 from torchbus_checkpoint.variables import Variables, put_generators
+from torchbus_checkpoint.workers import Workers
 
 State = dict[str, Any]
 
@@ -42,7 +43,7 @@ class Position:
         self.expected: Counters = {}
         self.expected_after = 0
         self.alike = True
-        self._born: dict[str, State] = {}
+        self.workers = Workers()
         self._opening: OpenPass | None = None
         self._loaders: list[weakref.ref[DataLoader[Any]]] = []
         self._unplaced: list[tuple[str, State]] = []
@@ -164,7 +165,7 @@ class Position:
         """All of it, for this rank's file."""
         frames = user_frames(self._session.frame)
         return {
-            "born": self._born,
+            "born": self.workers.state(),
             "variables": self.variables.changed(frames, self._session.batches.fetched),
             "counters": counters.around(frames),
             "heads": counters.at_head(frames),
@@ -182,10 +183,6 @@ class Position:
             "random": encode(self._session.random.state(), "the random state"),
         }  # fmt: skip
 
-    def born(self, saved: State) -> None:
-        """The loaders whose persistent workers an earlier run has started."""
-        self._born = dict(saved["born"])
-
     def put_generators(self, saved: State) -> None:
         """Those of loaders that were not iterated yet are put back when they are."""
         self._unplaced = [(over, states) for over, states in saved["loaders"] if states]
@@ -199,14 +196,13 @@ class Position:
             self._take(loader)
 
     def _begin_workers(self, loader: DataLoader[Any]) -> None:
-        """Workers that persist draw their seed once, in the first pass that the run ever made: not in this one."""
-        over = signature(loader)
-        if over not in self._born:
-            self._born[over] = self.random_state(loader)
+        """Workers that persist are begun as they were in the first pass that the run ever made."""
+        over, now = signature(loader), self.random_state(loader)
+        then = self.workers.begin(over, now)
+        if then is None:
             return
         warn(f"persistent_workers: those of the loader of {over} are started anew, and with them the random numbers that they draw")
-        now = self.random_state(loader)
-        self.put_random(self._born[over], loader)
+        self.put_random(then, loader)
         loader._iterator = loader._get_iterator()
         self.put_random(now, loader)
 

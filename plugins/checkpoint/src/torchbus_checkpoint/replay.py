@@ -42,7 +42,7 @@ class Replay:
         self._position = position
         self.put_back = put_back
         position.alike = rank_alike
-        position.born(saved)
+        position.workers.load(saved["born"])
         self._saved = saved
         self._scale = scale
         self._alike = rank_alike

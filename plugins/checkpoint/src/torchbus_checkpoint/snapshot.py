@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchbus import Session
 from torchbus.errors import UsageError
 from torchbus.notices import warn
@@ -53,7 +52,7 @@ class Snapshot:
             training = state.training(contents, self._steps.has_gradients, registered)
             shared, groups = saving.files(self._options.format, weights, training, self._session.is_main)
         facts = {"step": self._steps.count, "epoch": self._steps.epochs, "world_size": self._session.world_size, "metric": self.metric,
-                 "batches_per_step": self._batches_per_step, "torch": torch.__version__}  # fmt: skip
+                 "batches_per_step": self._batches_per_step}  # fmt: skip
         automatic = final.parent == self._options.folder
 
         def prune() -> None:

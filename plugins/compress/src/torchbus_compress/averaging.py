@@ -19,6 +19,9 @@ class Averager:
     def __init__(self, parameters: list[Tensor]) -> None:
         self._parameters = parameters
 
+    def begin(self) -> None:
+        """Before the first step is averaged. All ranks call it."""
+
     @abstractmethod
     def after_step(self) -> None:
         """What is sent after a step."""
@@ -32,6 +35,13 @@ class Averager:
         flat = self.read() / dist.get_world_size()
         dist.all_reduce(flat)
         self.write(flat)
+
+    def state(self) -> dict[str, Any]:
+        """What this rank remembers of the steps before."""
+        return {}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """What ``state`` has returned, instead of ``begin``."""
 
     def read(self) -> Tensor:
         """All parameters in one new vector."""
@@ -62,6 +72,12 @@ class LocalSgd(Averager):
             self.agree()
         self._averager.average_parameters(self._parameters)
 
+    def state(self) -> dict[str, Any]:
+        return {"steps": self._steps, "of_torch": self._averager.step}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._steps, self._averager.step = saved["steps"], saved["of_torch"]
+
 
 class Ring(Averager):
     """Each rank takes the mean of its own model and those of its neighbours in a ring.
@@ -85,9 +101,11 @@ class CodedRing(Averager):
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters)
         self._codec: Codec = Bytes()
-        self.agree()
         self._mine = self.read()
-        self._others = [self._mine.clone() for _ in neighbours()]
+        self._others: list[Tensor] = []
+
+    def begin(self) -> None:
+        self.agree()
 
     def after_step(self) -> None:
         mean = (self._mine + sum(self._others)) / (1 + len(self._others))
@@ -101,6 +119,12 @@ class CodedRing(Averager):
         super().agree()
         self._mine = self.read()
         self._others = [self._mine.clone() for _ in neighbours()]
+
+    def state(self) -> dict[str, Any]:
+        return {"mine": self._mine, "others": self._others}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._mine, *self._others = (one.to(self._mine.device, copy=True) for one in (saved["mine"], *saved["others"]))
 
 
 class Behind(Averager):
@@ -125,8 +149,24 @@ class Behind(Averager):
     def finish(self) -> None:
         if self._pending is not None:
             (work, before, mean), self._pending = self._pending, None
-            work.wait()
+            if work is not None:
+                work.wait()
             self.write(self.read() + mean - before)
+
+    def state(self) -> dict[str, Any]:
+        if self._pending is None:
+            return {"steps": self._steps}
+        work, before, mean = self._pending
+        if work is not None:
+            work.wait()
+        self._pending = None, before, mean
+        return {"steps": self._steps, "before": before, "mean": mean}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._steps = saved["steps"]
+        if "mean" in saved:
+            before, mean = (saved[name].to(self._parameters[0].device) for name in ("before", "mean"))
+            self._pending = None, before, mean
 
 
 def neighbours() -> list[int]:

@@ -12,11 +12,19 @@ from torchbus import Session, hookimpl
 from torchbus.errors import UsageError
 
 from torchbus_compress import hooks
-from torchbus_compress.averaging import AVERAGERS, Averager
+from torchbus_compress.averaging import AVERAGERS
 from torchbus_compress.codecs import Bfloat16, Bytes
+from torchbus_compress.memory import Memory
+from torchbus_compress.models import OwnModels
 
 HOOKS = ("fp16", "bf16", "powersgd", "bytegrad")
 ALGORITHMS = ("allreduce", *HOOKS, *AVERAGERS)
+
+
+class SameBuckets(DistributedDataParallel):
+    """What is sent together stays together from the first backward on, in a resumed run too: some codecs look at all of it."""
+
+    keeps_buckets = True
 
 
 class Compress:
@@ -41,8 +49,8 @@ class Compress:
             raise UsageError("gradient_algorithm='powersgd' needs numpy, which torch's hook imports: pip install numpy")
         self.algorithm = gradient_algorithm
         self._session: Session | None = None
-        self._averagers: dict[Optimizer, Averager] = {}
-        self._stepped = False
+        self._models = OwnModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
+        self._memory = Memory()
 
     @hookimpl
     def session_start(self, session: Session) -> None:
@@ -52,19 +60,22 @@ class Compress:
                 "(under fsdp mixed_precision='bf16' sends parameters in 16 bits)"
             )
         self._session = session
-        session.on_close.callback(self._averagers.clear)
+        if self._models is not None:
+            session.on_close.callback(self._models.close)
 
     @hookimpl(optionalhook=True)
     def configure_ddp(self, session: Session, module: nn.Module, options: dict[str, Any]) -> DistributedDataParallel | None:
         if self.algorithm == "allreduce":
             return None
-        ddp = DistributedDataParallel(module, **options)
+        ddp = SameBuckets(module, **options)
         exact = list(module.parameters())[-1]
-        hook, state = self._hook(session)
+        hook, state = self._hook()
+        if state is not None:
+            self._memory.add(module, state)
         ddp.register_comm_hook(state, hooks.with_exact(exact, hook))
         return ddp
 
-    def _hook(self, session: Session) -> tuple[hooks.Hook, Any]:
+    def _hook(self) -> tuple[hooks.Hook, Any]:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         if self.algorithm in AVERAGERS:
@@ -81,15 +92,19 @@ class Compress:
         """Ranks step by themselves between two averages."""
         return True if self.algorithm in AVERAGERS else None
 
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if self._takes_part(optimizer) and self._models is not None and optimizer is not None:
+            self._models.add(optimizer)
+
     @hookimpl(trylast=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self._takes_part(optimizer) and self._models is not None:
+            self._models.after_step(optimizer)
+
+    def _takes_part(self, optimizer: Optimizer | None) -> bool:
         session = self._session
-        if self.algorithm not in AVERAGERS or session is None or session.world_size == 1 or not session.captures(optimizer):
-            return
-        if optimizer not in self._averagers:
-            self._averagers[optimizer] = AVERAGERS[self.algorithm]([p for group in optimizer.param_groups for p in group["params"]])
-        self._averagers[optimizer].after_step()
-        self._stepped = True
+        return optimizer is not None and session is not None and session.world_size > 1 and session.captures(optimizer)
 
     @hookimpl
     def loader_end(self) -> None:
@@ -102,10 +117,29 @@ class Compress:
             self._agree()
 
     def _agree(self) -> None:
-        if self._stepped:
-            self._stepped = False
-            for averager in self._averagers.values():
-                averager.agree()
+        if self._models is not None:
+            self._models.agree()
+
+    # State -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _who(self) -> list[int]:
+        assert self._session is not None
+        return [self._session.rank, self._session.world_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint in which each rank has a state of its own: what is still to be sent, and a model that differs between ranks."""
+        own = self._memory.state_dict() if self._models is None else self._models.state_dict()
+        return {"algorithm": self.algorithm, "who": self._who, "own": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of another algorithm it says nothing; of another number of ranks, only what these have in common."""
+        if state.get("algorithm") != self.algorithm:
+            return
+        if self._models is None:
+            self._memory.load_state_dict(state["own"], state["who"] == self._who)
+        elif state["who"] == self._who:
+            self._models.load_state_dict(state["own"])
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:

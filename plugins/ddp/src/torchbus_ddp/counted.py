@@ -29,6 +29,7 @@ class Counted:
         self._is_sum = strategy.loss_reduction == "sum"
         by_samples = session.bus.hook.parameters_may_differ(session=session) or session.world.data.parts == 1
         self._losses = LossWeights(session, "samples" if by_samples else strategy.loss_weight)
+        session.bus.register(self._losses, f"{strategy.name}.losses")
         self._backwards = 0
 
     @property

@@ -26,7 +26,8 @@ def configure_ddp(session: Session, module: nn.Module, options: dict[str, Any]) 
     """Make the ``DistributedDataParallel`` whose reducer averages the gradients of ``module``, which only holds
     parameters and is never called (Lightning's ``configure_ddp``). Once per set of trained parameters. Pass ``options``
     on; register communication hooks on the result. The last parameter of ``module`` holds what ranks tell each other, and must be
-    averaged exactly: a hook that loses digits or averages nothing must leave it out.
+    averaged exactly: a hook that loses digits or averages nothing must leave it out. With an attribute ``keeps_buckets = True`` the result's
+    buckets are not ordered anew after the first backward.
     Without an answer it is ``DistributedDataParallel(module, **options)``."""
 
 

@@ -27,6 +27,7 @@ from torchbus_ddp.header import Header
 from torchbus_ddp.loose import average
 from torchbus_ddp.plan import Plan
 from torchbus_ddp.trained import Trained
+from torchbus_ddp.unsynchronised import Unsynchronised
 from torchbus_ddp.values import Buffers
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class GradientSync:
         constants = Constants(session, self.trained.optimizer_settings)
         self._check = HeaderCheck(session, self._facts, strategy.make_watch(session), constants, self._counted.look)
         session.bus.register(self.trained, f"{strategy.name}.trained")
+        session.bus.register(Unsynchronised(session, self.trained, self._local), f"{strategy.name}.unsynchronised")
         session.on_close.callback(self._drop_plans)
 
     def _forget(self) -> None:

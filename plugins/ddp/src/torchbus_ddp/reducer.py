@@ -57,14 +57,14 @@ class Reducer:
     def __init__(self, session: Session, members: Sequence[int], ddp: DistributedDataParallel) -> None:
         self.members = frozenset(members)
         self._ddp = ddp
-        self._rebuilt = False
+        self._rebuilt: bool = getattr(ddp, "keeps_buckets", False)
 
     def prepare(self) -> None:
         """Expect the gradients of all members, once each, until ``finish``."""
         self._ddp.reducer.prepare_for_backward([])
 
     def finish(self) -> None:
-        """After the first backward: order the buckets as the gradients came. One small collective, on all ranks."""
+        """After the first backward: order the buckets as the gradients came, where they may change. One small collective, on all ranks."""
         if not self._rebuilt:
             self._rebuilt = True
             self._ddp.reducer._rebuild_buckets()

@@ -24,6 +24,7 @@ class Counted:
         self._session = session
         self._is_sum = loss_reduction == "sum"
         self.losses = LossWeights(session, loss_weight)
+        session.bus.register(self.losses, "fsdp.losses")
         self._backwards = 0
 
     def of(self, call: BackwardCall) -> Count:
