@@ -20,7 +20,7 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import CheckpointError, folder, latest, lock
+from torchbus_checkpoint import CheckpointError, best, folder, latest, lock
 from torchbus_checkpoint.owner import Owner
 from torchbus_checkpoint.remote import claim, job, mirror, names, patience, url
 from torchbus_checkpoint.remote.store import Store, StoreError
@@ -334,6 +334,9 @@ def test_save_and_load_are_local() -> None:
         for verb in (s.save, s.load):
             with pytest.raises(UsageError, match="this must be a local folder; checkpoint='s3://...' writes to a remote one"):
                 verb("memory://x/y")
+    for function in (best, latest):
+        with pytest.raises(UsageError, match="this must be a local folder"):
+            function("memory://x/y")
 
 
 def test_never_resume(place: str) -> None:
