@@ -122,6 +122,22 @@ def test_a_lock_that_was_removed_is_another_one(tmp_path: Path) -> None:
     assert not (tmp_path / lock.NAME).exists()
 
 
+def test_a_lock_that_ends_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that was opened has lost its name by the time it is locked: a third job would make a new one."""
+    first = FolderLock(tmp_path)
+
+    def try_lock(descriptor: int) -> bool | None:
+        first.release()
+        return locks.try_lock(descriptor)
+
+    monkeypatch.setattr(lock, "try_lock", try_lock)
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
+    second = FolderLock(tmp_path)
+    with pytest.raises(CheckpointError, match=f"process {os.getpid()} on"):
+        FolderLock(tmp_path)
+    second.release()
+
+
 def test_a_folder_that_nothing_can_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = "nothing can be written to this folder: (File exists|Not a directory)"

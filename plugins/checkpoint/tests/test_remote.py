@@ -20,7 +20,7 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import CheckpointError, folder, latest, lock
+from torchbus_checkpoint import CheckpointError, best, folder, latest, lock
 from torchbus_checkpoint.owner import Owner
 from torchbus_checkpoint.remote import claim, job, mirror, names, patience, url
 from torchbus_checkpoint.remote.store import Store, StoreError
@@ -271,6 +271,17 @@ def test_a_way_that_ends_in_the_middle_of_a_file(s3: str, way: Any, server: int,
     assert whole(s3)[-1].startswith("step-00000008") and all(one.is_whole for one in names.there(Store(s3)))
 
 
+def test_nothing_is_written_over(place: str) -> None:
+    """A step that is sent a second time stands beside the first until it is whole; one that was begun is finished."""
+    store, name = Store(place), "step-00000003"
+    assert names.free(name, names.there(store)) == name
+    steps = {"/training.pt": name, "/manifest.json": f"{name}.2", ".2/training.pt": f"{name}.2", ".2/manifest.json": f"{name}.3"}
+    for file, expected in steps.items():
+        store.write(name + file, b"{}")
+        assert names.free(name, names.there(store)) == expected
+    assert [one.name for one in names.superseded(names.there(store))] == [name]
+
+
 def test_it_waits_ever_longer() -> None:
     wait_s = patience.waits(0.5)
     assert [wait_s() for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
@@ -334,6 +345,9 @@ def test_save_and_load_are_local() -> None:
         for verb in (s.save, s.load):
             with pytest.raises(UsageError, match="this must be a local folder; checkpoint='s3://...' writes to a remote one"):
                 verb("memory://x/y")
+    for function in (best, latest):
+        with pytest.raises(UsageError, match="this must be a local folder"):
+            function("memory://x/y")
 
 
 def test_never_resume(place: str) -> None:

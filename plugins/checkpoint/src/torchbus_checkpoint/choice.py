@@ -10,7 +10,7 @@ from torchbus.notices import warn
 
 from torchbus_checkpoint import folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
-from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.options import Options, refuse_url
 
 PREFIX = "step-"
 One = TypeVar("One", str, Path)
@@ -27,6 +27,7 @@ def latest(parent: str | Path) -> Path | None:
     Damaged ones are passed over with a warning that says what is wrong. Raises CheckpointError if all are damaged, and NewerFormat before
     it passes over one that a later version has written.
     """
+    refuse_url(parent, f"latest({str(parent)!r})")
     problems: list[str] = []
     for candidate in reversed(automatic(Path(parent))):
         try:
@@ -68,6 +69,7 @@ def verified(chosen: Path) -> str:
 
 def best(parent: str | Path, mode: str = "min") -> Path | None:
     """The checkpoint in a folder with the best value of what was monitored, None if none has one."""
+    refuse_url(parent, f"best({str(parent)!r})")
     ranked = _ranked(_with_metrics(automatic(Path(parent))), mode)
     return ranked[0] if ranked else None
 

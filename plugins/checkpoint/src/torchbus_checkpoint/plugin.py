@@ -104,7 +104,7 @@ class Checkpoint:
         if self._options.folder is not None:
             found = agree(session, "checkpoint/resume", self._begin_in_folder)
             if found:
-                self._begin_replay(self._on_this_host(Path(found))).lead()
+                self._begin_replay(fetch.to_this_host(session, self._options, Path(found))).lead()
             self._requests = Requests(session, lambda: self._when.time_is_up, self._time_limit_s)
 
     @hookimpl
@@ -201,11 +201,6 @@ class Checkpoint:
             self._remote = RemoteJob(self._session, self._options)
             self._snapshot.written = self._remote.mirror.written
         return choice.to_begin_with(self._options)
-
-    def _on_this_host(self, found: Path) -> Path:
-        """What rank 0 has found, where this rank sees it."""
-        where, url = self._options.folder, self._options.url
-        return found if where is None or url is None else fetch.to_this_host(self._session, url, where / found.name)
 
     def _boundary(self, iterator: LoaderIterator | None) -> None:
         """The loop is between two steps: it asks ``iterator`` for a batch, or ``s.epochs`` for an epoch."""

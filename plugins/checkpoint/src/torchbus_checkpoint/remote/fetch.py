@@ -13,6 +13,7 @@ from torchbus.notices import warn
 
 from torchbus_checkpoint import choice, folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import names
 from torchbus_checkpoint.remote.claim import Claim
 from torchbus_checkpoint.remote.patience import patiently
@@ -73,13 +74,16 @@ def bring(store: Store, name: str, final: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def to_this_host(session: Session, url: str, found: Path) -> Path:
+def to_this_host(session: Session, options: Options, chosen: Path) -> Path:
     """Where this host's ranks find what rank 0 has chosen: where they do not see rank 0's folder, the first of them brings it."""
+    if options.url is None or options.folder is None:
+        return chosen
+    found = options.folder / chosen.name
     if session.is_main or _is_there(found):
         return found
     assert session.job is not None
     if session.local_rank == 0:
-        _bring_chosen(Store(url), found)
+        _bring_chosen(Store(options.url), found)
     elif not session.job.wait_until(lambda _: _is_there(found), session.timeout.total_seconds()):
         raise CheckpointError(f"{found} did not come to the host of rank {session.rank}")
     return found
