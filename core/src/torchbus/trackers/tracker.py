@@ -14,7 +14,8 @@ from torchbus.arguments import expect
 from torchbus.errors import PluginError, UsageError
 from torchbus.events import hookimpl
 from torchbus.notices import warn
-from torchbus.trackers.description import describe_run, plain, tokens_around, without_secrets
+from torchbus.redaction import Redactor
+from torchbus.trackers.description import describe_run
 from torchbus.trackers.nothing import Nothing
 from torchbus.trackers.worker import Worker
 
@@ -60,6 +61,7 @@ class Tracker:
         self._finish_timeout_s = finish_timeout_s
         self._worker: Worker | None = None
         self._pid = 0
+        self._redactor = Redactor()
         self._calls = self._done = self._failures = self._failures_in_a_row = self._dropped = 0
         self._first_error: BaseException | None = None
         self._attempt: object = None
@@ -104,6 +106,8 @@ class Tracker:
         if not (session.is_main or self._ranks == "all"):
             return
         self._pid = os.getpid()
+        self._redactor = session.redactor
+        self._redactor.learn(self.secrets())
         config = describe_run(session)
         session.on_close.callback(setattr, sys, "excepthook", sys.excepthook)  # clients put their own there, and leave it
         session.on_close.push(self._finish)
@@ -116,7 +120,7 @@ class Tracker:
 
     @hookimpl
     def hyperparameters(self, values: dict[str, Any]) -> None:
-        self._call(self.send_hyperparameters, plain(values))
+        self._call(self.send_hyperparameters, self._redactor.plain(values))
 
     @hookimpl
     def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:
@@ -223,4 +227,4 @@ class Tracker:
     def _words(self, error: BaseException | None) -> str:
         """An error in a line, less secrets; nothing for one that says nothing (a timeout)."""
         text = " ".join(f"{type(error).__name__}: {error}".split()) if error is not None and str(error) else ""
-        return without_secrets(text, [*self.secrets(), *tokens_around()])
+        return self._redactor.text(text)

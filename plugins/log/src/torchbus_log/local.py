@@ -10,7 +10,7 @@ from typing import Any
 
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
-from torchbus.trackers import chosen_by_rank0, describe_run, plain
+from torchbus.trackers import chosen_by_rank0, describe_run
 
 from torchbus_log.folder import JsonLines, new_name, write_config
 
@@ -43,6 +43,7 @@ class Local:
 
     @hookimpl
     def session_start(self, session: Session) -> None:
+        self._redactor = session.redactor
         self._started_s, self._pid = time.monotonic(), os.getpid()
         self.folder = folder = self._root / chosen_by_rank0(session, "log/folder", new_name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ class Local:
     @hookimpl
     def hyperparameters(self, values: dict[str, Any]) -> None:
         if self._config is not None and self.folder is not None and os.getpid() == self._pid:
-            self._config["hyperparams"] |= plain(values)
+            self._config["hyperparams"] |= self._redactor.plain(values)
             write_config(self.folder, self._config)
 
     @hookimpl
