@@ -117,8 +117,7 @@ class Redactor:
     def _learn_words(self, words: Sequence[str]) -> None:
         """Of ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, of texts, and of ``https://user:x@host``."""
         for word, flag in zip(words, ["", *words], strict=False):
-            for name, value in texts.assigned(word):
-                self.learn([value] if texts.is_hidden(name, value, True) else [], sure=False)
+            self.learn((value for _, value in texts.assigned(word)), sure=False)
             self.learn(texts.passwords(word))
             name, value = texts.named(word, flag)
             self.learn([value] if texts.is_hidden(name, value, False) else [], speaks(name) is SURE)

@@ -16,18 +16,18 @@ NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
 QUOTES_AROUND = re.compile(r"""([bru]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
 QUOTES = ("'", '"', "\\")
 FLAG = re.compile(rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s{{1,4}})(?P<value>{QUOTED}|[^\s\-\"'][^\s\"']*)")
-ADDRESS = re.compile(r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,1000})(?P<password>:(?!\d{1,5}[/?#])[^\s"'<>]{0,1000})?(?=@)""")
+ADDRESS = re.compile(r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#])[^\s"'<>]{0,300})?(?=@)""")
 BEARER = re.compile(r"(?P<before>\b(?:bearer|basic|token)[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE)
 GIVEN_AWAY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|https?://(?:hooks\.slack\.com|(?:ptb\.|canary\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/[^\s\"'<>]+"
     r"|\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
-    r"|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)",
+    r"|AIza[\w-]{30,}|eyJ[\w-]{10,500}\.[\w-]{10,}\.[\w-]*)",
     re.DOTALL,
 )
 SIGNED = re.compile(r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE)
 NOTHING = ("", "None", "True", "False", "null", "true", "false", "...")
-OPENING, CLOSING = "([{", ")]}"
+OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 LONG_USER, LONGEST_BRACKET = 16, 10_000
 
 
@@ -35,10 +35,8 @@ def without_assigned(text: str) -> str:
     """Values whose names speak of secrets are hidden. A value that is no secret may hold one: ``C(d={'key': 'x'})``."""
     told, done = [], 0
     for found, value in _assigned(text):
-        prose = ":" in found["between"] and value == _bare(value) and not found["between"].startswith(QUOTES)
-        if found.end() >= done and is_hidden(found["name"], _bare(value), prose):
-            told += [text[done : found.end()], _in_quotes(value)]
-            done = found.end() + len(value)
+        told += [text[done : found.end()], _in_quotes(value)]
+        done = found.end() + len(value)
     return FLAG.sub(_flagged, "".join([*told, text[done:]]))
 
 
@@ -49,17 +47,19 @@ def without_given_away(text: str) -> str:
 
 
 def assigned(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values that stand in a text."""
+    """Names and values of secrets that stand in a text."""
     yield from ((found["name"], _bare(value)) for found, value in _assigned(text))
-    yield from ((found["name"], _bare(found["value"])) for found in FLAG.finditer(text))
+    for found in FLAG.finditer(text):
+        if is_hidden(found["name"], _bare(found["value"]), True):
+            yield found["name"], _bare(found["value"])
 
 
 def named(word: str, before: str) -> tuple[str, str]:
     """Name and value of a word of a command line: of ``name=value``, or of what follows a flag; ("", word) where it has no name."""
+    if before.startswith("-") and "=" not in before and not word.startswith("--") and speaks(before) is not Speaks.NOT:
+        return before, word
     found = NAMED.fullmatch(word)
-    if found:
-        return found[1], found[2]
-    return (before, word) if before.startswith("-") and "=" not in before and not word.startswith("--") else ("", word)
+    return (found[1], found[2]) if found else ("", word)
 
 
 def passwords(text: str) -> Iterator[str]:
@@ -70,11 +70,21 @@ def passwords(text: str) -> Iterator[str]:
 
 
 def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Where names stand that speak of secrets, and what follows each."""
+    """Where names stand that speak of secrets, and the secret after each."""
+    done = 0
     for found in ASSIGNED.finditer(text):
-        value = VALUE.match(text, found.end()) if speaks(found["name"]) is not Speaks.NOT else None
-        if value is not None:
-            yield found, _split(value[0]) if value[0][0] not in OPENING else _bracket(found["name"], text[found.end() :][:LONGEST_BRACKET])
+        value = _after(found, text) if found.start() >= done and speaks(found["name"]) is not Speaks.NOT else ""
+        prose = ":" in found["between"] and value == _bare(value) and not found["between"].startswith(QUOTES)
+        if is_hidden(found["name"], _bare(value), prose):
+            yield found, value
+            done = found.end() + len(value)
+
+
+def _after(found: re.Match[str], text: str) -> str:
+    if text.startswith(OPENING, found.end()):
+        return _bracket(found["name"], text[found.end() : found.end() + LONGEST_BRACKET])
+    value = VALUE.match(text, found.end())
+    return _split(value[0]) if value is not None else ""
 
 
 def _bracket(name: str, text: str) -> str:
