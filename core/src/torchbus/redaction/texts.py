@@ -16,7 +16,7 @@ NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
 QUOTES_AROUND = re.compile(r"""([bru]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
 QUOTES = ("'", '"', "\\")
 FLAG = re.compile(rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s{{1,4}})(?P<value>{QUOTED}|[^\s\-\"'][^\s\"']*)")
-ADDRESS = re.compile(r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#])[^\s"'<>]{0,300})?(?=@)""")
+ADDRESS = re.compile(r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)""")
 BEARER = re.compile(r"(?P<before>\b(?:bearer|basic|token)[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE)
 GIVEN_AWAY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
