@@ -135,6 +135,15 @@ def test_a_folder_that_can_not_be_is_an_error_at_once(tmp_path):
         session(strategy=None, logger="local", log_dir=tmp_path / "file" / "logs").__enter__()
 
 
+def test_a_record_that_is_no_json_is_an_error_of_the_one_who_logs_it(tmp_path):
+    with session(strategy=None, logger="local", log_dir=tmp_path) as s:
+        with pytest.raises(PluginError, match="plugin local failed in metrics_ready: TypeError"):
+            s.bus.hook.metrics_ready(metrics={"loss": object()}, step=1, epoch=0, prog_bar=frozenset())
+        log(s, range(3))
+    (file,) = tmp_path.glob("*/metrics-rank0.jsonl")
+    assert len(file.read_text().splitlines()) == 3
+
+
 LOOP = """
     import torch
     from torch.utils.data import DataLoader

@@ -93,11 +93,11 @@ class Local:
             if self._disk is not None:
                 self._disk.write(lambda lost: self._put(file, record, lost))
 
-    def _begin(self) -> None:
+    def _begin(self, lost: int) -> bool:
         """On the disk's thread, as all that follows with it."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._put(None, {}, 0)
+        return self._put(None, {}, lost)
 
     def _put(self, file: JsonLines | None, record: dict[str, Any], lost: int) -> bool:
         if self._due and self._config is not None and self.folder is not None:
@@ -126,12 +126,13 @@ class Local:
         if lost:
             warn(f"local: {lost} of {disk.asked} records could not be written into {self.folder}: {disk.first_error}")
 
-    def _close_files(self) -> None:
+    def _close_files(self, lost: int) -> bool:
         with suppress(OSError):
-            self._put(None, {}, 0)
+            self._put(None, {}, lost)
         for file in (self._metrics, self._system):
             if file is not None:
                 file.close()
+        return False
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
