@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torchbus import session
+from torchbus import hookimpl, session
 
 SCRIPT = """
     import argparse, dataclasses, os, sys, types, torch
@@ -94,6 +94,19 @@ def test_no_file_that_a_run_leaves_has_a_secret(tmp_path: Path, loggers: str) ->
 def test_the_error_of_another_rank_is_shown_without_secrets(tmp_path: Path) -> None:
     done = run_planted(tmp_path, "local", "--fail", "1")
     assert done.returncode != 0 and PLANTED not in done.stdout + done.stderr and b"(hidden)" in done.stderr
+
+
+class Talks:
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"notes": [f"{'a long line, ' * 6} refused plant-long-hyphened-value-77 at https://me:plant-url-77@host/ with key='plant-key-77'"]}
+
+
+def test_what_plugins_explain_is_hidden_before_it_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_TOKEN", "plant-long-hyphened-value-77")
+    with session(Talks(), strategy=None) as s:
+        said = s.explain()
+    assert "plant-" not in said and said.count("(hidden)") == 3 and "hyphened" not in said
 
 
 names = st.sampled_from(["key", "access_key", "db_pwd", "GH_PAT", "wandb-key", "bearer", "client_secret", "authToken"])

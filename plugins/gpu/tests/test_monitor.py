@@ -120,10 +120,11 @@ def test_a_full_stderr_and_a_logger_that_raises_end_no_measurement() -> None:
 
 
 FULL = """
-import sys, time
+import sys, time, warnings
 from torchbus import hookimpl, session
 
 sys.stderr = open("/dev/full", "w", buffering=1)
+warnings.simplefilter("error", UserWarning)  # so that the monitor's are written to stderr
 
 class Raises:
     count = 0
