@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+import time
+import warnings
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchbus import session
 from torchbus.errors import UsageError
+from torchbus.testing import small_disk
+from torchbus.trackers import tracker
 
 from torchbus_tensorboard import TensorBoardLogger
 
@@ -34,3 +39,43 @@ def test_what_is_logged_is_what_tensorboard_shows(tmp_path):
 def test_the_root_is_a_path():
     with pytest.raises(UsageError, match="root=3 is a int: it must be a path"):
         TensorBoardLogger(root=3)
+
+
+def sent(logger, s, steps):
+    """Logged, and each done with on the tracker's thread, as the steps of a real loop are."""
+    for step in steps:
+        s.bus.hook.metrics_ready(metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset())
+        while logger._done < logger._calls:
+            time.sleep(0.001)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's own thread
+@pytest.mark.parametrize("told_by", ["the disk", "the client"])
+def test_a_full_disk_loses_some_values_and_not_those_after_it(tmp_path, monkeypatch, told_by):
+    """Also where nobody can ask for the room that is left (a quota): then the client fails, and begins another file."""
+    with small_disk(tmp_path / "disk", 256) as disk:
+        if disk is None:
+            pytest.skip("a small disk can't be mounted here")
+        if told_by == "the client":
+            monkeypatch.setattr(tracker, "has_room", lambda folder: True)
+        logger = TensorBoardLogger(root=disk.path / "runs", finish_timeout_s=500)
+        with warnings.catch_warnings(record=True) as heard, session(logger, strategy=None) as s:
+            warnings.simplefilter("always")
+            sent(logger, s, range(5))
+            disk.fill()
+            sent(logger, s, range(5, 205))
+            disk.free()
+            sent(logger, s, range(205, 305))
+        (folder,) = (disk.path / "runs").iterdir()
+        events = EventAccumulator(str(folder))
+        events.Reload()
+        steps = [event.step for event in events.Scalars("loss")]
+    assert steps[:5] == list(range(5)) and steps[-30:] == list(range(275, 305))
+    said = next(str(one.message) for one in heard if "calls failed" in str(one.message))
+    failed, dropped = (int(number) for number in re.search(r"(\d+) of \d+ calls failed .*, (\d+) were not made", said).groups())
+    assert "No space left on device" in said and len(steps) <= 305 - dropped
+    if told_by == "the disk":
+        assert (failed, dropped) == (200, 0) and steps[5:] == list(range(205, 305))
+    else:
+        assert failed >= 5 and dropped > 100

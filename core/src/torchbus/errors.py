@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from torchbus.redaction import redacted
+
 
 class TorchbusError(Exception):
-    """Base of all errors that torchbus raises by itself."""
+    """Base of all errors that torchbus raises by itself. Its message shows no secret."""
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class UsageError(TorchbusError, ValueError):

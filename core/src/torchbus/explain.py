@@ -39,7 +39,7 @@ def explain(session: Session) -> str:
     if notes:
         sections["notes"] = notes
     title = f"torchbus {_version('torchbus')}, torch {torch.__version__}"
-    return "\n".join([title, *(line for name, texts in sections.items() for line in _section(name, texts))])
+    return "\n".join([title, *(line for name, texts in sections.items() for line in _section(name, [session.redactor.text(text) for text in texts]))])
 
 
 def _section(name: str, texts: list[str]) -> list[str]:

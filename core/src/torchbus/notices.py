@@ -7,6 +7,8 @@ import sysconfig
 import warnings
 from types import FrameType
 
+from torchbus.redaction import redacted
+
 INSIDE = ("torchbus", "pluggy", "torch.", "contextlib")
 LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -51,4 +53,4 @@ def _outwards(frame: FrameType | None) -> list[FrameType]:
 
 def warn(text: str) -> None:
     """Warn as if the user's line had done it."""
-    warnings.warn(text, stacklevel=users_frame()[1] + 1)
+    warnings.warn(redacted(text), stacklevel=users_frame()[1] + 1)

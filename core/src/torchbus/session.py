@@ -24,6 +24,7 @@ from torchbus.explain import explain
 from torchbus.launch import Call, Job, Request, inherited, joining, relaunch, start
 from torchbus.random_streams import RandomStreams
 from torchbus.ranks import Ranks
+from torchbus.redaction import Redactor
 from torchbus.seams import Seams
 from torchbus.share import Share
 from torchbus.verbs import Verbs
@@ -96,6 +97,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         self._verbs = Verbs(self)
         self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
         self.share = Share()
+        self.redactor = Redactor()
         self.batches = Batches(self)
         self.on_close = ExitStack()
         self.gathers_states = True

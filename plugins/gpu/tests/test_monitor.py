@@ -112,6 +112,38 @@ def test_a_listener_that_raises_ends_nothing() -> None:
     assert len(caught) == 1
 
 
+def test_a_full_stderr_and_a_logger_that_raises_end_no_measurement() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    result = run_script(FULL, timeout_s=110)
+    assert result.ok() and result.stdout == "measured on\n"
+
+
+FULL = """
+import sys, time, warnings
+from torchbus import hookimpl, session
+
+sys.stderr = open("/dev/full", "w", buffering=1)
+warnings.simplefilter("error", UserWarning)  # so that the monitor's are written to stderr
+
+class Raises:
+    count = 0
+    @hookimpl
+    def system_metrics(self, metrics, time_s):
+        self.count += 1
+        raise ValueError(f"measurement {self.count}")
+
+raises = Raises()
+with session(raises, gpu_monitor=True, interval_s=0.05, strategy=None) as s:
+    deadline = time.monotonic() + 60
+    while raises.count < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+print("measured on" if raises.count >= 5 else raises.count, flush=True)
+import os
+os._exit(0)  # what Python says of a stderr that it can't flush at its end is not ours
+"""
+
+
 def test_a_forked_child_is_not_measured_and_ends_by_itself() -> None:
     seen = Seen()
     with session(seen, interval_s=0.05):

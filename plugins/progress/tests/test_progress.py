@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,7 +191,7 @@ with session(Progress(every_s=0.2)) as s:
 
 class Broken(Lines):
     def draw(self, snapshot: object) -> None:
-        raise OSError("the terminal has gone")
+        raise ValueError("the terminal has gone")
 
 
 def test_a_bar_that_fails_ends_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +201,28 @@ def test_a_bar_that_fails_ends_with_one_warning(monkeypatch: pytest.MonkeyPatch)
         with session(progress=True):
             seen = sum(len(batch) for batch in DataLoader(torch.ones(20, 1)))
     assert seen == 20
-    assert [str(one.message) for one in caught] == ["the progress bar has stopped: OSError('the terminal has gone'). Training goes on"]
+    assert [str(one.message) for one in caught] == ["the progress bar has stopped: ValueError('the terminal has gone'). Training goes on"]
+
+
+def test_a_bar_without_room_for_its_lines_goes_on_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    streams = [open(tmp_path / "lines", "w")]
+    if Path("/dev/full").exists():
+        streams.insert(0, open("/dev/full", "w"))
+    output = Lines(streams[0], 0.0001)
+    monkeypatch.setattr("torchbus_progress.plugin.choose", lambda every_s, shared: output)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with session(progress=True):
+            loader = DataLoader(torch.ones(20, 1))
+            list(loader)
+            output._stream = streams[-1]
+            seen = sum(len(batch) for batch in loader)
+    for stream in streams:
+        with contextlib.suppress(OSError):
+            stream.close()
+    said = "the progress bar could not be written: No space left on device. Training goes on, and so do attempts to write"
+    assert seen == 20 and [str(one.message) for one in caught] == [said] * (len(streams) - 1)
+    assert (tmp_path / "lines").read_text()
 
 
 def test_lines_where_all_ranks_print(terminal: Terminal) -> None:

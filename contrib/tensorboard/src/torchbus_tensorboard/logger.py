@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,21 +50,36 @@ class TensorBoardLogger(Tracker):
         return writer
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
-        for name, value in metrics.items():
-            self.experiment.add_scalar(name, value, step)
-        if epoch is not None:
-            self.experiment.add_scalar("epoch", epoch, step)
-        self.experiment.flush()
+        with self._anew_after_a_failure():
+            for name, value in metrics.items():
+                self.experiment.add_scalar(name, value, step)
+            if epoch is not None:
+                self.experiment.add_scalar("epoch", epoch, step)
+            self.experiment.flush()
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
-        self.experiment.add_text("hyperparameters", _as_text(values))
+        with self._anew_after_a_failure():
+            self.experiment.add_text("hyperparameters", _as_text(values))
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        for name, value in metrics.items():
-            self.experiment.add_scalar(f"system/{name}", value, int(time_s))
+        with self._anew_after_a_failure():
+            for name, value in metrics.items():
+                self.experiment.add_scalar(f"system/{name}", value, int(time_s))
 
     def close_run(self, run: SummaryWriter, failed: bool) -> None:
         run.close()
+
+    def folder(self) -> str | os.PathLike[str]:
+        return self._root
+
+    @contextmanager
+    def _anew_after_a_failure(self) -> Iterator[None]:
+        """A writer that has failed once refuses everything; the next call begins another file beside the old one."""
+        try:
+            yield
+        except Exception:
+            self.experiment.file_writer = self.experiment.all_writers = None
+            raise
 
 
 def _as_text(values: dict[str, Any]) -> str:

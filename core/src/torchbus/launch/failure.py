@@ -7,6 +7,7 @@ import traceback
 from dataclasses import asdict, dataclass
 
 from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.redaction import redacted, redacted_source
 from torchbus.sealed import SealedStore
 
 KEY = "failure"
@@ -30,10 +31,10 @@ class Failure:
 
 def of(rank: int, error: BaseException) -> Failure:
     """The failure that an exception is."""
-    text = "".join(traceback.format_exception(error))
+    text = redacted_source("".join(traceback.format_exception(error)))
     if isinstance(error, RanksDiverged):
         return Failure(rank, str(error), diverged=True)
-    return Failure(rank, traceback.format_exception_only(error)[-1].strip(), text)
+    return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
 
 
 def publish(store: SealedStore, failure: Failure) -> Failure:

@@ -10,12 +10,14 @@
         ''')
         assert result.ok() and result.stdout == "2\\n"
 
-``fork_script`` begins sooner, where Python itself need not be fresh. ``recording_server`` stands in for a service.
+``fork_script`` begins sooner, where Python itself need not be fresh. ``recording_server`` stands in for a service, ``small_disk`` is a disk
+that can be full.
 What looks at processes (``orphans``) needs Linux's /proc, and finds nothing elsewhere.
 """
 
 from __future__ import annotations
 
+from torchbus.testing.disks import SmallDisk, small_disk
 from torchbus.testing.environments import empty_environment
 from torchbus.testing.forking import ForkServer, fork_script
 from torchbus.testing.processes import MARKER, listening_ports, orphans
@@ -34,6 +36,7 @@ __all__ = [
     "RecordingServer",
     "Result",
     "Script",
+    "SmallDisk",
     "assert_torch_unchanged",
     "empty_environment",
     "fork_script",
@@ -42,6 +45,7 @@ __all__ = [
     "recording_server",
     "run",
     "run_script",
+    "small_disk",
     "start",
     "torch_state",
     "write_script",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -14,14 +15,17 @@ from torchbus.arguments import expect
 from torchbus.errors import PluginError, UsageError
 from torchbus.events import hookimpl
 from torchbus.notices import warn
-from torchbus.trackers.description import describe_run, plain, tokens_around, without_secrets
+from torchbus.redaction import Redactor
+from torchbus.trackers.description import describe_run
 from torchbus.trackers.nothing import Nothing
+from torchbus.trackers.room import NoRoom, has_room
 from torchbus.trackers.worker import Worker
 
 if TYPE_CHECKING:
     from torchbus.session import Session
 
-GIVES_UP_AFTER_FAILURES = 5
+RARER_AFTER_FAILURES, RAREST = 5, 64
+"""So many calls in a row fail before only every second one is made, then every fourth, and so on."""
 RANKS = ("main", "all")
 
 
@@ -30,7 +34,7 @@ class Tracker:
 
     A subclass writes ``open_run`` and ``send_metrics``, and whatever it needs of ``send_hyperparameters``, ``send_system``
     and ``close_run``. All of them run on the tracker's thread, one at a time: a slow call never holds up the loop, a
-    failing one is counted, and after five failures in a row no more are made.
+    failing one is counted, and after five failures in a row calls become rare until one succeeds again.
 
     ``experiment`` is what ``open_run`` returned: the client's own run. On ranks that do not report, and where no start
     succeeded, it is an object that takes every call and does nothing.
@@ -60,7 +64,8 @@ class Tracker:
         self._finish_timeout_s = finish_timeout_s
         self._worker: Worker | None = None
         self._pid = 0
-        self._calls = self._done = self._failures = self._failures_in_a_row = self._dropped = 0
+        self._redactor = Redactor()
+        self._calls = self._done = self._failures = self._since_made = self._failures_in_a_row = self._dropped = 0
         self._first_error: BaseException | None = None
         self._attempt: object = None
         self.offline = False
@@ -93,6 +98,10 @@ class Tracker:
     def close_run(self, run: Any, failed: bool) -> None:
         """End what ``open_run`` returned. ``failed``: an exception leaves the block."""
 
+    def folder(self) -> str | os.PathLike[str] | None:
+        """Where the client writes on this machine: while there is no room, nothing is sent, and what is lost is counted."""
+        return None
+
     def secrets(self) -> list[str | None]:
         """What must not stand in any message."""
         return []
@@ -104,6 +113,8 @@ class Tracker:
         if not (session.is_main or self._ranks == "all"):
             return
         self._pid = os.getpid()
+        self._redactor = session.redactor
+        self._redactor.learn(self.secrets())
         config = describe_run(session)
         session.on_close.callback(setattr, sys, "excepthook", sys.excepthook)  # clients put their own there, and leave it
         session.on_close.push(self._finish)
@@ -116,7 +127,7 @@ class Tracker:
 
     @hookimpl
     def hyperparameters(self, values: dict[str, Any]) -> None:
-        self._call(self.send_hyperparameters, plain(values))
+        self._call(self.send_hyperparameters, self._redactor.plain(values))
 
     @hookimpl
     def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:
@@ -174,15 +185,31 @@ class Tracker:
             return
         if self._raises and self._first_error is not None:
             raise PluginError(f"{self.name}: {self._words(self._first_error)}")
-        if self._failures_in_a_row >= GIVES_UP_AFTER_FAILURES:
+        if self._is_left_out():
             self._dropped += 1
             return
         self._calls += 1
-        future = self._worker.submit(function, *arguments)
+        future = self._worker.submit(self._made, function, *arguments)
         if future is None:
             self._dropped += 1
         else:
             future.add_done_callback(self._count)
+
+    def _is_left_out(self) -> bool:
+        """Whether this call is not made, since those before it failed."""
+        self._since_made += 1
+        many = self._failures_in_a_row - RARER_AFTER_FAILURES
+        if many >= 0 and self._since_made < min(2 ** min(many + 1, RAREST), RAREST):
+            return True
+        self._since_made = 0
+        return False
+
+    def _made(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """On the tracker's thread. A client whose disk is full loses what it is given, without a word or for good: it is not called then."""
+        folder = self.folder()
+        if folder is not None and not has_room(folder):
+            raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        return function(*arguments)
 
     def _count(self, future: Future[Any]) -> None:
         self._done += 1
@@ -191,7 +218,7 @@ class Tracker:
             self._failures_in_a_row = 0
             return
         self._failures += 1
-        self._failures_in_a_row += 1
+        self._failures_in_a_row += not isinstance(error, NoRoom)
         self._first_error = self._first_error or error
 
     def _finish(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -223,4 +250,4 @@ class Tracker:
     def _words(self, error: BaseException | None) -> str:
         """An error in a line, less secrets; nothing for one that says nothing (a timeout)."""
         text = " ".join(f"{type(error).__name__}: {error}".split()) if error is not None and str(error) else ""
-        return without_secrets(text, [*self.secrets(), *tokens_around()])
+        return self._redactor.text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Protocol
 
 from torchbus import Session
@@ -68,7 +69,8 @@ class Monitor:
         return f"every {self._interval_s:g} s, on each rank: CPU, memory, time in the loader{gpu}"
 
     def _tick(self) -> None:
-        self.whereabouts.look()
+        with suppress(Exception):  # the loop's stack changes meanwhile
+            self.whereabouts.look()
         self._looks += 1
         if self._looks % self._looks_per_interval == 0:
             self._measure()
@@ -77,8 +79,8 @@ class Monitor:
         self.latest = {name: value for source in list(self._sources) for name, value in self._guarded(source).items()}
         try:
             self._session.bus.hook.system_metrics(metrics=dict(self.latest), time_s=time.monotonic() - self._started_s)
-        except TorchbusError as error:
-            self.notices.tell(str(error))
+        except Exception as error:  # of a logger's
+            self.notices.tell(str(error) if isinstance(error, TorchbusError) else f"measurements could not be told: {error!r}. Training goes on")
         for judge in list(self._judges):
             try:
                 judge.judge(self.latest)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
+
+from torchbus.redaction import redacted
 
 from torchbus_gpu.users_code import Line
 
@@ -19,6 +22,7 @@ class Notices:
     def tell(self, text: str, line: Line | None = None) -> None:
         """Warn once, as if the line of the user's loop had done it. Where warnings are errors it is written to stderr instead:
         an exception in this thread would reach nobody."""
+        text = redacted(text)
         if text in self.told:
             return
         self.told.append(text)
@@ -26,4 +30,5 @@ class Notices:
         try:
             warnings.warn_explicit(text, UserWarning, where.file, where.number)
         except UserWarning:
-            print(f"{where}: {text}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(f"{where}: {text}", file=sys.stderr)

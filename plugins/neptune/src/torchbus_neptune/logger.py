@@ -118,6 +118,9 @@ class NeptuneLogger(Tracker):
         if run is not self._run:
             run.stop(seconds=max(self._finish_timeout_s - MARGIN_S, 1.0))
 
+    def folder(self) -> str:
+        return os.environ.get("NEPTUNE_DATA_DIRECTORY", ".neptune")
+
     def secrets(self) -> list[str | None]:
         return [self._token]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus import hookimpl
+from torchbus.notices import warn
 from torchbus.seams.backward import BackwardCall
 from torchbus.seams.loader import LoaderIterator
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def guarded(listen: F) -> F:
-    """Whatever goes wrong ends the bar with a warning, and nothing else."""
+    """Whatever goes wrong ends the bar with a warning, and nothing else. What could only not be written is tried again with the next."""
 
     @functools.wraps(listen)
     def call(self: Listener, *args: Any) -> Any:
@@ -34,9 +34,11 @@ def guarded(listen: F) -> F:
             return None
         try:
             return listen(self, *args)
+        except OSError as error:  # of the terminal or the file: a disk may have room again
+            self.lost(error)
         except Exception as error:
             self.stopped = True
-            warnings.warn(f"the progress bar has stopped: {error!r}. Training goes on", stacklevel=2)
+            warn(f"the progress bar has stopped: {error!r}. Training goes on")
 
     return call  # type: ignore[return-value]
 
@@ -60,7 +62,7 @@ class Listener:
         self._step_rate = Rate()
         self._started_s = time.monotonic()
         self._next_s = self._started_s + output.pause_s
-        self.stopped = False
+        self.stopped = self._has_lost = False
 
     # Events ----------------------------------------------------------------------------------------------------
 
@@ -118,6 +120,13 @@ class Listener:
         if self._steps:
             self._loss.show(self._last())
             self._output.end(Snapshot(label, self._steps, None, seconds, None, self._epochs_metrics(), "steps"))
+
+    def lost(self, error: OSError) -> None:
+        """A line could not be written: said once, where that can be."""
+        self._next_s = time.monotonic() + max(self._output.pause_s, LARGEST_PART)
+        if not self._has_lost:
+            self._has_lost = True
+            warn(f"the progress bar could not be written: {error.strerror or error}. Training goes on, and so do attempts to write")
 
     # Inside ----------------------------------------------------------------------------------------------------
 

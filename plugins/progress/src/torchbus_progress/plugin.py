@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from torchbus import Session, hookimpl
 from torchbus.arguments import expect
 from torchbus.errors import UsageError
 
 from torchbus_progress.listener import Listener
-from torchbus_progress.outputs import choose
+from torchbus_progress.outputs import Output, choose
 
 
 class Progress:
@@ -38,10 +40,15 @@ class Progress:
     def session_start(self, session: Session) -> None:
         if self._active and session.is_main:
             output = choose(self._every_s, shared=session.options["print_all_ranks"])
-            session.on_close.callback(output.close)
+            session.on_close.callback(_close, output)
             session.bus.register(Listener(output), "progress.listener")
             self._place = output.place
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
         return {"progress": [self._place]} if self._place else None
+
+
+def _close(output: Output) -> None:
+    with contextlib.suppress(OSError):
+        output.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from torchbus.cli.parser import Parser, complain
@@ -10,6 +11,7 @@ from torchbus.cli.table import table
 from torchbus.errors import TorchbusError
 
 from torchbus_report.runs import finding, reading, summary
+from torchbus_report.runs.run import Run
 
 DESCRIPTION = """List the runs that session(logger="local") has written, oldest first."""
 EXAMPLES = """  torchbus runs
@@ -26,13 +28,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects instead of a table")
     given = parser.parse(argv)
     try:
-        found = [summary.of(reading.read(folder)) for folder in finding.all_runs(given.folder)]
+        found = [summary.of(_read(folder)) for folder in finding.all_runs(given.folder)]
     except TorchbusError as error:
         return complain("torchbus runs", error)
     if given.json:
         print(json.dumps([one.plain() for one in found], indent=2))
     elif found:
-        print(table([[column.upper() for column in COLUMNS], *([one.words()[column] for column in COLUMNS] for one in found)]))
+        _print(table([[column.upper() for column in COLUMNS], *([one.words()[column] for column in COLUMNS] for one in found)]))
     else:
         print(f'no run in {given.folder}: session(logger="local") writes one')
     return 0
+
+
+def _read(folder: Path) -> Run:
+    return reading.elsewhere(folder) if finding.leads_out(folder) else reading.read(folder)
+
+
+def _print(text: str) -> None:
+    """Signs that the terminal's encoding lacks are replaced."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))

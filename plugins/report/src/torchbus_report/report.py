@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from torchbus.cli.parser import Parser, complain
@@ -42,7 +43,11 @@ def main(argv: list[str]) -> int:
 
 
 def write(path: Path, text: str) -> None:
+    """The whole page, or what was there before. Raises UsageError."""
+    part = path.with_name(f"{path.name}.part")
     try:
-        path.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(part, path)
     except OSError as error:
+        part.unlink(missing_ok=True) if part.is_file() else None
         raise UsageError(f"{path} can't be written: {error.strerror}") from None

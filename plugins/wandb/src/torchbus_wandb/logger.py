@@ -93,7 +93,7 @@ class WandbLogger(Tracker):
 
         def init(*args: Any, **kwargs: Any) -> Any:
             if isinstance(kwargs.get("config"), dict):
-                self.experiment.config.update(kwargs["config"], allow_val_change=True)
+                self.experiment.config.update(self._redactor.plain(kwargs["config"]), allow_val_change=True)
             return self.experiment
 
         return init
@@ -134,6 +134,9 @@ class WandbLogger(Tracker):
             told = f"not all was sent within {settings.finish_timeout:g} s. {done} calls are kept: wandb sync {settings.sync_dir}"
             raise TimeoutError(told) from error
 
+    def folder(self) -> str | None:
+        return getattr(getattr(self.experiment, "settings", None), "sync_dir", None) or None
+
     def secrets(self) -> list[str | None]:
         settings = self._settings
         return [settings.get("api_key") if isinstance(settings, dict) else getattr(settings, "api_key", None)]
@@ -157,6 +160,8 @@ class WandbLogger(Tracker):
             "finish_timeout": max(self._finish_timeout_s - MARGIN_S, 1.0),
             "finish_timeout_raises": True,
         }
+        if session.redactor.words(sys.argv) != sys.argv:
+            own["x_disable_meta"] = True  # wandb would store the command line as it is; the run's configuration has it without secrets
         if gpu is not None:
             own["x_stats_gpu_device_ids"] = [gpu]
         if self._id is not None:

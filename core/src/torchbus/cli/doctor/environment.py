@@ -11,6 +11,7 @@ from torchbus.cli.doctor.finding import Finding
 from torchbus.devices import DevicePlan
 from torchbus.launch import Request, inherited, joining
 from torchbus.launch.joining import Place
+from torchbus.redaction import Redactor
 
 LAUNCHERS = {
     "torchrun": "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|TORCHELASTIC_RUN_ID",
@@ -19,7 +20,6 @@ LAUNCHERS = {
 }
 MEETING_POINT = "MASTER_ADDR|MASTER_PORT|NODE_RANK"
 SETTINGS = r"(TORCHBUS|GLOO|NCCL|TORCH_NCCL|TORCH_DISTRIBUTED)_\w+|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
-SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def look() -> list[Finding]:
@@ -37,10 +37,7 @@ def matching(pattern: str, environ: Mapping[str, str] = os.environ) -> dict[str,
 
 def shown(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables as they may be printed: no secret, and no password inside an address."""
-    return {
-        name: "(not shown)" if SECRET.search(name) else re.sub(r"//[^/@\s]+@", "//(not shown)@", value) or "(empty)"
-        for name, value in variables.items()
-    }
+    return {name: str(value) or "(empty)" for name, value in Redactor().plain(variables).items()}
 
 
 def _contradictions() -> list[str]:

@@ -10,8 +10,10 @@ from torchbus_report.page.script import SCRIPT
 from torchbus_report.page.style import STYLE
 from torchbus_report.runs import summary
 from torchbus_report.runs.run import Run
+from torchbus_report.runs.showing import showable
 
 COLUMNS = ("started", "time", "ranks", "device", "strategy", "steps", "epochs", "loss", "best loss", "samples/s")
+MOST_CHARTS = 300
 
 
 def page(runs: list[Run]) -> str:
@@ -41,7 +43,7 @@ def _runs(runs: list[Run]) -> str:
 def _run(run: Run, number: int, told: summary.Summary, columns: list[str], several: bool) -> str:
     cells = "".join(f'<td data-head="{column}">{html.escape(told.words()[column])}</td>' for column in columns)
     notes = f'<div class="bad">{html.escape("; ".join(told.notes))}</div>' if told.notes else ""
-    folder = f'<div class="quiet">{html.escape(run.folder.name)}</div>' if run.label != run.folder.name else ""
+    folder = f'<div class="quiet">{html.escape(showable(run.folder.name))}</div>' if run.label != run.folder.name else ""
     return f"<tr><th scope=row>{_chip(number, run.label) if several else html.escape(run.label)}{folder}{notes}</th>{cells}</tr>"
 
 
@@ -52,7 +54,7 @@ def _chip(number: int, label: str) -> str:
 
 def _charts(runs: list[Run], system: bool) -> str:
     wanted = names.in_order(curves.metric_names(runs, system), system)
-    drawn = [_chart(name, runs, system) for name in wanted]
+    drawn = [_chart(name, runs, system) for name in wanted[:MOST_CHARTS]]
     if not drawn:
         return "" if system else '<section><h2>Training</h2><p class="quiet">No metrics were logged.</p></section>'
     ranks = list(runs[0].system) if system and len(runs) == 1 and len(runs[0].system) > 1 else []
@@ -60,7 +62,11 @@ def _charts(runs: list[Run], system: bool) -> str:
     if len(runs) > 1:
         legend = f'<p class="legend">{"".join(_chip(number, run.label) for number, run in enumerate(runs))}</p>'
     heading = 'Machines <span class="quiet">by time</span>' if system else 'Training <span class="quiet">by step</span>'
-    return f'<section><h2>{heading}</h2>{legend}<div class="charts">{"".join(drawn)}</div></section>'
+    return f'<section><h2>{heading}</h2>{legend}<div class="charts">{"".join(drawn)}</div>{_more(len(wanted))}</section>'
+
+
+def _more(wanted: int) -> str:
+    return f'<p class="quiet">{wanted - MOST_CHARTS} more metrics are not drawn.</p>' if wanted > MOST_CHARTS else ""
 
 
 def _chart(name: str, runs: list[Run], system: bool) -> str:
@@ -70,5 +76,5 @@ def _chart(name: str, runs: list[Run], system: bool) -> str:
 
 def _configuration(runs: list[Run]) -> str:
     repeated = Counter(run.label for run in runs)
-    heads = [_chip(number, run.label if repeated[run.label] == 1 else run.folder.name) for number, run in enumerate(runs)]
+    heads = [_chip(number, run.label if repeated[run.label] == 1 else showable(run.folder.name)) for number, run in enumerate(runs)]
     return f"<section><h2>Configuration</h2>{configuration.table(runs, heads)}</section>"

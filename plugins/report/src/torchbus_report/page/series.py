@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 MOST_POINTS = 400
 SMOOTHED_FROM = 100
+LARGEST = 1e300
 SMOOTHED_OVER = 0.03
 
 
@@ -33,10 +34,14 @@ class Series:
 
 
 def series(label: str, color: int, points: list[tuple[float, float]], faint: bool = False) -> Series:
-    """At most ``MOST_POINTS`` points, of which the extremes are kept."""
-    finite = [(x, y if math.isfinite(y) else math.nan) for x, y in sorted(points, key=lambda point: point[0]) if math.isfinite(x)]
+    """At most ``MOST_POINTS`` points, of which the extremes are kept. A value too large to be drawn beside others counts as not finite."""
+    finite = [(x, _drawable(y)) for x, y in sorted(points, key=lambda point: point[0]) if math.isfinite(x)]
     lost = sum(math.isnan(y) for _, y in finite)
     return Series(label, color, thin(finite), thin(smooth(finite)) if is_rough(finite) and not faint else [], lost, faint)
+
+
+def _drawable(value: float) -> float:
+    return value if abs(value) <= LARGEST else math.nan
 
 
 def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

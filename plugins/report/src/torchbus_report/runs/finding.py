@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from torchbus.errors import UsageError
@@ -10,14 +11,22 @@ FOLDER = "torchbus-logs"
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / "config.json").is_file() or any(folder.glob("metrics-rank*.jsonl"))
+    return os.path.lexists(folder / "config.json") or any(folder.glob("metrics-rank*.jsonl"))
 
 
 def all_runs(folder: Path) -> list[Path]:
     """The runs in a folder, oldest first: their names begin with the time. Raises UsageError if there is no such folder."""
     if not folder.is_dir():
         raise UsageError(f'there is no folder {folder}: session(logger="local") writes runs to {FOLDER}, or name another folder')
-    return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
+    except OSError as error:
+        raise UsageError(f"{folder} can't be read: {error.strerror}") from None
+
+
+def leads_out(path: Path) -> bool:
+    """Whether it is a link to a folder elsewhere, which nobody has named."""
+    return path.is_symlink() and path.resolve().parent != path.parent.resolve()
 
 
 def find(word: str, folder: Path) -> Path:

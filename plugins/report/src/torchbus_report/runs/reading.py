@@ -2,46 +2,88 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from torchbus.redaction import Redactor
+
+from torchbus_report.runs import files
+from torchbus_report.runs.files import Unreadable
 from torchbus_report.runs.run import Lines, Point, Run
+from torchbus_report.runs.showing import showable, shown
 
-NOT_METRICS = ("step", "epoch", "time_s")
+NOT_METRICS = ("step", "epoch", "time_s", "records_lost")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+LARGEST_STEP, LONGEST_TIME_S = 2**53, 1e11
+MOST_DAMAGED = 100_000
 
 
 def read(folder: Path) -> Run:
-    """Everything in a run's folder that can be read; nothing of it is required."""
-    config, error = _config(folder / "config.json")
-    return Run(folder, config, _by_rank(folder, "metrics"), _by_rank(folder, "system"), error)
-
-
-def _config(path: Path) -> tuple[dict[str, Any], str]:
+    """Everything in a run's folder that can be read; nothing of it is required, and no content is an error."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        return {}, f"config.json can't be read: {error.strerror}"
+        config, error = _config(folder)
+        return Run(folder, config, _by_rank(folder, "metrics"), _by_rank(folder, "system"), error)
+    except Exception as error:  # one bad folder must not hide the others
+        return Run(folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}")
+
+
+def elsewhere(folder: Path) -> Run:
+    """A run that is not read."""
+    return Run(folder, {}, {}, {}, f"is a link that leads out of the folder: name {showable(str(folder))} to read it")
+
+
+def _config(folder: Path) -> tuple[dict[str, Any], str]:
+    try:
+        found = json.loads(files.whole(folder / "config.json", folder).decode())
+        return (shown(Redactor().plain(found)), "") if isinstance(found, dict) else ({}, "config.json is damaged: it holds no object")
+    except Unreadable as error:
+        return {}, f"config.json {error}"
+    except RecursionError:
+        return {}, "config.json is damaged: it is nested too deeply"
     except ValueError as error:
-        return {}, f"config.json is damaged: {error}"
-    return (found, "") if isinstance(found, dict) else ({}, "config.json is damaged: it holds no object")
+        return {}, f"config.json is damaged: {showable(str(error))}"
 
 
 def _by_rank(folder: Path, kind: str) -> dict[int, Lines]:
-    found = {path: re.fullmatch(rf"{kind}-rank(\d+)\.jsonl", path.name) for path in folder.glob(f"{kind}-rank*.jsonl")}
-    return {rank: parse(path.read_bytes()) for rank, path in sorted((int(match[1]), path) for path, match in found.items() if match)}
+    found = {path: re.fullmatch(rf"{kind}-rank([0-9]{{1,9}})\.jsonl", path.name) for path in folder.glob(f"{kind}-rank*.jsonl")}
+    return {rank: _lines(path, folder) for rank, path in sorted((int(match[1]), path) for path, match in found.items() if match)}
+
+
+def _lines(path: Path, folder: Path) -> Lines:
+    try:
+        with files.opened(path, folder) as file:
+            return parsed(file, path.name)
+    except Unreadable as error:
+        return Lines(problem=f"{path.name} {error}")
 
 
 def parse(content: bytes) -> Lines:
     """The lines of one file."""
-    *whole, rest = content.split(b"\n")
-    points = [point(line) for line in whole if line.strip()]
-    last = point(rest) if rest.strip() else None
-    good = [one for one in (*points, last) if one is not None]
-    return Lines(good, damaged=points.count(None), cut=bool(rest.strip()) and last is None)
+    return parsed(io.BytesIO(content))
+
+
+def parsed(file: BinaryIO, name: str = "the file") -> Lines:
+    """The lines of one file, as far as they can be read."""
+    points: list[Point] = []
+    damaged, lost, cut, problem = 0, 0, False, ""
+    try:
+        for line in files.lines(file):
+            one = point(line) if line.strip() else None
+            if one is not None:
+                points.append(one)
+                lost += one.lost
+            elif line.strip():
+                cut = not line.endswith(b"\n")
+                damaged += not cut
+            if damaged > MOST_DAMAGED:
+                raise Unreadable(f"has more than {MOST_DAMAGED:,} damaged lines: the rest is left out")
+    except Unreadable as error:
+        problem = f"{name} {error}"
+    return Lines(points, damaged, cut, lost, problem)
 
 
 def point(line: bytes) -> Point | None:
@@ -50,16 +92,20 @@ def point(line: bytes) -> Point | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not _is_number(record.get("time_s")):
+    if not isinstance(record, dict) or not _is_time(record.get("time_s")):
         return None
     values = {name: NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in record.items() if name not in NOT_METRICS}
-    numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
-    return Point(_whole(record.get("step")), _whole(record.get("epoch")), float(record["time_s"]), numbers)
+    numbers = {showable(name): float(value) for name, value in values.items() if _is_number(value)}
+    return Point(_whole(record.get("step")), _whole(record.get("epoch")), float(record["time_s"]), numbers, _whole(record.get("records_lost")) or 0)
 
 
 def _is_number(value: object) -> bool:
     return (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308) or isinstance(value, float)
 
 
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LONGEST_TIME_S
+
+
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and _is_number(value) and math.isfinite(value) else None
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_STEP else None

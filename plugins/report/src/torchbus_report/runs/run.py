@@ -6,24 +6,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchbus_report.runs.showing import showable
+
+LONGEST_LABEL = 100
+
 
 @dataclass(frozen=True)
 class Point:
-    """One line of a file: where and when, and numbers by name. ``time_s`` is counted from the session's start."""
+    """One line of a file: where and when, and numbers by name. ``time_s`` is counted from the session's start; ``lost`` lines before it
+    could not be written."""
 
     step: int | None
     epoch: int | None
     time_s: float
     values: dict[str, float]
+    lost: int = 0
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of one rank's file; ``damaged`` could not be read, ``cut`` means that the last one has no end."""
+    """The lines of one rank's file; ``damaged`` could not be read, ``cut`` means that the last one has no end, ``lost`` were never written.
+    ``problem`` says why the file, or the rest of it, is not read."""
 
     points: list[Point] = field(default_factory=list)
     damaged: int = 0
     cut: bool = False
+    lost: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Run:
     @property
     def label(self) -> str:
         """Its name, or the folder's where it has none."""
-        return str(self.config.get("name") or self.folder.name)
+        return showable(str(self.config.get("name") or self.folder.name))[:LONGEST_LABEL]
 
     @property
     def files(self) -> list[Lines]:

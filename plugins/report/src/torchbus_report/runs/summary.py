@@ -6,6 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 
 from torchbus_report.runs.run import Run
+from torchbus_report.runs.showing import showable
+
+MOST_RANKS, MOST_PROBLEMS, LONGEST_CELL = 10**7, 3, 200
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,12 @@ def of(run: Run) -> Summary:
     speeds = sorted(point.values["samples_per_s"] for point in points if math.isfinite(point.values.get("samples_per_s", math.nan)))
     epochs = [point.epoch for point in points if point.epoch is not None]
     return Summary(
-        run=run.folder.name,
+        run=showable(run.folder.name),
         name=run.label,
-        started=str(run.config.get("started", "")),
+        started=_cell(run, "started", ""),
         ranks=_count(run),
-        device=str(run.config.get("device", "")),
-        strategy=str(run.config.get("strategy") or "none"),
+        device=_cell(run, "device", ""),
+        strategy=_cell(run, "strategy", "none"),
         steps=max((point.step for point in points if point.step is not None), default=0),
         epochs=max(epochs) + 1 if epochs else None,
         duration_s=max((point.time_s for lines in run.files for point in lines.points), default=0.0),
@@ -66,6 +69,9 @@ def notes(run: Run) -> list[str]:
     cut, damaged = sum(lines.cut for lines in run.files), sum(lines.damaged for lines in run.files)
     found = [run.config_error] if run.config_error else []
     found += [f"ended in mid-line on {cut} file{'s' if cut > 1 else ''} (killed?)"] if cut else []
+    found += list(dict.fromkeys(lines.problem for lines in run.files if lines.problem))[:MOST_PROBLEMS]
+    lost = sum(lines.lost for lines in run.files)
+    found += [f"{lost} record{'s' if lost > 1 else ''} could not be written"] if lost > 0 else []
     return found + ([f"{damaged} damaged line{'s' if damaged > 1 else ''} left out"] if damaged else [])
 
 
@@ -81,6 +87,10 @@ def short(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
+def _cell(run: Run, name: str, otherwise: str) -> str:
+    return str(run.config.get(name) or otherwise)[:LONGEST_CELL]
+
+
 def _count(run: Run) -> int:
     told = run.config.get("world_size")
-    return told if isinstance(told, int) else max([len(run.metrics), len(run.system), 1])
+    return told if type(told) is int and 0 < told <= MOST_RANKS else max([len(run.metrics), len(run.system), 1])

@@ -1,0 +1,45 @@
+"""Values that are known to be secret, and how they are found wherever they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from urllib.parse import quote
+
+SHORTEST, LONGEST = 4, 100_000
+SHORTEST_INSIDE = 8
+SHORTEST_NUMBER = 6
+COMMON = re.compile(
+    "true false none null yes auto default hidden enabled disabled test tests python local localhost root admin user main train "
+    "training model loss cuda gloo nccl required optional basic bearer token secret password key keys file unset empty".replace(" ", "|")
+)
+
+
+def worth_hiding(value: str, sure: bool) -> bool:
+    """Whether to hide the value elsewhere as well. A word that anybody may write is hidden under its own name only; where the name is not
+    ``sure`` to speak of a secret, so is all that does not look like one."""
+    if not SHORTEST <= len(value) <= LONGEST or COMMON.fullmatch(value.lower()) or (value.isdigit() and len(value) < SHORTEST_NUMBER):
+        return False
+    return sure or (len(value) >= SHORTEST_INSIDE and any(map(str.isdigit, value)) and any(map(str.isalpha, value)))
+
+
+def spellings(value: str) -> set[str]:
+    """The value itself, as JSON, ``repr`` and an address write it, and the lines of a long one."""
+    found = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], _quoted(value)}
+    return found | {line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * SHORTEST_INSIDE and "-----" not in line}
+
+
+def pattern(values: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds the values, the longest first; short ones, and those that are made of letters only, where they stand as a word."""
+    told = sorted({spelling for value in values for spelling in spellings(value)}, key=len, reverse=True)
+    return re.compile("|".join(map(_one, told))) if told else None
+
+
+def _one(value: str) -> str:
+    alone = len(value) < SHORTEST_INSIDE or value.isalpha() or value.isdigit()
+    return rf"(?<![^\W_]){re.escape(value)}(?![^\W_])" if alone else re.escape(value)
+
+
+def _quoted(value: str) -> str:
+    return quote(value, safe="", errors="surrogatepass")

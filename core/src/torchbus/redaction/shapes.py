@@ -1,0 +1,54 @@
+"""What values are made of, on their way to JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from argparse import Namespace
+from collections.abc import Mapping
+from numbers import Integral, Real
+from types import SimpleNamespace
+from typing import Any
+
+
+def as_number(value: Any) -> int | float | str | None:
+    """A number of any kind as Python's own; NaN and infinities as text."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return None
+
+
+def fields_of(value: Any) -> Mapping[Any, Any] | None:
+    """Names and values of a mapping, a namespace, a dataclass, a named tuple or a class of attrs or pydantic."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, type):
+        return None
+    if isinstance(value, Namespace | SimpleNamespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=False))
+    if hasattr(type(value), "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name, None) for field in type(value).__attrs_attrs__}
+    if hasattr(type(value), "model_fields"):
+        return dict(vars(value))
+    return None
+
+
+def items_of(value: Any) -> list[Any] | None:
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else None
+
+
+def text_of(value: Any) -> str:
+    try:
+        return cleaned(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def cleaned(value: Any) -> str:
+    return str(value)

@@ -1,0 +1,43 @@
+"""A real disk that is full, and has room again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class SmallDisk:
+    """A folder on a disk of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self) -> None:
+        """Take all the room that is left."""
+        with self._filler.open("ab", buffering=0) as file:
+            for size in (1 << 16, 1 << 12, 1):
+                try:
+                    while file.write(b"\0" * size):
+                        pass
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        """Give the room back."""
+        os.unlink(self._filler)
+
+
+@contextmanager
+def small_disk(path: Path, kib: int) -> Iterator[SmallDisk | None]:
+    """A tmpfs of so many KiB at ``path`` (a new folder), until the end; None where this process may not mount one."""
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(path)], capture_output=True).returncode == 0
+    try:
+        yield SmallDisk(path) if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(path)], check=True)

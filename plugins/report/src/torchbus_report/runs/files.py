@@ -1,0 +1,66 @@
+"""Files of a run's folder, which anybody may have filled: nothing else is opened, nothing is waited for, and no more is read than fits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MIB = 1 << 20
+LONGEST_LINE, LONGEST_FILE, LONGEST_CONFIG = MIB, 256 * MIB, MIB
+
+
+class Unreadable(Exception):
+    """Says in words why a file, or the rest of it, is not read."""
+
+
+def opened(path: Path, folder: Path) -> BinaryIO:
+    """A regular file inside of the folder. Raises Unreadable for a pipe, a device, a link that leads out of it, and whatever else can't be read."""
+    real = os.path.realpath(path)
+    if not Path(real).is_relative_to(os.path.realpath(folder)):
+        raise Unreadable("is a link that leads out of the folder")
+    try:
+        descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        raise Unreadable(f"can't be read: {_words(error)}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Unreadable("can't be read: it is no regular file")
+    return open(descriptor, "rb")
+
+
+def whole(path: Path, folder: Path) -> bytes:
+    """A small file. Raises Unreadable."""
+    with opened(path, folder) as file:
+        try:
+            content = file.read(LONGEST_CONFIG + 1)
+        except OSError as error:
+            raise Unreadable(f"can't be read: {_words(error)}") from None
+    if len(content) > LONGEST_CONFIG:
+        raise Unreadable(f"is longer than {LONGEST_CONFIG // MIB} MiB")
+    return content
+
+
+def lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, each with its end unless it has none. Raises Unreadable where the rest is not read."""
+    left = LONGEST_FILE
+    while True:
+        try:
+            line = file.readline(LONGEST_LINE)
+        except OSError as error:
+            raise Unreadable(f"can't be read any further: {_words(error)}") from None
+        left -= len(line)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            raise Unreadable(f"has a line longer than {LONGEST_LINE // MIB} MiB: the rest is left out")
+        if left < 0:
+            raise Unreadable(f"is longer than {LONGEST_FILE // MIB} MiB: the rest is left out")
+        if not line:
+            return
+        yield line
+
+
+def _words(error: OSError) -> str:
+    return "a link that leads nowhere" if error.errno == errno.ELOOP else error.strerror or type(error).__name__
