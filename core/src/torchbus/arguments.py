@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CORE_OPTIONS = (
     "strategy", "devices", "accelerator", "num_nodes", "launch", "logger", "capture", "verbose", "print_all_ranks",
-    "timeout_s", "hang_timeout",
+    "timeout_s", "hang_timeout", "freeze_timeout",
 )  # fmt: skip
 Named = list[tuple[str, object]]
 
@@ -35,7 +35,7 @@ def check(given: dict[str, Any]) -> None:
     for name in ("capture", "verbose", "print_all_ranks"):
         expect(name, given[name], bool, "True or False")
     expect("num_nodes", given["num_nodes"], int, "a number of machines")
-    for name in ("timeout_s", "hang_timeout"):
+    for name in ("timeout_s", "hang_timeout", "freeze_timeout"):
         expect(name, given[name], (int, float), "a number of seconds")
         if not given[name] > 0:
             raise UsageError(f"{name}={given[name]}: it must be positive")

@@ -55,6 +55,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         print_all_ranks: let every rank print, each line with its rank.
         timeout_s: after how many seconds torch gives a collective up.
         hang_timeout: after how many seconds of waiting for other ranks it is said where each rank is.
+        freeze_timeout: after how many seconds without a sign of life of a rank's process the job is ended; math.inf for never.
         options: options of installed plugins, such as ``replace_sampler=False``.
 
     Raises:
@@ -75,6 +76,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         print_all_ranks: bool = False,
         timeout_s: float = 1800.0,
         hang_timeout: float = 60.0,
+        freeze_timeout: float = 600.0,
         **options: Any,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "plugins", "options", "__class__")}
@@ -83,7 +85,8 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         arguments.check(self._arguments)
         self._devices = inherited.device_plan() or plan_devices(devices, accelerator)
         self._request = Request(
-            self._devices, num_nodes, launch, devices != "auto", print_all_ranks, timedelta(seconds=timeout_s), hang_timeout
+            self._devices, num_nodes, launch, devices != "auto", print_all_ranks, timedelta(seconds=timeout_s), hang_timeout,
+            freeze_timeout,
         )  # fmt: skip
         self._named = arguments.resolve(plugins, self._strategy(strategy), logger, options)
         self._call: Call | None = None

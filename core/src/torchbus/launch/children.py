@@ -9,6 +9,8 @@ import tempfile
 import time
 from typing import IO
 
+from torchbus.launch.fair import FairClock
+
 
 class Child:
     """A rank started by running the script again (``process``), or by fork (``pid``).
@@ -74,9 +76,9 @@ def error_file() -> IO[bytes]:
 
 
 def wait_for(children: list[Child], seconds: float) -> list[Child]:
-    """Wait until all have ended, at most ``seconds``; returns those that have not."""
-    deadline = time.monotonic() + seconds
-    while (running := [child for child in children if child.poll() is None]) and time.monotonic() < deadline:
+    """Wait until all have ended, at most ``seconds``, or longer where the machine is busy; returns those that have not."""
+    clock = FairClock(0.05)
+    while (running := [child for child in children if child.poll() is None]) and clock.seconds() < seconds:
         time.sleep(0.01)
     return running
 

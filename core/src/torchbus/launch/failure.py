@@ -17,12 +17,13 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 @dataclass(frozen=True)
 class Failure:
     """What happened on which rank. ``traceback`` is shown by rank 0 if it is not empty. ``diverged``: no rank failed,
-    but they can't go on together."""
+    but they can't go on together. ``frozen``: it can't end by itself."""
 
     rank: int
     summary: str
     traceback: str = ""
     diverged: bool = False
+    frozen: bool = False
 
     def as_error(self) -> RankFailed | RanksDiverged:
         """What the other ranks raise."""

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
-import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -20,6 +17,9 @@ from typing import Any
 
 from torchbus import thread_frames
 from torchbus.errors import RankFailed
+from torchbus.launch.fair import FairClock
+from torchbus.launch.looking import Looking, leave_to_no_debugger
+from torchbus.launch.say import say
 
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
@@ -32,14 +32,22 @@ class Guard:
     """Looks with ``look()``, which returns the reason why this rank has to stop, or None.
 
     The reason is raised in the main thread. ``seen_signal`` is the last SIGINT, SIGTERM or SIGHUP; those ``handled`` are a plugin's business.
-    An error of the guard's own ends the rank as well: unguarded, it could wait for ever.
+    An error of the guard's own ends the rank as well: unguarded, it could wait for ever. ``beat()`` is called as often as ``look()``, and goes on
+    while this rank leaves. ``away(seconds)`` is what to think of a look that has not come back for so long.
     """
 
-    def __init__(self, rank: int, look: Callable[[], BaseException | None], report_signal: Callable[[int], None]) -> None:
+    def __init__(
+        self, rank: int, look: Callable[[], BaseException | None], report_signal: Callable[[int], None], *,
+        beat: Callable[[], None] = lambda: None, away: Callable[[float], BaseException | None] = lambda seconds: None,
+    ) -> None:  # fmt: skip
         self._rank = rank
         self._look = look
         self._report_signal = report_signal
+        self._beat = beat
+        self._away = away
+        self._looking = Looking(self._look_once, LOOK_EVERY_S)
         self._releases: list[Callable[[], None]] = []
+        self._after_raise: list[Callable[[], None]] = []
         self._main = threading.main_thread()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
@@ -53,6 +61,7 @@ class Guard:
     def start(self) -> None:
         if threading.current_thread() is self._main:
             self._listen_to_signals()
+        leave_to_no_debugger(self._thread)
         self._thread.start()
 
     def on_release(self, release: Callable[[], None]) -> None:
@@ -65,7 +74,12 @@ class Guard:
             with contextlib.suppress(Exception):
                 self._releases.pop()()
 
+    def on_raise(self, callback: Callable[[], None]) -> None:
+        """Called from the guard's thread once it has interrupted the main thread."""
+        self._after_raise.append(callback)
+
     def stop_looking(self) -> None:
+        self._looking.stop()  # first: the guard knows what to do if it does not come back
         self._stop.set()
         self._thread.join()
 
@@ -80,35 +94,54 @@ class Guard:
 
     def _run(self) -> None:
         try:
+            self._looking.start()
             self._watch()
-        except Exception as error:
+        except BaseException as error:
             self.reason = RankFailed(f"the guard of rank {self._rank} failed: {error!r}")
             self._end_main(self.reason)
 
     def _watch(self) -> None:
-        signal_time = 0.0
+        clock, signalled_s, ended = FairClock(), 0.0, False
         while not self._stop.is_set():
             number = self._next_signal()
             if number is not None:
-                self.seen_signal, signal_time = number, time.monotonic()
-            if self.seen_signal and not self.leaving and time.monotonic() - signal_time > DELIVER_AFTER_S:
+                self.seen_signal, signalled_s = number, clock.seconds()
+            reason = self._away(self._looking.away_s()) or self._looking.found()
+            if ended or self.leaving:
+                continue
+            ended = True
+            if self.seen_signal and clock.seconds() - signalled_s > DELIVER_AFTER_S:
                 self._report_signal(self.seen_signal)  # the main thread has not reacted: it waits in a collective
-                return self._end_main(None)
-            reason = None if self.leaving else self._look()
-            if reason is not None:
+                self._end_main(None)
+            elif reason is not None:
                 self.reason = reason
-                return self._end_main(reason)
+                self._end_main(reason)
+            else:
+                ended = False
+
+    def beat(self) -> None:
+        """Show that this rank lives, and its guard; for a look that takes long."""
+        self._looking.still_there()
+        self._beat()
+
+    def _look_once(self) -> BaseException | None:
+        self.beat()
+        return None if self.leaving else self._look()
 
     def _end_main(self, reason: BaseException | None) -> None:
         self.release()
         if not self._main_leaves_within(DELIVER_AFTER_S) and reason is not None and self._wakeup is not None:
             signal.pthread_kill(self._main.ident, signal.SIGTERM)  # type: ignore[arg-type]
+            for callback in self._after_raise:
+                with contextlib.suppress(Exception):
+                    callback()
         if not self._main_leaves_within(KILL_AFTER_S):
             self._kill_myself()
 
     def _main_leaves_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.leaving and not self._stop.wait(0.02):
+        """Seconds in which it could: a busy machine may take its time."""
+        clock = FairClock(0.1, f"/proc/self/task/{os.getpid()}")  # the main thread has the number of the process
+        while clock.seconds() < seconds and not self.leaving and not self._stop.wait(0.02):
             pass
         return self.leaving or self._stop.is_set()
 
@@ -116,21 +149,23 @@ class Guard:
         innermost = thread_frames.of_thread(self._main.ident)[:3]
         where = "".join(traceback.format_list(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(innermost))))
         text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
-        with contextlib.suppress(Exception):
-            print(text, file=sys.__stderr__, flush=True)
+        say(text)
         os._exit(1)
 
     def _next_signal(self) -> int | None:
         if self._wakeup is None:
             self._stop.wait(LOOK_EVERY_S)
             return None
-        if not select.select([self._wakeup], [], [], LOOK_EVERY_S)[0]:
+        try:
+            heard = self._wakeup.recv(64)
+        except TimeoutError:
             return None
-        numbers = [n for n in self._wakeup.recv(64) if n in HEARD - self.handled]
+        numbers = [n for n in heard if n in HEARD - self.handled]
         return numbers[-1] if numbers and self.reason is None else None
 
     def _listen_to_signals(self) -> None:
         self._wakeup, writer = socket.socketpair()
+        self._wakeup.settimeout(LOOK_EVERY_S)
         writer.setblocking(False)
         old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         old_handlers = {number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())}
@@ -169,6 +204,17 @@ def _connected_sockets() -> Iterator[int]:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
                     yield int(entry)
+
+
+def connected_to(port: int) -> set[int]:
+    """Descriptors of this process's sockets that are connected to a port."""
+    return {descriptor for descriptor in sockets_opened() if _port_of_peer(descriptor) == port}
+
+
+def _port_of_peer(descriptor: int) -> int | None:
+    with contextlib.suppress(OSError, IndexError, TypeError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        return int(copy.getpeername()[1])
+    return None
 
 
 def shut(descriptors: set[int]) -> None:

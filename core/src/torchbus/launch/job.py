@@ -12,15 +12,18 @@ from collections.abc import Callable
 
 from torchbus import collectives
 from torchbus.errors import RankFailed, RanksDiverged
-from torchbus.launch import failure, orphan
+from torchbus.launch import failure, orphan, rest
 from torchbus.launch.children import Child, end, wait_for
 from torchbus.launch.ended import SOME_ENDED, Ended
 from torchbus.launch.failure import Failure
-from torchbus.launch.guard import FORCED, Guard
-from torchbus.launch.lookout import Lookout, received
-from torchbus.launch.place import Place, find
+from torchbus.launch.fair import FairClock
+from torchbus.launch.freeze import LOST, Freeze
+from torchbus.launch.guard import FORCED, Guard, connected_to, shut
+from torchbus.launch.lookout import GONE, Lookout, received
+from torchbus.launch.place import Place, find, waited_workers
 from torchbus.launch.request import Request
 from torchbus.launch.roll_call import RollCall
+from torchbus.launch.say import say
 from torchbus.sealed import SealedStore
 from torchbus.world import World
 
@@ -54,11 +57,17 @@ class Job:
         self._ended = RollCall(self._store, "ended", world.rank, world.world_size)
         self.evaluates: Callable[[], bool] = lambda: False
         guards_store = world.shared.connection(request.timeout).within("job")
+        self._freeze = Freeze(guards_store, world, request, waited_workers, parent_pid)
         self._lookout = Lookout(
-            guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place, self._children, parent_pid
+            guards_store, world.rank, world.world_size, request.hang_timeout_s, self._place, self._children, parent_pid, self._freeze,
+            self._rest, lambda: self.guard.beat(),
         )  # fmt: skip
         # Not its methods themselves: the connection goes in part(), and the guard may stay.
-        self.guard = Guard(world.rank, lambda: self._lookout.look(), lambda number: self._lookout.report_signal(number))
+        self.guard = Guard(
+            world.rank, lambda: self._lookout.look(), lambda number: self._lookout.report_signal(number),
+            beat=lambda: self._freeze.beat(), away=self._away,
+        )  # fmt: skip
+        self.guard.on_raise(lambda: self._freeze.end_workers())
         self.guard.start()
         orphan.guarded()
         if ends_with_block and not forked:
@@ -107,7 +116,7 @@ class Job:
             self._let_all_leave(error)
         self.guard.stop()
         self.world = dataclasses.replace(self.world, store=None)
-        del self._store, self._ended, self._lookout  # rank 0's port closes with the last of them
+        del self._store, self._ended, self._lookout, self._freeze  # rank 0's port closes with the last of them
 
     def end_process(self, error: BaseException | None) -> None:
         """End a rank that the session started, where its block ends."""
@@ -130,7 +139,7 @@ class Job:
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
-            return self.guard.reason or RankFailed(f"rank 0, which serves the store, has gone: {lost}")
+            return self.guard.reason or RankFailed(f"{GONE}: {lost}")
         return None
 
     def _settle(self, error: BaseException) -> BaseException:
@@ -146,6 +155,8 @@ class Job:
         with contextlib.suppress(RuntimeError):
             first = self._first_failure(error, mine)
             self.guard.release()
+            if first.summary == LOST:
+                say(f"torchbus: {first.as_error()}")  # at once: a launcher of its own ends all ranks where one was killed
             if first.rank == self.world.rank or signal_seen or first.summary == mine.summary:
                 return _signalled(signal_seen, error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -154,16 +165,15 @@ class Job:
                 self._show(first)
             return error if isinstance(error, RankFailed | RanksDiverged) else first.as_error()
         self.guard.release()
-        return error
+        return RankFailed(GONE) if failure.is_consequence(error) else error
 
     def _first_failure(self, error: BaseException, mine: Failure) -> Failure:
-        deadline = time.monotonic() + (3.0 if failure.is_consequence(error) else 0.0)
-        while time.monotonic() < deadline:
-            found = failure.read(self._store) or self._lookout.dead_child()
-            if found is not None:
-                return found
+        clock, within_s = FairClock(0.1), 3.0 if failure.is_consequence(error) else 0.0
+        found = self._lookout.lost_rank() if self.guard.reason is None and (within_s or isinstance(error, SystemExit)) else None
+        while found is None and clock.seconds() < within_s:
+            found = self._lookout.known_failure()
             time.sleep(0.02)
-        return failure.publish(self._store, mine)
+        return found or failure.publish(self._store, mine)
 
     def _show(self, first: Failure) -> None:
         stream = sys.__stderr__ or sys.stderr
@@ -195,6 +205,17 @@ class Job:
         others = set(range(self.world.world_size)) - {child.rank for child in self._children}
         while not self._store.check([f"left/{rank}" for rank in others]) and time.monotonic() < deadline:
             time.sleep(0.005)
+
+    def _away(self, seconds: float) -> RankFailed | None:
+        """What the store's silence means; its connections are ended then, so that nothing of this rank waits for it."""
+        error = self._freeze.away(seconds)
+        if error is not None and self.world.store is not None:
+            shut(connected_to(self.world.store.port))
+        return error
+
+    def _rest(self) -> str:
+        """On an accelerator a thread that waits may spin."""
+        return rest.mark(self.world.shared.port) if self.world.device.type == "cpu" else "of an accelerator"
 
     def _place(self) -> Place:
         place = find(self.world.rank, self.waiting, self.backwards)

@@ -13,9 +13,13 @@ from torchbus.launch import failure
 from torchbus.launch.children import Child
 from torchbus.launch.ended import SOME_ENDED, Ended
 from torchbus.launch.failure import Failure
+from torchbus.launch.freeze import Freeze
 from torchbus.launch.hang import HangWatch
 from torchbus.launch.place import END, Place
+from torchbus.launch.say import say
 from torchbus.sealed import SealedStore
+
+GONE = "rank 0, which serves the store, has gone"
 
 
 class Lookout:
@@ -23,7 +27,8 @@ class Lookout:
 
     def __init__(
         self, store: SealedStore, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place], children: Sequence[Child],
-        parent_pid: int | None,
+        parent_pid: int | None, freeze: Freeze | None = None, rest: Callable[[], str] = lambda: "",
+        beat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._store = store
         self._rank = rank
@@ -31,16 +36,20 @@ class Lookout:
         self._place = place
         self._children = children
         self._parent_pid = parent_pid
-        self._hang = HangWatch(store, rank, world_size, hang_timeout_s, place)
+        self._freeze = freeze
+        self._is_ours = bool(children) or parent_pid is not None  # those that started one another know more of one another's ends
+        self._hang = HangWatch(store, rank, world_size, hang_timeout_s, place, rest, beat, say if freeze is None else freeze.say)
 
     def look(self) -> BaseException | None:
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             return RankFailed("rank 0 has gone")
         try:
-            found = failure.read(self._store) or self.dead_child()
+            found = failure.read(self._store) or self.dead_rank() or self._frozen()
+            if found is not None and found.frozen and self._freeze is not None:
+                self._freeze.end(found.rank, found.summary)
         except RuntimeError:
-            return RankFailed("rank 0, which serves the store, has gone")
-        if found is not None and found.rank != self._rank:
+            return RankFailed(GONE)
+        if found is not None and (found.rank != self._rank or found.frozen or (self._freeze is not None and self._freeze.stands)):
             return found.as_error()
         return self._ended_peer() or self._deadlock()
 
@@ -49,20 +58,41 @@ class Lookout:
         with contextlib.suppress(RuntimeError):
             failure.publish(self._store, received(self._rank, number))
 
-    def dead_child(self) -> Failure | None:
-        """A rank that this process started, and that ended with an error."""
+    def known_failure(self) -> Failure | None:
+        """For a rank that has lost a connection: why, as far as it can be known by now. Raises RuntimeError where nothing can."""
+        try:
+            return failure.read(self._store) or self.dead_rank()
+        except RuntimeError:
+            if self._is_ours:
+                raise
+            return self.lost_rank()  # the store may be gone a moment before the process that served it
+
+    def dead_rank(self) -> Failure | None:
+        """A rank that this process started and that ended with an error, or one of a launcher's, on this host, that is not there any more."""
         for child in self._children:
             status = child.poll()
             if status:
                 text = child.last_errors()
                 return failure.publish(self._store, Failure(child.rank, f"the process {child.words()}", text))
-        return None
+        return self.lost_rank()
+
+    def lost_rank(self) -> Failure | None:
+        """One of a launcher's, on this host, whose process is not there any more."""
+        lost = self._freeze.lost() if self._freeze is not None and not self._is_ours else None
+        if lost is not None:
+            with contextlib.suppress(RuntimeError):  # the store has gone with it
+                return failure.publish(self._store, lost)
+        return lost
+
+    def _frozen(self) -> Failure | None:
+        found = self._freeze.look() if self._freeze is not None else None
+        return failure.publish(self._store, found) if found is not None else None
 
     def _deadlock(self) -> BaseException | None:
         try:
             error = self._hang.look()
         except RuntimeError:
-            return RankFailed("rank 0, which serves the store, has gone")
+            return RankFailed(GONE)
         if error is not None:
             failure.publish(self._store, failure.of(self._rank, error))
         return error

@@ -12,6 +12,7 @@ from typing import Any
 from torch.nn import Module
 
 from torchbus import thread_frames
+from torchbus.launch.standstill import is_stopped
 from torchbus.notices import LIBRARIES, is_inside
 
 END = "the end of the session"
@@ -23,7 +24,8 @@ DATA = "torch.utils.data.dataloader"
 @dataclass(frozen=True)
 class Place:
     """``waits_in``: the synchronisation that the rank waits in ("backward 41", "s.barrier"), "" if it waits in none.
-    ``line``: of the loop, as in "train.py:57". ``source``: that line's text. ``note``: what else can be said."""
+    ``line``: of the loop, as in "train.py:57". ``source``: that line's text. ``note``: what else can be said.
+    ``rest``: stays the same as long as the rank can't go on by itself, "" where it may (module rest)."""
 
     rank: int
     waits_in: str
@@ -31,6 +33,7 @@ class Place:
     source: str
     backwards: int
     note: str = ""
+    rest: str = ""
 
     def words(self) -> str:
         what = f"waits in {self.waits_in}" if self.waits_in else f"is elsewhere, after {self.backwards} backward calls"
@@ -78,9 +81,22 @@ def _synchronisation(chain: list[FrameType]) -> str:
 
 def _note(inner: list[FrameType]) -> str:
     """Whether the rank waits for the workers of its loader, and whether they live."""
-    for frame in inner:
-        iterator: Any = frame.f_locals.get("self") if _name(frame) == DATA else None
-        workers = getattr(iterator, "_workers", None)
-        if workers:
-            return f"it waits for the workers of its DataLoader, of which {sum(worker.is_alive() for worker in workers)} of {len(workers)} live"
-    return ""
+    iterator = _loader(inner)
+    if iterator is None:
+        return ""
+    workers = iterator._workers
+    note = f"it waits for the workers of its DataLoader, of which {sum(worker.is_alive() for worker in workers)} of {len(workers)} live"
+    stopped = [str(worker.pid) for worker in workers if is_stopped(worker.pid)]
+    return f"{note}; stopped by a signal: process {', '.join(stopped)}" if stopped else note
+
+
+def waited_workers() -> tuple[list[int], object]:
+    """The processes of the loader that the main thread waits for, and how many of its batches have come."""
+    iterator = _loader(thread_frames.of_thread(threading.main_thread().ident))
+    return ([], None) if iterator is None else ([worker.pid for worker in iterator._workers], getattr(iterator, "_rcvd_idx", None))
+
+
+def _loader(frames: list[FrameType]) -> Any:
+    """The iterator over workers that one of the frames belongs to."""
+    iterators = (frame.f_locals.get("self") for frame in frames if _name(frame) == DATA)
+    return next((iterator for iterator in iterators if getattr(iterator, "_workers", None)), None)

@@ -15,6 +15,7 @@ import torch
 from torchbus.errors import LaunchError, UsageError
 from torchbus.launch import inherited, secret
 from torchbus.launch.children import Child, end, error_file, standard_input
+from torchbus.launch.fair import FairClock
 from torchbus.launch.job import Job
 from torchbus.launch.joining import Place
 from torchbus.launch.nodes import Nodes, find_nodes
@@ -74,9 +75,9 @@ def wait_until_joined(store: SealedStore, world: World, children: list[Child], w
         _compare_keys(store, world, children)
     joined = RollCall(store, "joined", world.rank, world.world_size)
     joined.say()
-    deadline = time.monotonic() + within_s
+    clock = FairClock(0.05)
     while not joined.is_complete():
-        if time.monotonic() > deadline:
+        if clock.seconds() > within_s:
             end(children, 0)
             raise LaunchError(late)
         for child in children:

@@ -23,4 +23,5 @@ class Request:
     print_all_ranks: bool = False
     timeout: timedelta = DEFAULT_TIMEOUT
     hang_timeout_s: float = 60.0
+    freeze_timeout_s: float = 600.0
     launch_rule: str = ""

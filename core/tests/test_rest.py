@@ -1,0 +1,112 @@
+"""What is evidence, and what is only time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from torchbus.launch import rest
+from torchbus.launch.fair import FairClock
+from torchbus.launch.hang import HangWatch, report
+from torchbus.launch.looking import Looking
+from torchbus.launch.place import Place
+
+linux = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
+
+
+def test_a_fair_clock_leaves_out_what_its_own_process_has_missed():
+    clock = FairClock(step_s=0.1)
+    time.sleep(0.5)  # as if stopped
+    assert 0 < clock.seconds() <= 0.1
+
+
+@linux
+def test_a_fair_clock_leaves_out_the_wait_for_a_processor(tmp_path):
+    (tmp_path / "schedstat").write_text("0 0 0")
+    clock = FairClock(1.0, str(tmp_path))
+    (tmp_path / "schedstat").write_text(f"0 {10**12} 0")
+    time.sleep(0.05)
+    assert clock.seconds() == 0.0
+
+
+IDLE = """
+import socket, sys, threading, time
+from torchbus.launch import rest
+pair = socket.socketpair()
+if "unread" in sys.argv: pair[0].send(b"x")
+seen = []
+def look():
+    for _ in range(3):
+        time.sleep(0.3)
+        seen.append(rest.mark(0))
+    if "woken" in sys.argv:
+        lock.release()
+        time.sleep(0.3)
+        seen.append(rest.mark(0))
+    print(*(bool(mark) for mark in seen), len(set(seen)), flush=True)
+    import os; os._exit(0)
+lock = threading.Lock(); lock.acquire()
+threading.Thread(target=look).start()
+if "busy" in sys.argv:
+    while True: pass
+if "woken" in sys.argv: lock.acquire()
+threading.Event().wait()
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("idle", "True True True 1"), ("unread", "False False False 1"), ("busy", "False False False 1"), ("woken", "True True True True 2")],
+)
+def test_a_process_rests_while_nothing_runs_and_nothing_is_unread(how, told):
+    result = subprocess.run([sys.executable, "-c", IDLE, how], capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.stdout.strip() == told, result.stderr
+
+
+@linux
+def test_the_store_is_asked_all_the_time():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            client.send(b"x")
+            time.sleep(0.1)
+            port = server.getsockname()[1]
+            assert rest._carries_something(accepted.fileno(), 0) and not rest._carries_something(accepted.fileno(), port)
+
+
+def place(rank: int, waits_in: str, mark: str) -> Place:
+    return Place(rank, waits_in, "train.py:1", "", 3, "", mark)
+
+
+@pytest.mark.parametrize(
+    ("marks", "diverged"), [((("a", "b"), ("a", "b")), True), ((("a", "b"), ("a", "c")), False), ((("a", ""), ("a", "")), False)]
+)
+def test_ranks_in_different_places_have_diverged_once_both_rest(marks, diverged):
+    watch = HangWatch(None, 0, 2, 60.0, lambda: place(0, "", ""))  # type: ignore[arg-type]
+    found = [watch._deadlock([place(0, "backward 4", one), place(1, "s.barrier", other)]) for one, other in marks]
+    assert found[0] is None and (found[1] is not None) == diverged
+
+
+def test_ranks_in_one_slow_call_do_not_depend_on_the_rank():
+    told = report([place(0, "s.barrier", ""), place(1, "s.barrier", "")], 2, 60.0)
+    assert "none is missing: all are in the same call" in told and "depends on the rank" not in told
+    assert "depends on the rank" in report([place(0, "s.barrier", ""), place(1, "backward 3", "")], 2, 60.0)
+
+
+def test_a_look_that_does_not_come_back_is_noticed():
+    let_go = threading.Event()
+    looking = Looking(lambda: let_go.wait() and None, 0.01)
+    looking.start()
+    deadline = time.monotonic() + 30
+    while looking.away_s() < 0.3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert looking.away_s() >= 0.3
+    let_go.set()
+    looking.stop()
+    assert looking.away_s() == 0.0
