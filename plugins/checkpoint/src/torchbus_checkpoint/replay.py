@@ -21,7 +21,7 @@ from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
 
-from torchbus_checkpoint import counters, course, history
+from torchbus_checkpoint import counters, course, history, samples
 from torchbus_checkpoint.course import REMEDY, refuse_hidden, signature
 from torchbus_checkpoint.frames import user_frames
 from torchbus_checkpoint.gaps import UNKNOWN
@@ -115,6 +115,8 @@ class Replay:
         course.refuse_another_loader(saved, loader, position.passes_begun)
         self._compares &= course.draws_alike(saved, position.gaps.ended(frames) if self._compares else UNKNOWN, *key)
         if key in self._open:
+            if "samples" in self._open[key]:
+                samples.compare(self._open[key]["samples"], loader, saved.over)
             position.put_random(self._open[key]["started"], loader)
             return None
         if saved.before_training:
