@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
 
@@ -52,14 +52,44 @@ def test_draws_that_depend_on_a_metric_are_refused_by_name(tmp_path: Path) -> No
         interrupted(loop, tmp_path, 5)
 
 
-def test_another_split_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_epochs", [False, True])
+def test_samples_that_are_chosen_by_a_count_are_refused(tmp_path: Path, by_epochs: bool) -> None:
+    def loop(s: Any, clock: Clock) -> None:
+        model, optimizer = make()
+        seen = 0
+        for _ in s.epochs(3) if by_epochs else range(3):
+            for (x,) in DataLoader(Subset(DATA, range(seen, seen + 6)), batch_size=2):
+                step(model, optimizer, x)
+                seen += len(x)
+                clock()
+
+    with pytest.raises(UsageError, match=r"over a loader of Subset, 6 samples.* had chosen other samples.*Choose them by the epoch"):
+        interrupted(loop, tmp_path, 5)
+
+
+def test_tensors_that_a_loop_makes_by_a_count_are_said(tmp_path: Path) -> None:
+    def loop(s: Any, clock: Clock) -> None:
+        model, optimizer = make()
+        seen = 0
+        for _ in range(3):
+            for (x,) in DataLoader(TensorDataset(DATA.tensors[0][seen : seen + 6]), batch_size=2):
+                step(model, optimizer, x)
+                seen += len(x)
+                clock()
+
+    with pytest.warns(UserWarning, match=r"the tensors of the loader of TensorDataset, 6 samples.* are not those"):
+        interrupted(loop, tmp_path, 5)
+
+
+def test_other_draws_before_the_first_pass_are_said(tmp_path: Path) -> None:
     """By a seed that the script draws from the clock, as it were."""
 
     def loop(s: Any, clock: Clock) -> None:
         model, optimizer = make()
         if folder.found(tmp_path):
             torch.manual_seed(5)
-        epoch(model, optimizer, clock, torch.randperm(22)[:8].tolist())
+        torch.randn(3)
+        epoch(model, optimizer, clock, [*range(8)])
 
     with pytest.warns(UserWarning, match=r"before its first pass over a loader the script draws other random numbers \(torch\)"):
         interrupted(loop, tmp_path, 2)

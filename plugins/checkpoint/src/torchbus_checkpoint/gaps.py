@@ -6,15 +6,13 @@ run the passes are left out, and what lies between them is run: with the random 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from torch import Tensor
 from torchbus import Session
 
 from torchbus_checkpoint import variables
+from torchbus_checkpoint.hashes import digest
 from torchbus_checkpoint.plain import copied, encode
 
 Gap = dict[str, Any]  # "start": a ``Standing``; "ends": by generator, a digest of where it stood when the pass began; "drawn": those that had moved
@@ -56,8 +54,8 @@ class Gaps:
         if self._start is None:
             return UNKNOWN
         before, now = _by_generator(self._start), _by_generator(self.standing(frames))
-        ends = {name: _digest(now[name]) for name in before.keys() & now.keys()}
-        drawn = sorted(name for name, end in ends.items() if _digest(before[name]) != end)
+        ends = {name: digest(now[name]) for name in before.keys() & now.keys()}
+        drawn = sorted(name for name, end in ends.items() if digest(before[name]) != end)
         drawn += ["in evaluation"] if self._session.random.drew_in_evaluation else []
         return {"start": copied(self._start), "ends": ends, "drawn": drawn} if drawn else None
 
@@ -83,20 +81,3 @@ def _by_generator(standing: Standing) -> dict[str, Any]:
         for kind, state in stream.items() if name != "evaluation" else ():
             found.setdefault(kind, []).append(state)
     return found
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(b"".join(_bytes(value))).hexdigest()[:16]
-
-
-def _bytes(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Tensor):
-        yield value.cpu().numpy().tobytes()
-    elif isinstance(value, dict):
-        for key in sorted(value):
-            yield from (repr(key).encode(), *_bytes(value[key]))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _bytes(item)
-    else:
-        yield repr(value).encode()

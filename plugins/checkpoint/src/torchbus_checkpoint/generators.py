@@ -32,7 +32,7 @@ def write(loader: DataLoader[Any], states: dict[str, Any]) -> None:
             thing.load_state_dict(decode(states[path]))
 
 
-def _parts(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
+def parts(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
     yield "loader", loader
     seen = {id(loader)}
     for name in PARTS:
@@ -46,14 +46,14 @@ def _parts(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _generators(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
-    for path, part in _parts(loader):
+    for path, part in parts(loader):
         for name, thing in getattr(part, "__dict__", {}).items():
             if is_one(thing):
                 yield f"{path}.{name}", thing
 
 
 def _stateful(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
-    for path, part in _parts(loader):
+    for path, part in parts(loader):
         if path != "loader" and hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
             yield path, part
 

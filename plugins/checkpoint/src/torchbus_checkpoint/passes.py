@@ -26,6 +26,7 @@ class OpenPass:
     loader: weakref.ref[DataLoader[Any]]
     started: State
     counters: Counters
+    samples: dict[str, str]
     wanted: State | None = None
     iterator: weakref.ref[LoaderIterator] | None = None
     origin: Origin | None = None

@@ -16,7 +16,7 @@ from torchbus import Session, hookimpl
 from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import counters, generators, wrappers
+from torchbus_checkpoint import counters, generators, samples, wrappers
 from torchbus_checkpoint.counters import Counters
 from torchbus_checkpoint.course import refuse_hidden, signature
 from torchbus_checkpoint.frames import user_frames
@@ -96,7 +96,9 @@ class Position:
         ordinal = self.history.begin(Pass(signature(loader), not self.trains, self.gaps.ended(frames)), frames)
         for one in self.open if ordinal != NESTED else ():
             one.taken_before = one.taken
-        self._opening = OpenPass(self.section, ordinal, weakref.ref(loader), self.random_state(loader), counters.around(frames))
+        self._opening = OpenPass(
+            self.section, ordinal, weakref.ref(loader), self.random_state(loader), counters.around(frames), samples.look(loader)
+        )  # fmt: skip
 
     @hookimpl(trylast=True)
     def loader_opened(self, iterator: LoaderIterator) -> None:
@@ -176,7 +178,7 @@ class Position:
             "saves": self.gaps.saves,
             "open": [
                 {"section": one.section, "ordinal": one.ordinal, "started": one.started, "wanted": one.wanted,
-                 "taken": wrappers.used(self._session, one), "last": one.taken_before != one.taken}
+                 "taken": wrappers.used(self._session, one), "last": one.taken_before != one.taken, "samples": one.samples}
                 for one in self.open if one.alive is not None or wrappers.waiting(self._session, one)
             ],
             "loaders": [[signature(loader), generators.read(loader)] for loader in (known() for known in self._loaders) if loader is not None],

@@ -21,7 +21,7 @@ from torchbus.notices import warn
 from torchbus.seams.loader import LoaderIterator
 from torchbus.seams.skipping import Answer
 
-from torchbus_checkpoint import counters, course, history
+from torchbus_checkpoint import counters, course, history, samples
 from torchbus_checkpoint.course import REMEDY, refuse_hidden, signature
 from torchbus_checkpoint.frames import user_frames
 from torchbus_checkpoint.gaps import UNKNOWN
@@ -56,6 +56,7 @@ class Replay:
         session.on_close.callback(self._quiet.close)
         self.section: Section = tuple(saved["section"])
         self._compares = rank_alike
+        self._in_its_gap = False
         self.pending = True
 
     # Epochs of s.epochs -----------------------------------------------------------------------------------------
@@ -89,6 +90,7 @@ class Replay:
         if gap and gap["start"]:
             self._position.put_standing(gap["start"], frames)
             self._compares = self._alike
+            self._in_its_gap = at_end and self._alike
         self._position.gaps.begin(frames)
 
     @property
@@ -115,6 +117,8 @@ class Replay:
         course.refuse_another_loader(saved, loader, position.passes_begun)
         self._compares &= course.draws_alike(saved, position.gaps.ended(frames) if self._compares else UNKNOWN, *key)
         if key in self._open:
+            if "samples" in self._open[key]:
+                samples.compare(self._open[key]["samples"], loader, saved.over)
             position.put_random(self._open[key]["started"], loader)
             return None
         if saved.before_training:
@@ -169,11 +173,11 @@ class Replay:
             self.arrive()
 
     def arrive(self, draws_on: bool = False) -> None:
-        """Put everything back. ``draws_on``: in a gap that the earlier run was in as well, and which this one has gone through from its
+        """Put everything back. ``draws_on``: where the earlier run was in this gap as well, which this one has gone through from its
         begin, the random numbers stand where they should."""
         frames = user_frames(self._session.frame)
         refuse_hidden(self._saved["counters"], counters.around(frames), "in this run where it goes on")
-        stand = self._position.gaps.standing(frames) if draws_on and self._alike and self._saved.get("gap") is not None else None
+        stand = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
         self.pending = False
         self._position.history.adopt(self._passes)
         for one in self._position.open:
