@@ -125,14 +125,16 @@ def accumulated(epochs: Epochs, clock: Clock) -> Any:
 
 
 def looked_at_first(epochs: Epochs, clock: Clock) -> Any:
-    """A batch to look at, whose iterator lives on; statistics over the data; a second head that is made half-way."""
+    """A batch to look at, whose iterator lives on for a while; statistics over the data; a second head that is made half-way."""
     model, optimizer = make()
     train = DataLoader(DATA, batch_size=4, shuffle=True)
     batches = iter(train)
     first = next(batches)[0].mean()
     mean = torch.cat([x for (x,) in train]).mean(0)
     noise = nn.Parameter(torch.randn(3), requires_grad=False)
-    for _ in epochs(3):
+    for epoch in epochs(3):
+        if epoch == 1:
+            del batches
         noise.copy_(torch.randn(3))
         for (x,) in train:
             step(model, optimizer, x - mean + first + noise)

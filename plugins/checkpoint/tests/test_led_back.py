@@ -164,6 +164,20 @@ def test_steps_of_two_optimizers_are_numbered_as_without_interruptions(tmp_path:
     assert interruptions[-1] == once(tmp_path / "whole", -1)
 
 
+def test_a_count_that_the_way_back_changes_is_put_back(tmp_path: Path) -> None:
+    """It was as at first when the checkpoint was written, so that it stands in none."""
+
+    def loop(s: Any, clock: Clock) -> int:
+        model, optimizer = make()
+        epochs_without_loss = 0
+        for _ in range(4):
+            total = epoch(model, optimizer, clock, [*range(12)])
+            epochs_without_loss += total == 0.0
+        return epochs_without_loss
+
+    assert interrupted(loop, tmp_path, 8) == 0
+
+
 def test_a_wrapper_that_fetches_ahead_is_led_back(tmp_path: Path) -> None:
     """It ends its pass before the loop has used the last batches."""
 
