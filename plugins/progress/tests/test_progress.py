@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -216,7 +217,10 @@ def test_a_bar_without_room_for_its_lines_goes_on_with_them(monkeypatch: pytest.
             loader = DataLoader(torch.ones(20, 1))
             list(loader)
             output._stream = streams[-1]
-            seen = sum(len(batch) for batch in loader)
+            seen = 0
+            for batch in loader:
+                seen += len(batch)
+                time.sleep(0.001)  # ten times what the bar rests
     for stream in streams:
         with contextlib.suppress(OSError):
             stream.close()

@@ -197,17 +197,14 @@ class Tracker:
 
     def _is_left_out(self) -> bool:
         """Whether this call is not made, since those before it failed."""
-        self._since_made += 1
         many = self._failures_in_a_row - RARER_AFTER_FAILURES
-        if many >= 0 and self._since_made < min(2 ** min(many + 1, RAREST), RAREST):
-            return True
-        self._since_made = 0
-        return False
+        left_out = many >= 0 and self._since_made + 1 < min(2 ** min(many + 1, RAREST), RAREST)
+        self._since_made = self._since_made + 1 if left_out else 0
+        return left_out
 
     def _made(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """On the tracker's thread. A client whose disk is full loses what it is given, without a word or for good: it is not called then."""
-        folder = self.folder()
-        if folder is not None and not has_room(folder):
+        if (folder := self.folder()) is not None and not has_room(folder):
             raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         return function(*arguments)
 

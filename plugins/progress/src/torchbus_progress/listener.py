@@ -123,7 +123,7 @@ class Listener:
 
     def lost(self, error: OSError) -> None:
         """A line could not be written: said once, where that can be."""
-        self._next_s = time.monotonic() + max(self._output.pause_s, LARGEST_PART)
+        self._next_s = time.monotonic() + self._output.pause_s
         if not self._has_lost:
             self._has_lost = True
             warn(f"the progress bar could not be written: {error.strerror or error}. Training goes on, and so do attempts to write")
