@@ -221,14 +221,14 @@ def test_statistics_of_an_averaged_model_over_a_loader_of_its_own_are_alike() ->
     assert found["error"] < 1e-12
 
 
-def test_zipped_loaders_over_one_class_of_data_set_whose_shares_differ_are_told() -> None:
+def test_a_loss_between_batches_of_zipped_loaders_whose_shares_differ_is_told() -> None:
     result = run(
         NET
         + """
         one, other = (DataLoader(TensorDataset(torch.arange(3.0 * size).reshape(size, 3) / 60), batch_size=4) for size in (16, 15))
         for (x,), (y,) in zip(one, other):
             optimizer.zero_grad()
-            (net(x).mean() + net(y).mean()).backward()
+            (net(x).mean() - net(y).mean()).square().backward()
             optimizer.step()
         """
     )

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchbus import session
 from torchbus.errors import UsageError
+from torchbus.loss_count import ALL, COUNTED, NORM, SLOTS, WEIGHT
 from torchbus.loss_graph import Term, terms_of
-from torchbus.loss_weight import ALL, COUNTED, NORM, SLOTS, WEIGHT, LossWeights
+from torchbus.loss_weight import LossWeights
 from torchbus.share import Share
 
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
@@ -113,8 +114,10 @@ def test_terms_of_unlike_counts_are_said() -> None:
     with session() as s:
         losses = LossWeights(s)
         counts = [losses.of(F.cross_entropy(X, Y) + X.mean()), losses.of(F.cross_entropy(X, Y.clamp(min=0)) + X.mean())]
-        with pytest.warns(UserWarning, match="the terms of the loss are means over unlike counts"):
+        with pytest.warns(UserWarning, match="the terms of the loss have begun to be means over unlike counts"):
             losses.settle(told(counts))
+        with pytest.warns(UserWarning, match="the terms of the loss are means over unlike counts"):
+            losses.settle(told(counts), windows=True)
 
 
 def test_slots() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 Number = float | Tensor  # a tensor where it is on a GPU: to read it would wait
@@ -20,13 +22,14 @@ MEAN, SUM = 1, 2  # as torch numbers them
 DEPTH = 64
 
 
-class Term(NamedTuple):
+@dataclass(slots=True)
+class Term:
     """One of the terms that a loss adds up.
 
     ``reduction``: "mean", "sum", "unknown" or "hidden" (the graph of a compiled function). ``number``: how many things it is a mean of; None
     where that can't be told. ``divisors``: it is a sum that the loop has
     divided by these, whose product is ``number``. ``sizes``: the shape of what was reduced. ``over``: what the loop has
-    divided a mean by, once more.
+    divided a mean by, once more. ``node``: where the graph reduces it; None for a term that can't be told.
     """
 
     reduction: str
@@ -34,9 +37,10 @@ class Term(NamedTuple):
     divisors: Divisors = ()
     sizes: tuple[int, ...] = ()
     over: Divisors = ()
+    node: Any = field(default=None, compare=False, repr=False)
 
 
-UNKNOWN = Term("unknown")
+UNKNOWN = Term("unknown")  # nobody changes it
 
 
 def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
@@ -70,17 +74,17 @@ def _terms(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
 def _with_count(node: Any, divisors: Divisors) -> Term:
     """Cross entropy and NLL keep the number of targets that count, or the sum of their classes' weights."""
     if node._saved_reduction != MEAN:
-        return _summed(tuple(node._saved_target.shape), divisors)
+        return _summed(tuple(node._saved_target.shape), divisors, node)
     count = node._saved_total_weight
-    return Term("mean", count.item() if count.device.type == "cpu" else count, over=divisors)
+    return Term("mean", count.item() if count.device.type == "cpu" else count, over=divisors, node=node)
 
 
 def _reduced(reduction: int, node: Any, rows: int, divisors: Divisors) -> Term:
     values = getattr(node, "_saved_self", None)
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
-        return _summed(sizes, divisors)
-    return Term("mean", _length(sizes, rows), sizes=sizes, over=divisors) if reduction == MEAN else UNKNOWN
+        return _summed(sizes, divisors, node)
+    return Term("mean", _length(sizes, rows), sizes=sizes, over=divisors, node=node) if reduction == MEAN else UNKNOWN
 
 
 def _mean(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
@@ -88,7 +92,7 @@ def _mean(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
         return _each(child, rows, (*divisors, float(sizes[0])) if sizes else divisors, depth)
-    return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors)]
+    return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors, node=node)]
 
 
 def _sum(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
@@ -96,11 +100,11 @@ def _sum(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     child = node.next_functions[0][0]
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
         return _each(child, rows, divisors, depth)
-    return [] if _of_a_parameter(child) else [_summed(sizes, divisors)]
+    return [] if _of_a_parameter(child) else [_summed(sizes, divisors, node)]
 
 
-def _summed(sizes: tuple[int, ...], divisors: Divisors) -> Term:
-    return Term("mean", math.prod(divisors), divisors, sizes) if divisors else Term("sum", sizes=sizes)
+def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Any) -> Term:
+    return Term("mean", math.prod(divisors), divisors, sizes, node=node) if divisors else Term("sum", sizes=sizes, node=node)
 
 
 def _length(sizes: Any, rows: int) -> float:
@@ -147,6 +151,15 @@ def _of_a_parameter(node: Any) -> bool:
             return False
         node = children.pop()
     return False
+
+
+def unless_clamped(term: Term, loss: Tensor) -> Number:
+    """``sum / mask.sum().clamp(min=1)`` where nothing is left by the mask: a loss of zero over one, which counts nothing."""
+    number = term.number
+    if isinstance(number, Tensor):
+        return torch.where((number == 1) & (loss.detach() == 0), 0, number) if term.divisors else number
+    assert number is not None
+    return 0.0 if term.divisors and number == 1.0 and not loss.item() else number
 
 
 def same(a: float, b: float) -> bool:

@@ -10,60 +10,27 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchbus.common_divisor import CommonDivisor
 from torchbus.errors import UsageError
-from torchbus.loss_graph import Divisors, Number, Term, same, terms_of
-from torchbus.loss_words import HIDDEN, NEITHER, NO_COUNT, REPEATED, UNLIKE, WORDS
+from torchbus.loss_count import ALL, ALL_SQUARED, COUNTED, HAVE_RATIO, NORM, RATIO, RATIO_SQUARED, UNTOLD, WEIGHT, Count, Scales
+from torchbus.loss_graph import Divisors, Number, Term, same, terms_of, unless_clamped
+from torchbus.loss_words import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NEITHER, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
 from torchbus.notices import warn
+from torchbus.share import Share
+from torchbus.term_weights import Apart, TermWeights, of_one_batch, unique
+from torchbus.zipped import Behind
 
 if TYPE_CHECKING:
     from torchbus.session import Session
 
 MODES = ("auto", "samples", "tokens")
-SLOTS = 7
-WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED = range(SLOTS)
 SPREAD = 1e-5  # of squares that are told in float32
 ALIKE_FOR = 3
-
-
-class Count:
-    """What one backward counts on this rank.
-
-    ``weight``: multiplies its gradient, and its loss where losses are averaged. ``norm``: the weight of all that this rank's gradients
-    hold after it. ``counted``: weights are not those of samples. ``total``: the count over the unit, where it may be the same on all
-    ranks. ``ratio``: of the counts of several terms. ``left``: the plugin that has set it divides the gradients itself, by ``scale``, which is
-    known after a synchronised backward. ``anew``: gradients from before must be kept apart from what this backward makes.
-    """
-
-    __slots__ = ("anew", "counted", "left", "norm", "ratio", "scale", "total", "weight")
-
-    def __init__(self, weight: Number, counted: bool = False, total: Number = 0.0, ratio: float = 0.0) -> None:
-        self.weight = self.norm = weight
-        self.counted, self.total, self.ratio = counted, total, ratio
-        self.left = self.anew = False
-        self.scale: Number = 1.0
-
-    @property
-    def is_zero(self) -> bool:
-        """One on a GPU is not looked at: a gradient times zero is what it gives."""
-        return isinstance(self.weight, float) and self.weight == 0.0
-
-    def told(self) -> list[Number]:
-        """To be averaged over ranks."""
-        total, ratio = self.total, self.ratio
-        return [self.weight, self.norm, float(self.counted), total, total * total, ratio, ratio * ratio]
-
-
-class Scales(NamedTuple):
-    """What gradients, and the loss, that were averaged over ranks are to be multiplied by."""
-
-    gradient: Number
-    loss: Number
 
 
 class LossWeights:
@@ -75,7 +42,7 @@ class LossWeights:
         self.unit = 1.0
         self.agreed = False
         self._waits = session.device.type == "cpu"
-        self._terms: list[Number | None] = []
+        self._terms: list[Number] = []
         self._ratio = 0.0
         self._sizes: tuple[int, ...] = ()
         self._divisors: Divisors = ()
@@ -88,6 +55,10 @@ class LossWeights:
         self._alike = 0
         self._before = 0.0
         self._common = CommonDivisor()
+        self._each = TermWeights(session)
+        self._shared = Share()
+        self._behind = Behind(session)
+        self._have_met = False
 
     def of(self, loss: Tensor | None, settles: bool = True, expected: float = 0.0) -> Count:
         """Read the loss's graph. ``settles``: the host will know what the ranks have told before it goes on. Where it does not, on a GPU, ranks
@@ -103,50 +74,85 @@ class LossWeights:
         count.anew = True
         return count
 
-    def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
-        share, parts = self._session.share, self._session.world.data.parts
-        rows = round(share.weight * share.count / parts) if share.count else round(expected)
-        expected = expected or (share.count / parts if share.count else 1.0)
+    def meet(self, count: Count) -> Count:
+        """Before a backward that is synchronised: terms that weigh apart get their weights, in the graph. All ranks call it alike: it is one
+        collective in the first backwards, and for good where terms are means over unlike counts; else none."""
+        apart = count.apart
+        weights = self._each.meet(apart) if self.mode != "samples" and self._each.meets else None
+        self._have_met = weights is not None
+        if apart is None or (weights is None and not apart.zipped):
+            if not self._behind.is_told:
+                self._say(ZIPPED.format(self._behind.unlike, IN_NO_GRAPH))
+            return count
+        self.note = self.note or WORDS["terms" if weights else "zipped"]
+        return self._multiplied(count, apart, weights or apart.weights)
+
+    def _multiplied(self, count: Count, apart: Apart, weights: Sequence[Number]) -> Count:
         self._own = None
-        term, ratio = self._find(loss, rows)
+        new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
+        value = self._each.multiply(apart, weights)
+        new.value, new.anew = apart.loss.detach() * self._session.share.weight if value is None else value, count.anew
+        return new
+
+    def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
+        self._each.let_go()
+        self._own, parts = None, self._session.world.data.parts
+        self._shared, apart = self._behind.find(loss, self.mode != "samples", expected > 0.0)
+        if apart is not None:
+            self._terms = apart.counts
+            return Count(self._shared.weight, ratio=0.0 if self.mode == "samples" else apart.ratio(), apart=apart)
+        share = self._shared
+        rows = round(share.weight * share.count / parts) if share.count else round(expected)
+        term, ratio, apart = self._find(loss, rows, not expected and (self._behind.is_told or share.weight > 0.0))
+        expected = expected or (share.count / parts if share.count else 1.0)
         if term is None or term.number is None:
-            return Count(share.weight)
+            return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
+        ratio = ratio if self._behind.is_told else UNTOLD
         assert loss is not None
         self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
         scale = expected * self.unit
-        count = self._weighted(_unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio)
+        count = self._weighted(unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio)
+        count.apart = apart
         if count.counted:
             self.note = self.note or WORDS["divided" if term.divisors else "elements" if term.sizes else "targets"]
             if not settles and not self._waits and not self.agreed:
                 return Count(share.weight, True)
         return count
 
+    def of_sum(self, loss: Tensor | None) -> Count:
+        """A sum over samples, of which every rank's counts in full, but for batches that are there for want of samples."""
+        self._each.let_go()
+        parts = float(self._session.world.data.parts)
+        share, apart = self._behind.find(loss, False, False)
+        apart = apart and apart._replace(weights=[parts if weight else 0.0 for weight in apart.weights])
+        return Count(parts if share.weight else 0.0, apart=apart)
+
     def _weighted(self, weight: Number, total: Number = 0.0, ratio: float = 0.0) -> Count:
-        by_samples = self._session.share.weight
+        by_samples = self._shared.weight
         if not isinstance(weight, Tensor) and same(weight, by_samples):
             return Count(by_samples, False, total, ratio)
         return Count(weight if by_samples else 0.0, True, total, ratio)
 
-    def _find(self, loss: Tensor | None, rows: int) -> tuple[Term | None, float]:
+    def _find(self, loss: Tensor | None, rows: int, may_meet: bool) -> tuple[Term | None, float, Apart | None]:
         """The term that decides, and a digest of what the others count relative to it."""
         if self.mode == "samples" or loss is None:
-            return None, 0.0
+            return None, 0.0, None
         terms = terms_of(loss, rows)
         if len(terms) == 1 and terms[0].number is not None:
-            return terms[0], 0.0
+            return terms[0], 0.0, None
         if len(terms) != rows:
             self._numbers_of_terms.add(len(terms))
         elif rows > 1 and rows not in self._numbers_of_terms and all(_is_divided_by(rows, term) for term in terms):
-            return None, 0.0  # a mean over samples, each with a term of its own
+            return None, 0.0, None  # a mean over samples, each with a term of its own
         if not terms or any(term.number is None for term in terms):
             self._not_told(terms)
-            return None, 0.0
+            return None, 0.0, None
         first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
-        self._terms = [term.number for term in terms]
-        if any(isinstance(term.number, Tensor) for term in terms) or not first.number:
-            return first, self._ratio
-        self._ratio = sum((place + 2) * term.number / first.number for place, term in enumerate(terms))  # type: ignore[operator, misc]
-        return first, self._ratio
+        self._terms = numbers = [term.number for term in terms if term.number is not None]
+        apart = of_one_batch(loss, unique(terms), rows, self._shared) if may_meet and self._each.meets else None
+        if first.number and not any(isinstance(number, Tensor) for number in numbers):
+            self._ratio = sum((place + 2) * number / first.number for place, number in enumerate(numbers))  # type: ignore[misc]
+        return first, self._ratio, apart
 
     def _not_told(self, terms: list[Term]) -> None:
         kinds = {term.reduction for term in terms}
@@ -157,19 +163,24 @@ class LossWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
-        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants)}
+        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants), "apart": self._each.apart}
         return found | {"common": self._common.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.unit, self.agreed, self._ratio, self._constants = state["unit"], state["agreed"], state["ratio"], set(state["constants"])
+        self._each.apart = state.get("apart", False)
         self._common.load_state_dict(state["common"])
 
     # After the ranks have told each other ----------------------------------------------------------------------
 
     def settle(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
         """``mean``: of what all ranks have told, the same on all of them. None: nothing is to be divided."""
-        if mean[RATIO] and _spread(mean[RATIO], mean[RATIO_SQUARED]) > SPREAD:
-            self._say(UNLIKE.format(", ".join(f"{float(number):g}" for number in self._terms if number is not None)))
+        self._each.let_go()
+        if self._have_met:
+            return None
+        have = mean[HAVE_RATIO]
+        if mean[RATIO] < 0.0 or (have and _spread(mean[RATIO] / have, mean[RATIO_SQUARED] / have) > SPREAD):
+            self._unlike(windows)
         same_everywhere = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         alike = self._common.judge(same_everywhere, self._own, self._session.share.count, self._session.world.data.parts)
         if self._common.has_counted_repeated:
@@ -188,7 +199,8 @@ class LossWeights:
 
     def settle_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
         """The same, where nobody waits for the numbers."""
-        if not self.agreed:
+        self._each.let_go()
+        if not self.agreed or self._have_met:
             return None
         alike = (mean[ALL] > 0.0) & (mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED])
         alike = alike & self._common.is_found
@@ -228,6 +240,14 @@ class LossWeights:
         whole = any(getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins())
         return found and (whole or isinstance(self._session.share.indices, range) or count not in accumulate(self._sizes, operator.mul))
 
+    def _unlike(self, windows: bool) -> None:
+        """Terms count unlike things, which nobody knew before."""
+        text = UNLIKE if windows or self._each.apart else LATE
+        self._each.apart |= not windows
+        if self._behind.unlike:
+            return self._say(ZIPPED.format(self._behind.unlike, IN_WINDOW if windows else IN_NO_GRAPH))
+        self._say(text.format(", ".join(f"{float(number):g}" for number in self._terms)))
+
     def _say(self, text: str) -> None:
         if text[:40] not in self._said:
             self._said.add(text[:40])
@@ -238,15 +258,6 @@ class LossWeights:
 
 def _is_divided_by(rows: int, term: Term) -> bool:
     return any(not isinstance(number, Tensor) and same(number, rows) for number in term.over)
-
-
-def _unless_clamped(term: Term, loss: Tensor) -> Number:
-    """``sum / mask.sum().clamp(min=1)`` where nothing is left by the mask: a loss of zero over one, which counts nothing."""
-    number = term.number
-    if isinstance(number, Tensor):
-        return torch.where((number == 1) & (loss.detach() == 0), 0, number) if term.divisors else number
-    assert number is not None
-    return 0.0 if term.divisors and number == 1.0 and not loss.item() else number
 
 
 def _spread(mean: float, squared: float) -> float:

@@ -4,6 +4,16 @@ UNLIKE = (
     "the terms of the loss are means over unlike counts ({} on rank 0): a rank's gradient has one weight, that of the first. If one process is to be "
     "matched, call backward for each term, or say s.backward_weight(count)"
 )
+LATE = (
+    "the terms of the loss have begun to be means over unlike counts ({} on rank 0): in this backward a rank's gradient has one weight, that of the "
+    "first; from the next one on each term has its own"
+)
+ZIPPED = (
+    "two loaders gave one step batches whose shares differ in weight ({}), and {}: the step's gradient is weighted by the last and so is slightly "
+    "off. Make the loaders equal in length and batch size, or use drop_last=True"
+)
+IN_NO_GRAPH = "the graph does not tell which of them each term of the loss is a mean over"
+IN_WINDOW = "in a window of several backwards all terms have one weight"
 NEITHER = (
     "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's samples ({}) nor of all ranks' ({}): it is taken "
     "for one that is normalised over ranks already, and the ranks' gradients are averaged. If one process would divide by that constant as well, "
@@ -24,5 +34,7 @@ NO_COUNT = (
 WORDS = {
     "targets": "the loss is a mean over targets, of which its graph has the number (or the weight): ranks and batches count by it",
     "divided": "the loss is a sum over a number that its graph has: ranks and batches count by it",
+    "terms": "the terms of the loss are means over unlike counts, as many as its graph says: each term counts by its own",
+    "zipped": "at the ragged end each term of the loss is weighted by the share of the loader whose batch it reads, as its graph says",
     "elements": "the loss is a mean over elements, as many as its graph says: ranks and batches count by it",
 }

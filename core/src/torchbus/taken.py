@@ -86,6 +86,11 @@ class Taken:
         """Whether somebody still holds a tensor of it: the loop, a wrapper or a graph."""
         return any(tensor() is not None for tensor in self._tensors)
 
+    def storages(self) -> set[int]:
+        """Where the memory of its living tensors begins: views of them have the same."""
+        living = [tensor for tensor in (reference() for reference in self._tensors) if tensor is not None]
+        return {tensor.untyped_storage().data_ptr() for tensor in living if is_plain(tensor)}
+
     @property
     def is_in_graph(self) -> bool:
         """Whether a graph has saved a tensor of it (or somebody has a view of one)."""
@@ -97,6 +102,11 @@ class Taken:
     def is_last(self) -> bool:
         """Whether it is the last one of its pass, as far as that is known."""
         return self.number == self.origin.length
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is in memory, in one piece."""
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
 
 
 def collect(value: Any, found: list[Tensor], depth: int = 4) -> None:

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torchbus.seams._ears import Ears
 
 if TYPE_CHECKING:
-    from torchbus.loss_weight import Count
+    from torchbus.loss_count import Count
 
 PLACE = "torch.autograd.backward"
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 from torchbus import Session
+from torchbus.loss_count import Count
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count, LossWeights
+from torchbus.loss_weight import LossWeights
 from torchbus.seams.backward import BackwardCall
 from torchbus.taken import Taken
 

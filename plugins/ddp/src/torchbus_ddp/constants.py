@@ -83,7 +83,7 @@ class Constants:
     def _tell(self, column: tuple[float, ...], old: tuple[float, ...], stays: int) -> None:
         """Whole numbers and their inverses are counts, which change with the batch; where they do not, there may be one batch only."""
         shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in enumerate(column))
-        counts = all(map(_is_count, column))
+        counts = all(_is_count(value) or (not value and max(column) > 1.0) for value in column)  # of a mask that leaves nothing, too
         if stays and not counts:
             raise RanksDiverged(FIXED.format(shown, settings.searches()))
         if stays >= COUNTS_STAY:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torchbus import Session
 from torchbus.gradients import scale_all
+from torchbus.loss_count import Count, Scales
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count, LossWeights, Scales
+from torchbus.loss_weight import LossWeights
 from torchbus.seams.backward import BackwardCall
 
 from torchbus_ddp.header import COUNTED, DeviceHeader, Header
@@ -28,7 +29,7 @@ class Counted:
         self._session = session
         self._is_sum = strategy.loss_reduction == "sum"
         by_samples = session.bus.hook.parameters_may_differ(session=session) or session.world.data.parts == 1
-        self._losses = LossWeights(session, "samples" if by_samples else strategy.loss_weight)
+        self._losses = LossWeights(session, "samples" if by_samples or self._is_sum else strategy.loss_weight)
         session.bus.register(self._losses, f"{strategy.name}.losses")
         self._backwards = 0
 
@@ -42,8 +43,9 @@ class Counted:
         yet, which would be divided with those of this backward."""
         share = self._session.share
         if self._is_sum:
-            weight = share.weight if call.weight is None else call.weight
-            return Count(float(self._session.world.data.parts) if weight else 0.0)
+            if call.weight is None:
+                return self._losses.of_sum(call.loss)
+            return Count(float(self._session.world.data.parts) if call.weight else 0.0)
         if call.weight is not None:
             return Count(call.weight)
         if call.count is not None:
@@ -51,6 +53,10 @@ class Counted:
         if has_local or not call.sync:
             return Count(share.weight)
         return self._losses.of(call.loss, self._backwards < READ_AT_ONCE)
+
+    def meet(self, count: Count) -> Count:
+        """In every synchronised backward: what each of the loss's terms weighs, where that is not the same."""
+        return self._losses.meet(count)
 
     def settle(self, told: Header, count: Count, parameters: Sequence[Tensor]) -> Number:
         """After the ranks have told each other; returns what the averaged loss is to be multiplied by."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.loss_weight import Count
+from torchbus.loss_count import Count
 
 
 class MeanOverRanks(torch.autograd.Function):

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.gradients import made_anew
+from torchbus.loss_count import Count
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count
 from torchbus.seams.backward import BackwardCall, as_list
 
 from torchbus_ddp import double, header, hooks, reductions
@@ -82,15 +82,14 @@ class GradientSync:
 
     def _run(self, call: BackwardCall, engine: Engine) -> None:
         count = self._count(call)
-        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         if not call.sync or not self.trained.parameters:
-            return self._unsynchronised(call, engine, tensors, gradients, count)
+            return self._unsynchronised(call, engine, count)
         if not self._lock.acquire(blocking=False):
             raise Unsupported("backward is called in two threads at once: call it in one, or use s.no_sync() in both")
         held = hooks.take_off(self.trained.parameters)
         try:
             with made_anew(self.trained.parameters) if count.anew and not call.create_graph else nullcontext():
-                self._synchronised(call, engine, tensors, gradients, count)
+                self._synchronised(call, engine, count)
             self._assigned.synchronised()
         finally:
             self._job.waiting = None
@@ -98,19 +97,23 @@ class GradientSync:
             hooks.put_back(held)
         hooks.run(held)
 
-    def _unsynchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], count: Count) -> None:
+    def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         """What this rank has by itself is averaged with the next synchronised backward, or at ``optimizer.step``."""
+        tensors, gradients = _started(call, count)
         trained = [parameter for parameter in self.trained.parameters if parameter.requires_grad]
         self._local.update(map(id, trained))
         if count.is_zero:
             return self._discard(engine, trained, tensors, gradients, call)
         engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
 
-    def _synchronised(self, call: BackwardCall, engine: Engine, tensors: list[Any], gradients: list[Any], count: Count) -> None:
+    def _synchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         plan = self._plan()
+        self._job.waiting = ("backward", self._job.backwards + 1)
+        count = self._counted.meet(count)
         if call.create_graph:
             tensors, plain = call.start()
             return double.backward(engine, plan.parameters, tensors, plain, call.inputs, count)
+        tensors, gradients = _started(call, count)
         loss = _scalar(call)
         if not self._loss_note and loss is not None and self._job.backwards == 0 and self._session.is_main:
             self._loss_note = self._look_at(loss)
@@ -123,7 +126,6 @@ class GradientSync:
             tensors, gradients, inputs = [], [], None
         elif inputs is not None:
             inputs = [*as_list(inputs), plan.header.parameter]
-        self._job.waiting = ("backward", self._job.backwards + 1)
         plan.backward(engine, tensors, gradients, call.retain_graph, inputs, slots, loss, self._local)
         self._job.backwards += 1
         if self._local:
@@ -240,6 +242,10 @@ class GradientSync:
 def _scalar(call: BackwardCall) -> Tensor | None:
     loss = call.loss
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point() else None
+
+
+def _started(call: BackwardCall, count: Count) -> tuple[list[Any], list[Any]]:
+    return call.start(1.0 if count.is_zero else count.weight)
 
 
 def _sparse(models: list[Module]) -> set[int]:

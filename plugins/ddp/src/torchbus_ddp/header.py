@@ -12,21 +12,21 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchbus import loss_weight
+from torchbus import loss_count
+from torchbus.loss_count import Count
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count
 
 OWN = 10
 LOSS, RAW_LOSS, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(OWN)
-SLOTS = OWN + loss_weight.SLOTS
-WEIGHT, COUNTED = OWN + loss_weight.WEIGHT, OWN + loss_weight.COUNTED
+SLOTS = OWN + loss_count.SLOTS
+WEIGHT, COUNTED = OWN + loss_count.WEIGHT, OWN + loss_count.COUNTED
 MODULUS = 251  # small enough for its square's mean to be told apart in float32
 
 
 def numbers(count: Count, progress: int, position: int, input_sum: float, constants: int = 0) -> list[Any]:
     """The slots that are known before the gradients; the others are filled in where their values are."""
     a, b = progress % MODULUS, position % MODULUS
-    told = [0.0, 0.0, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0, float(constants), float(constants * constants)]
+    told = [count.value, 0.0, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0, float(constants), float(constants * constants)]
     return [*told, *count.told()]
 
 
@@ -56,7 +56,9 @@ class Header:
         slots = self.slots
         if loss is not None:
             slots[RAW_LOSS] = value = loss.item()
-            slots[LOSS] = value * slots[WEIGHT] if slots[WEIGHT] else 0.0
+            if slots[LOSS] is None:
+                slots[LOSS] = value * slots[WEIGHT] if slots[WEIGHT] else 0.0
+        slots[LOSS] = slots[LOSS] or 0.0
         slots[SAMPLE] = sample.item()
         self._array[:SLOTS] = array(self._code, slots)
         self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
@@ -94,14 +96,15 @@ class DeviceHeader(Header):
 
     def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
         there = {slot: value for slot, value in enumerate(self.slots) if isinstance(value, Tensor)}
-        known = [0.0 if slot in there else value for slot, value in enumerate(self.slots)]
+        known = [0.0 if slot in there or value is None else value for slot, value in enumerate(self.slots)]
         self.sent = torch.tensor([*known, *map(float, present)], dtype=self.seed.dtype).pin_memory().to(self.seed.device, non_blocking=True)
         self.sent[SAMPLE] = sample
         for slot, value in there.items():
             self.sent[slot] = value
         if loss is not None:
             self.sent[RAW_LOSS] = loss.detach()
-            self.sent[LOSS] = self._weighted(loss.detach(), self.slots[WEIGHT])
+            if self.slots[LOSS] is None:
+                self.sent[LOSS] = self._weighted(loss.detach(), self.slots[WEIGHT])
         return self.sent
 
     def _weighted(self, loss: Tensor, weight: Number) -> Tensor | float:
@@ -113,7 +116,7 @@ class DeviceHeader(Header):
         return self._mean()[OWN:SLOTS].tolist()
 
     def counts_there(self) -> Tensor:
-        """Without waiting for them. Shape (loss_weight.SLOTS,)."""
+        """Without waiting for them. Shape (loss_count.SLOTS,)."""
         return self._mean()[OWN:SLOTS]
 
     def mean(self) -> list[float]:

@@ -16,10 +16,6 @@ from torchbus.notices import warn
 from torchbus.seams.backward import BackwardCall, as_list
 from torchbus.taken import Origin, Taken
 
-UNLIKE = (
-    "two loaders gave one step batches whose shares differ in weight ({}): the step's gradient is weighted by the last and so is slightly "
-    "off. Make the loaders equal in length and batch size, or use drop_last=True"
-)
 UNFED = (
     "a loader over {} was divided over the ranks, but fed no backward: what was computed from it is one rank's share. Iterate it under "
     "torch.no_grad() or after model.eval()"
@@ -68,9 +64,6 @@ class Feeding:
                 self._whole = one.origin
             elif loader is not None and not one.origin.evaluates:
                 self._trains.add(loader)
-        weights = [one.share.weight for one in feeding if one.share is not None]
-        if len(set(weights)) > 1:
-            self._warn(UNLIKE.format(", ".join(f"{weight:.3g}" for weight in weights)))
         if self._whole is not None and only_parameters(as_list(call.tensors)):
             self._warn(_words(self._whole))
 

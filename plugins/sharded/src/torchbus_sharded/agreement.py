@@ -9,14 +9,14 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torchbus import Session, hookimpl, loss_weight
+from torchbus import Session, hookimpl, loss_count
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 from torchbus.launch.listening import gloo_on_loopback
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-NUMBERS = 1 + loss_weight.SLOTS
+NUMBERS = 1 + loss_count.SLOTS
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 

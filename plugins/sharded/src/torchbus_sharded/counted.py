@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchbus import Session
 from torchbus.gradients import scale_all
+from torchbus.loss_count import Count
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count, LossWeights
+from torchbus.loss_weight import LossWeights
 from torchbus.seams.backward import BackwardCall
 
 READ_AT_ONCE = 3
@@ -23,16 +24,16 @@ class Counted:
     def __init__(self, session: Session, loss_reduction: str, loss_weight: str) -> None:
         self._session = session
         self._is_sum = loss_reduction == "sum"
-        self.losses = LossWeights(session, loss_weight)
+        self.losses = LossWeights(session, "samples" if self._is_sum else loss_weight)
         session.bus.register(self.losses, "fsdp.losses")
         self._backwards = 0
 
     def of(self, call: BackwardCall) -> Count:
         """What the loop has said, else what its loss counts, else its samples."""
-        share = self._session.share
         if self._is_sum:
-            weight = share.weight if call.weight is None else call.weight
-            return Count(float(self._session.world_size) if weight else 0.0)
+            if call.weight is None:
+                return self.losses.of_sum(call.loss)
+            return Count(float(self._session.world_size) if call.weight else 0.0)
         if call.weight is not None:
             return Count(call.weight)
         return call.count if call.count is not None else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)

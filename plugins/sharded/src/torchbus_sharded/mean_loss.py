@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchbus import Session
+from torchbus.loss_count import Count
 from torchbus.loss_graph import Number
-from torchbus.loss_weight import Count
 from torchbus.seams.backward import BackwardCall
 
 from torchbus_sharded.agreement import NO_NUMBERS
@@ -31,7 +31,7 @@ class MeanLoss:
         self.numbers = NO_NUMBERS
         if loss is None or loss.dim():
             return
-        told = [_weighted(loss.detach(), count.weight), *count.told()]
+        told = [_weighted(loss.detach(), count.weight) if count.value is None else count.value, *count.told()]
         if loss.device.type == "cpu":
             self.numbers = [float(number) for number in told]
         else:

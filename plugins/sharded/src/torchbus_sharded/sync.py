@@ -41,6 +41,7 @@ class ShardedBackward:
             raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
         count = self._counted.of(call)
         self._begin()
+        count = self._counted.losses.meet(count)
         loss = MeanLoss(self._session, call, count)
         tensors, gradients = call.start(count.weight)
         holders = self._models.gradient_holders()

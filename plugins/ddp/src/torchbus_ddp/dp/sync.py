@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torchbus import Session
 from torchbus.errors import RanksDiverged
-from torchbus.loss_weight import Count
+from torchbus.loss_count import Count
 from torchbus.seams.backward import BackwardCall
 
 from torchbus_ddp import header
