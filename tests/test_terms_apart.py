@@ -54,6 +54,12 @@ def test_terms_that_begin_to_count_unlike_things_are_said() -> None:
     assert any(text.startswith("the terms of the loss have begun to be means over unlike counts") for text in said)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_explain_says_what_counts(strategy: str) -> None:
+    explained = found(strategy=strategy, devices=2, cases=["tokens_and_samples"])["tokens_and_samples"][3]
+    assert "each term counts by its own" in " ".join(explained.split())
+
+
 def test_weights_of_samples_know_their_loader() -> None:
     results = found(strategy="ddp", devices=2, cases=["supervised", "two_heads"], loss_weight="samples")
     assert max(max(result[:2]) for name, result in results.items() if "supervised" in name) < 1e-12 < 1e-4 < results["two_heads"][0]

@@ -84,7 +84,8 @@ class LossWeights:
             if not self._behind.is_told:
                 self._say(ZIPPED.format(self._behind.unlike, IN_NO_GRAPH))
             return count
-        self.note = self.note or WORDS["terms" if weights else "zipped"]
+        if not self._said:
+            self.note = WORDS["terms" if weights else "zipped"]
         return self._multiplied(count, apart, weights or apart.weights)
 
     def _multiplied(self, count: Count, apart: Apart, weights: Sequence[Number]) -> Count:

@@ -132,4 +132,5 @@ class FSDP:
             return {"strategy": ["fsdp on one rank: nothing to divide"]}
         when = "after its backward" if self.reshard_after_forward is False else "after its forward and its backward"
         gathered = "gathered while the one before it computes, and let go"
-        return {"strategy": [f"fsdp: parameters, gradients and optimizer states are divided over ranks; a unit is {gathered} {when}"]}
+        line = f"fsdp: parameters, gradients and optimizer states are divided over ranks; a unit is {gathered} {when}"
+        return {"strategy": [line], "notes": [note for note in [self._counted.losses.note] if note]}
