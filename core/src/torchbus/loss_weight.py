@@ -164,11 +164,12 @@ class LossWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
-        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants)}
+        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants), "apart": self._each.apart}
         return found | {"common": self._common.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.unit, self.agreed, self._ratio, self._constants = state["unit"], state["agreed"], state["ratio"], set(state["constants"])
+        self._each.apart = state.get("apart", False)
         self._common.load_state_dict(state["common"])
 
     # After the ranks have told each other ----------------------------------------------------------------------
