@@ -105,7 +105,7 @@ def together(form: str, variables: list[Mapping[str, str]], **options: object) -
 
 
 def test_torchrun(reference):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *words("with_block")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *words("three_blocks")]
     check(run(command, env={"OMP_NUM_THREADS": "1"}), 2, reference(2), after=2)
 
 
@@ -120,7 +120,7 @@ def test_two_nodes_by_hand(devices, launch, reference):
     """The process that was started on each node is its local rank 0, and goes on."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables = [common | {"NODE_RANK": str(node)} for node in range(2)]
-    result = together("with_block", variables, devices=devices, num_nodes=2, launch=launch)
+    result = together("three_blocks" if launch == "fork" else "with_block", variables, devices=devices, num_nodes=2, launch=launch)
     check(result, 2 * devices, reference(2 * devices), after=2)
 
 
@@ -130,7 +130,7 @@ def test_slurm(reference):
         "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0",
     }  # fmt: skip
     variables = [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-    check(together("with_block", variables), 2, reference(2), after=2)
+    check(together("three_blocks", variables), 2, reference(2), after=2)
 
 
 @pytest.mark.slow

@@ -58,6 +58,16 @@ def with_block(batch_size: int, **options: Any) -> list[float]:
     return parameters
 
 
+def three_blocks(batch_size: int, **options: Any) -> list[float]:
+    """The launcher's ranks, and what serves their store, go on after each."""
+    for number in range(3):
+        with session(**options) as s:
+            parameters = train(batch_size)
+            if number == 2:
+                show(s, parameters)
+    return parameters
+
+
 def decorator(batch_size: int, **options: Any) -> list[float]:
     @session(**options)
     def main(batch: int, *, factor: int = 1) -> list[float]:

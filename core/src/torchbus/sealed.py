@@ -36,11 +36,13 @@ class SealedStore:
         """The part of it whose names begin with a word."""
         return SealedStore(self.raw, self.key, f"{self._prefix}{word}/")
 
+    def of_groups(self, word: str) -> dist.Store:
+        """torch's own store, for what process groups tell each other."""
+        return dist.PrefixStore(f"{self._prefix}{word}", self.raw)
+
     def connection(self, timeout: timedelta) -> SealedStore:
         """The same store by a connection of its own: a word that waits on one keeps the others of that connection waiting."""
         raw = self.raw
-        while isinstance(raw, dist.PrefixStore):
-            raw = raw.underlying_store
         if isinstance(raw, dist.TCPStore):
             raw = dist.TCPStore(raw.host, raw.port, is_master=False, timeout=timeout, wait_for_workers=False)
         return SealedStore(raw, self.key, self._prefix)
@@ -60,6 +62,10 @@ class SealedStore:
                 raise RuntimeError(f"the store's {self._prefix + name} is not by a rank of this job")
             time.sleep(FORGED_AGAIN_S)
         return value
+
+    def wait(self, name: str) -> None:
+        """Until something is there, by whomever. Raises RuntimeError after the store's timeout."""
+        self.raw.get(self._prefix + name)
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
         return [self.get(name) for name in names]

@@ -84,16 +84,24 @@ def _started_by_us(place: Place, request: Request) -> SealedStore:
 
 
 def _started_by_another(place: Place, request: Request) -> SealedStore:
-    """torchrun's agent serves a store; elsewhere rank 0 does."""
-    key = secret.derived(place.port, place.world_size)
+    """torchrun's agent serves a store, which outlives a session; elsewhere rank 0 does."""
+    key, session = secret.derived(place.port, place.world_size), next(listening.sessions)
     address = listening.LOOPBACK if place.one_host else place.address
-    if place.rank == 0 and place.launched_by != "torchrun":
-        raw: dist.Store = listening.serve(address, place.port, place.one_host, request.timeout, place.world_size)
+    if place.launched_by == "torchrun":
+        raw = _unprefixed(next(dist.rendezvous("env://", place.rank, place.world_size, timeout=request.timeout))[0])
+    elif place.rank == 0:
+        raw = listening.serve(address, place.port, place.one_host, request.timeout, session)
     else:
-        url = "env://" if place.launched_by == "torchrun" else f"tcp://{address}:{place.port}"
-        raw = next(dist.rendezvous(url, place.rank, place.world_size, timeout=request.timeout))[0]
-    store = SealedStore(raw, key)
+        raw = listening.reach(address, place.port, request.timeout, session)
+    store = SealedStore(raw, key, f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/session {session}/")
     secret.compare(store, place.rank, range(place.world_size))
+    return store
+
+
+def _unprefixed(store: dist.Store) -> dist.Store:
+    """Some versions of torch put the attempt before the names; not all do."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
     return store
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import itertools
 import os
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -14,18 +16,51 @@ import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"
+SERVED = "session {} is served"
+LOOK_AGAIN_S = 0.05
+sessions = itertools.count()
+"""Of this process, among ranks that somebody else started: all of them count alike."""
 
 
-def serve(address: str, port: int, one_host: bool, timeout: timedelta, world_size: int | None = None) -> dist.TCPStore:
-    """A store for ranks that reach it at ``address``; ``port`` 0 is any free one. With ``world_size`` it waits until so many are there.
+def serve(address: str, port: int, one_host: bool, timeout: timedelta, session: int | None = None) -> dist.TCPStore:
+    """A store for ranks that reach it at ``address``; ``port`` 0 is any free one. Ranks that somebody else started ``reach`` it by the number of
+    the session.
 
     Raises what torch does where the port is in use.
     """
     listener = _listener(LOOPBACK if one_host else _own(address), port)
     descriptor = None if listener is None else listener.detach()
     number = port if descriptor is None else _port(descriptor)
-    return dist.TCPStore(address, number, world_size, is_master=True, timeout=timeout, wait_for_workers=world_size is not None,
-                         multi_tenant=world_size is not None, master_listen_fd=descriptor)  # fmt: skip
+    store = dist.TCPStore(address, number, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=session is not None,
+                          master_listen_fd=descriptor)  # fmt: skip
+    if session is not None:
+        store.set(SERVED.format(session), "")
+    return store
+
+
+def reach(address: str, port: int, timeout: timedelta, session: int) -> dist.TCPStore:
+    """The store of this session. One of an earlier session of the same ranks, on the same port, may only be about to end.
+
+    Raises RuntimeError where it does not come within ``timeout``.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not _serves(store := _connected(address, port, timeout), session):
+        del store  # a question that stands open where it ends makes torch print a warning
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"what listens there does not serve session {session} of this job")
+        time.sleep(LOOK_AGAIN_S)
+    return store
+
+
+def _connected(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+    return dist.TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _serves(store: dist.TCPStore, session: int) -> bool:
+    try:
+        return store.check([SERVED.format(session)])
+    except RuntimeError:  # it has ended
+        return False
 
 
 @contextlib.contextmanager

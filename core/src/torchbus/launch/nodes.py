@@ -45,9 +45,10 @@ class Nodes:
             ) from None
 
     def _connect(self, request: Request) -> dist.TCPStore:
-        if self.node_rank == 0:
-            return listening.serve(self.address, self.port, self.num_nodes == 1, request.timeout)
-        return dist.TCPStore(self.address, self.port, is_master=False, timeout=request.timeout, wait_for_workers=False)
+        session = None if self.num_nodes == 1 else next(listening.sessions)
+        if session is None or self.node_rank == 0:
+            return listening.serve(self.address, self.port, self.num_nodes == 1, request.timeout, session)
+        return listening.reach(self.address, self.port, request.timeout, session)
 
     def world(self, local_rank: int, request: Request, store: SealedStore, launched_by: str) -> World:
         """The world as local rank ``local_rank`` of this node sees it."""

@@ -51,7 +51,7 @@ def compare(store: SealedStore, rank: int, ranks: Sequence[int]) -> None:
 
 
 def _has_signed(store: SealedStore, name: str) -> bool:
-    store.raw.get(name)  # waits until something is there
+    store.wait(name)
     deadline = time.monotonic() + STRANGER_S
     while not (found := store.read(name) is not None) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -53,7 +53,7 @@ def open_group(session: Session, backend: str) -> None:
     if dist.is_initialized():
         return
     assert session.job is not None and session.world.store is not None
-    store = dist.PrefixStore("torchbus", session.world.shared.raw)
+    store = session.world.shared.of_groups("torchbus")
     before = sockets_opened()
     hook = sys.excepthook
     try:
