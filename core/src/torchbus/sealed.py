@@ -22,9 +22,20 @@ class SealedStore:
     """
 
     def __init__(self, raw: dist.Store, key: bytes, prefix: str = "") -> None:
-        self.raw = raw
+        self._held = [raw]
         self.key = key
         self._prefix = prefix
+
+    @property
+    def raw(self) -> dist.Store:
+        if not self._held:
+            raise RuntimeError("the session has ended, and its store with it")
+        return self._held[0]
+
+    def close(self) -> None:
+        """Let go of torch's store, for all parts of this one as well: whoever keeps one keeps no port open, and a process that is forked later
+        has no server of which it lacks the thread."""
+        self._held.clear()
 
     @property
     def port(self) -> int:
@@ -34,7 +45,9 @@ class SealedStore:
 
     def within(self, word: str) -> SealedStore:
         """The part of it whose names begin with a word."""
-        return SealedStore(self.raw, self.key, f"{self._prefix}{word}/")
+        part = SealedStore(self.raw, self.key, f"{self._prefix}{word}/")
+        part._held = self._held
+        return part
 
     def of_groups(self, word: str) -> dist.Store:
         """torch's own store, for what process groups tell each other."""

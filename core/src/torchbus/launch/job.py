@@ -115,8 +115,9 @@ class Job:
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
         self.guard.stop()
+        self.world.shared.close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
-        del self._store, self._ended, self._lookout, self._freeze  # rank 0's port closes with the last of them
+        del self._store, self._ended, self._lookout, self._freeze  # with the guard's connection
 
     def end_process(self, error: BaseException | None) -> None:
         """End a rank that the session started, where its block ends."""

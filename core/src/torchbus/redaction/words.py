@@ -39,6 +39,8 @@ PLAIN = _words(
 )
 COUNTS = _words("num n nb max min per count counts size dim dims len length limit rate ratio steps id ids seconds timeout bits rounds")
 PLACES = _words("file files filename path paths dir folder sock socket mode method type types provider name field env parallelism prompt")
+PROBLEMS = _words("error exception warning")
+"""``KeyError: 'momentum'``."""
 
 
 class Speaks(Enum):
@@ -58,7 +60,7 @@ def is_place(value: str) -> bool:
 def speaks(name: str) -> Speaks:
     """Whether what has this name is a secret."""
     words = [word for word in BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
-    if not words or words[-1] in PLACES:
+    if not words or words[-1] in PLACES | PROBLEMS:
         return Speaks.NOT
     if any(word in ALWAYS or STEMS.search(word) or GLUED.fullmatch(word) for word in words) or STEMS.search("_".join(words)):
         return Speaks.SURELY
