@@ -105,7 +105,7 @@ print(json.dumps(said))
 """
 BAD = {
     "rnu x.py": "torchbus: unknown command 'rnu': did you mean 'run'",
-    "--devices 2": "torchbus: unknown command '--devices': known are doctor, plugins, r",
+    "--devices 2": "torchbus: unknown command '--devices': known are checkpoint, doctor, plugins, r",
     "run": "torchbus run: which script? write torchbus run [OPTION]... SCRIPT [ARG]... (see torchbus run --help)",
     "run trian.py": "torchbus run: there is no file 'trian.py': did you mean train.py?",
     "run no/such.py": "torchbus run: there is no file 'no/such.py'",
