@@ -37,7 +37,7 @@ def make_cases() -> Iterator[object]:
         for ranks in (2, 3):
             for number, loop in enumerate(ZOO):
                 case = Case(loop.under_command() if form == "command" else loop, form, ranks)
-                quick = (form, ranks) == (QUICK_FORMS[number % len(QUICK_FORMS)], 2) or ((form, ranks) == ("fork", 3) and number % 8 == 7)
+                quick = (form, ranks) == (QUICK_FORMS[number % len(QUICK_FORMS)], 2) or ((form, ranks) == ("fork", 3) and number % 16 == 15)
                 yield pytest.param(case, id=str(case), marks=[] if quick else [pytest.mark.slow])
 
 
@@ -87,7 +87,7 @@ def test_loop(case: Case, runs: Callable[[Case], Run], reference: Callable[[Loop
     assert not problems, report(problems)
 
 
-CONTROLS = [pytest.param(loop, id=loop.name, marks=[pytest.mark.slow] if index % 6 else []) for index, loop in enumerate(ZOO)]
+CONTROLS = [pytest.param(loop, id=loop.name, marks=[pytest.mark.slow] if index % 12 else []) for index, loop in enumerate(ZOO)]
 
 
 @pytest.mark.parametrize("loop", CONTROLS)

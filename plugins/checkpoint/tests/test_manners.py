@@ -67,7 +67,7 @@ def written(tmp_path: Path) -> Path:
 # Two jobs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_job_in_a_folder_is_refused(run: Any, tmp_path: Path, ranks: int) -> None:
     with session(checkpoint=tmp_path / "all", every_n_steps=1) as s:
         second = run(TRAIN, ranks, folder=tmp_path)
@@ -79,7 +79,7 @@ def test_a_second_job_in_a_folder_is_refused(run: Any, tmp_path: Path, ranks: in
     assert "ended at 5" in run(TRAIN, ranks, folder=tmp_path).ok().stdout
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_job_goes_on_at_once(run: Any, tmp_path: Path, ranks: int) -> None:
     """Though a process that it has forked is alive still."""
     try:
