@@ -39,6 +39,7 @@ def test_one_rank_ends_as_a_process_without_torchbus(run: Any, tmp_path: Path, l
     ("epochs", 14, ["--workers", 2]),
     ("range", 5, ["--accumulate", 2, "--every", 1]),
     ("range", 5, ["--accumulate", 2, "--workers", 2]),
+    ("range", 5, ["--never-clear", "--every", 2]),
     pytest.param("range", 9, ["--enumerate"], marks=pytest.mark.slow),
     pytest.param("epochs", 16, ["--enumerate"], marks=pytest.mark.slow),
 ])  # fmt: skip

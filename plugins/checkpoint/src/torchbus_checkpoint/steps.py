@@ -26,6 +26,7 @@ class Steps:
         self._at_boundary = at_boundary
         self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._clean: set[int] = set()
+        self._keeps: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._asked: list[weakref.ref[DataLoader[Any]]] = []
         self._head: weakref.ref[DataLoader[Any]] | None = None
         self._stepped = False
@@ -55,8 +56,14 @@ class Steps:
         self.epochs += 1
 
     def has_gradients(self, optimizer: Optimizer) -> bool:
-        """Whether a backward may have left gradients since its last step."""
-        return id(optimizer) not in self._clean
+        """Whether the next step may need those that are there: a backward came after the last one, or the loop does not clear them."""
+        return id(optimizer) not in self._clean or self._keeps.get(optimizer, True)
+
+    @hookimpl
+    def before_backward(self) -> None:
+        for optimizer in self._made:
+            if optimizer not in self._keeps and id(optimizer) in self._clean:
+                self._keeps[optimizer] = _has_some(optimizer)
 
     @hookimpl
     def after_backward(self) -> None:
@@ -86,3 +93,8 @@ class Steps:
     def loader_end(self, loader: DataLoader[Any]) -> None:
         if self.counts_passes and weakref.ref(loader) == self._head:
             self.epochs += 1
+
+
+def _has_some(optimizer: Optimizer) -> bool:
+    """Alike on all ranks, which write their parts together: so not whether they are zero, where each rank has a part of them."""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])

@@ -22,6 +22,7 @@ parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--enumerate", action="store_true")
+parser.add_argument("--never-clear", action="store_true")
 args = parser.parse_args()
 
 
@@ -46,7 +47,8 @@ def train(s):
     for epoch in s.epochs(args.epochs) if args.loop == "epochs" else range(args.epochs):
         model.train()
         for index, (x, y) in enumerate(loader):
-            optimizer.zero_grad()
+            if not args.never_clear:
+                optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
             if args.enumerate:
                 loss = loss * (1 + index)
