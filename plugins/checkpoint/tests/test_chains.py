@@ -50,7 +50,7 @@ def check(number: int, cuts: list[int], every: int, by_epochs: bool) -> None:
         assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [True] * len(whole)
 
 
-@pytest.mark.parametrize("by_epochs", [False, True], ids=["range", "epochs"])
+@pytest.mark.parametrize("by_epochs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["range", "epochs"])
 @pytest.mark.parametrize("number", range(len(LOOPS)), ids=[loop.__name__ for loop in LOOPS])
 def test_the_end_is_that_of_the_loop_alone(number: int, by_epochs: bool) -> None:
     check(number, [7, 7, 7], 1, by_epochs)
