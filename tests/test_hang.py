@@ -80,7 +80,6 @@ def test_a_rank_that_has_ended_is_not_waited_for(who: int) -> None:
     assert f"rank {who} ended its loop after 2 backward calls, while rank {1 - who} waits in backward 3 at {at(BACKWARD)}" in result.stderr
 
 
-@pytest.mark.xfail(reason="the ranks' first meeting about the terms of a loss meets the other collective, and gloo ends the process: docs/limits.md")
 def test_a_reduction_that_one_rank_leaves_out() -> None:
     result = hang(0, "pass", "if s.rank == 0: s.reduce(1.0)")
     assert result.ok(1)

@@ -91,7 +91,6 @@ with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_
 """
 
 
-@pytest.mark.xfail(reason="the ranks' first meeting about the terms of a loss meets the other collective, and gloo ends the process: docs/limits.md")
 @pytest.mark.parametrize(("held", "loss"), [("", "torch.ones(1, requires_grad=True).sum()"), (", scale", "scale * 2")])
 def test_numbers_are_not_added_to_what_another_rank_s_backward_sends(held, loss):
     """To a loss, say, or to the gradient of a tensor that no module owns: there gloo would see nothing wrong."""
