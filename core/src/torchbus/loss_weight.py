@@ -69,7 +69,7 @@ class LossWeights:
 
     def of_number(self, number: float, expected: float) -> Count:
         """The loop has said what its loss is a mean of."""
-        self._own = number
+        self._own, self._shared = number, self._session.share
         count = self._weighted(number / (expected * self.unit))
         count.anew = True
         return count
