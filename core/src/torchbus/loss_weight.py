@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,10 @@ ALIKE_FOR = 3
 
 
 class LossWeights:
-    """Of the losses of a session. All ranks use it alike."""
+    """Of the losses of a session. All ranks use it alike. ``mean``: over ranks, of what they tell each other ahead of a backward; in the
+    strategy's own way, where ``session.reduce`` might meet another collective."""
 
-    def __init__(self, session: Session, mode: str = "auto") -> None:
+    def __init__(self, session: Session, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None) -> None:
         self._session = session
         self.mode = mode
         self.unit = 1.0
@@ -55,7 +56,7 @@ class LossWeights:
         self._alike = 0
         self._before = 0.0
         self._common = CommonDivisor()
-        self._each = TermWeights(session)
+        self._each = TermWeights(session, mean or session.reduce)
         self._shared = Share()
         self._behind = Behind(session)
         self._have_met = False
@@ -74,11 +75,16 @@ class LossWeights:
         count.anew = True
         return count
 
+    @property
+    def meets(self) -> bool:
+        """Whether the ranks tell each other anything ahead of the next backward; alike on all of them."""
+        return self.mode != "samples" and self._each.meets
+
     def meet(self, count: Count) -> Count:
         """Before a backward that is synchronised: terms that weigh apart get their weights, in the graph. All ranks call it alike: it is one
         collective in the first backwards, and for good where terms are means over unlike counts; else none."""
         apart = count.apart
-        weights = self._each.meet(apart) if self.mode != "samples" and self._each.meets else None
+        weights = self._each.meet(apart) if self.meets else None
         self._have_met = weights is not None
         if apart is None or (weights is None and not apart.zipped):
             if not self._behind.is_told:

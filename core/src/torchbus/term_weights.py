@@ -26,6 +26,7 @@ LOOKS = 10
 TERMS_AT_MOST = 16
 SPREAD = 1e-5  # relative, of squares
 HAVE, TERMS, TERMS_SQUARED, RATIO, RATIO_SQUARED, HEAD = range(6)
+NUMBERS = HEAD + 2 * TERMS_AT_MOST
 
 
 class Apart(NamedTuple):
@@ -48,10 +49,12 @@ class Apart(NamedTuple):
 
 
 class TermWeights:
-    """Of the losses of a session. ``apart``: the ranks have found, alike, that terms count unlike things."""
+    """Of the losses of a session. ``apart``: the ranks have found, alike, that terms count unlike things. ``mean``: over ranks, of a tensor of
+    ``NUMBERS`` in float64 on the session's device."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, mean: Callable[[Tensor], Tensor]) -> None:
         self._session = session
+        self._mean = mean
         self.apart = False
         self._looks = 0
         self._hooks: list[Any] = []
@@ -62,14 +65,14 @@ class TermWeights:
         return self.apart or self._looks < LOOKS
 
     def meet(self, found: Apart | None) -> list[Number] | None:
-        """What each term weighs; NaN for a mean over
-        nothing. None: one weight is enough, or the ranks' losses have not the same terms. All ranks call it: one collective."""
+        """What each term weighs; NaN for a mean over nothing. None: one weight is enough, or the ranks' losses have not the same terms. All
+        ranks call it: one collective."""
         self._looks += 1
-        told = torch.tensor(_told(found) if not self._on_device(found) else [0.0] * (HEAD + 2 * TERMS_AT_MOST), dtype=torch.float64)
+        told = torch.tensor(_told(found) if not self._on_device(found) else [0.0] * NUMBERS, dtype=torch.float64)
         told = told.to(self._session.device)
         if found is not None and self._on_device(found):
             _tell_there(told, found)
-        mean = self._session.reduce(told)
+        mean = self._mean(told)
         if self._looks <= LOOKS or told.device.type == "cpu":
             numbers = mean.tolist()
             if not _is_one(numbers, self._session.world_size):
@@ -129,7 +132,7 @@ def unique(terms: Sequence[Term]) -> list[Term]:
 
 
 def _told(found: Apart | None) -> list[float]:
-    told = [0.0] * (HEAD + 2 * TERMS_AT_MOST)
+    told = [0.0] * NUMBERS
     size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
     told[TERMS], told[TERMS_SQUARED] = float(size), float(size * size)
     if found is not None and size:

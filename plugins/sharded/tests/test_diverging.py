@@ -23,8 +23,8 @@ with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_
     torch.manual_seed(0)
     net, other, x = Net(), Net(), torch.ones(2, 4)
     optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
-    for number in range(9):
-        if number == 5:
+    for number in range(16):
+        if number == 12:
             {odd}
         step(net, optimizer)
     print("trained to the end")
@@ -32,32 +32,32 @@ with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_
 FORWARD = "the forward of Net, model 1 (training), after 0 optimizer steps"
 WAIT = "the ranks wait for each other in different places, for good: "
 PLACES = "the ranks are at different places of the loop: "
-DIVERGING = {  # what is done after five good steps, and what is said
+DIVERGING = {  # what is done after twelve good steps, and what is said
     "a backward that one rank leaves out": (
         "loss = net(x).mean(); loss.backward() if s.rank == 0 else None",
-        (WAIT, "rank 0 waits in backward 6", f"rank 1 waits in {FORWARD}"),
+        (WAIT, "rank 0 waits in backward 13", f"rank 1 waits in {FORWARD}"),
     ),
     "a backward that one rank makes twice": (
         "loss = net(x).mean(); loss.backward(retain_graph=True); loss.backward() if s.rank == 0 else None",
-        (WAIT, "rank 0 waits in backward 7", f"rank 1 waits in {FORWARD}"),
+        (WAIT, "rank 0 waits in backward 14", f"rank 1 waits in {FORWARD}"),
     ),
     "a forward of another model": (
         "net(x) if s.rank == 0 else other(x)",
         (PLACES, "rank 0 at the forward of Net, model 1 (training)", "rank 1 at the forward of Net, model 2 (training)"),
     ),
-    "a forward too many": ("net(x) if s.rank == 0 else None", (WAIT, f"rank 0 waits in {FORWARD}", "rank 1 waits in backward 6")),
+    "a forward too many": ("net(x) if s.rank == 0 else None", (WAIT, f"rank 0 waits in {FORWARD}", "rank 1 waits in backward 13")),
     "a loop that one rank leaves": ("if s.rank == 1: break", (PLACES, "rank 0 at the forward of Net", "rank 1 at the end of the block")),
     "a loop that one rank leaves between forward and backward": (
         "loss = net(x).mean()\n            if s.rank == 1: break\n            loss.backward()",
-        (WAIT, "rank 0 waits in backward 6", "rank 1 waits in the end of the block"),
+        (WAIT, "rank 0 waits in backward 13", "rank 1 waits in the end of the block"),
     ),
     "a number that one rank reduces while the other is in backward": (
         "loss = net(x).mean(); loss.backward() if s.rank == 0 else s.reduce(torch.tensor(1.0))",
-        (WAIT, "rank 0 waits in backward 6", "rank 1 waits in s.reduce"),
+        (WAIT, "rank 0 waits in backward 13", "rank 1 waits in s.reduce"),
     ),
     "a number that one rank reduces before backward and one after": (
         "loss = net(x).mean(); s.reduce(torch.tensor(1.0)) if s.rank else 0; loss.backward(); 0 if s.rank else s.reduce(torch.tensor(1.0))",
-        (WAIT, "rank 0 waits in backward 6", "rank 1 waits in s.reduce"),
+        (WAIT, "rank 0 waits in backward 13", "rank 1 waits in s.reduce"),
     ),
 }
 QUICK = list(DIVERGING)[:1]

@@ -9,14 +9,15 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torchbus import Session, hookimpl, loss_count
+from torch import Tensor
+from torchbus import Session, hookimpl, loss_count, term_weights
 from torchbus.collectives import all_gather_object
 from torchbus.errors import RanksDiverged
 from torchbus.launch.guard import shut, sockets_opened
 from torchbus.launch.listening import gloo_on_loopback
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-NUMBERS = 1 + loss_count.SLOTS
+NUMBERS = max(1 + loss_count.SLOTS, term_weights.NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 
@@ -71,7 +72,7 @@ class Agreement:
         what = f"{what}, after {self._steps} optimizer steps"
         self.passing(what)
         waiting, self._job.waiting = self._job.waiting, self._job.waiting or (what,)
-        told = self._gather(HEAD.pack(self._passed, *numbers) + flags.ljust(self.room, b"\0"))
+        told = self._gather(HEAD.pack(self._passed, *numbers, *NO_NUMBERS[len(numbers) :]) + flags.ljust(self.room, b"\0"))
         self._job.waiting = waiting
         self._passed = self._steps = 0
         heads = [HEAD.unpack_from(message) for message in told]
@@ -79,6 +80,11 @@ class Agreement:
             self._raise(what)
         self._met_at = self._counted()
         return Told(bytes(map(max, zip(*told, strict=True)))[HEAD.size :], [sum(parts) for parts in list(zip(*heads, strict=True))[1:]])
+
+    def mean(self, what: str, numbers: Tensor) -> Tensor:
+        """Of what all ranks tell when they meet."""
+        totals = self.meet(what, numbers=numbers.tolist()).totals[: len(numbers)]
+        return torch.tensor(totals, dtype=numbers.dtype, device=numbers.device) / self._session.world_size
 
     def _gather(self, message: bytes) -> list[bytes]:
         told = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)

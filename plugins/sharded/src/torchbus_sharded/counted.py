@@ -14,6 +14,8 @@ from torchbus.loss_graph import Number
 from torchbus.loss_weight import LossWeights
 from torchbus.seams.backward import BackwardCall
 
+from torchbus_sharded.agreement import Agreement
+
 READ_AT_ONCE = 3
 """For so many backwards a GPU's numbers are waited for: whether they matter at all is known then."""
 
@@ -21,12 +23,17 @@ READ_AT_ONCE = 3
 class Counted:
     """What each backward counts under fsdp, which reduces every one, also in the middle of a window."""
 
-    def __init__(self, session: Session, loss_reduction: str, loss_weight: str) -> None:
+    def __init__(self, session: Session, loss_reduction: str, loss_weight: str, agreement: Agreement) -> None:
         self._session = session
         self._is_sum = loss_reduction == "sum"
-        self.losses = LossWeights(session, "samples" if self._is_sum else loss_weight)
+        self._agreement = agreement
+        self.losses = LossWeights(session, "samples" if self._is_sum else loss_weight, self._mean)
         session.bus.register(self.losses, "fsdp.losses")
         self._backwards = 0
+
+    def _mean(self, numbers: Tensor) -> Tensor:
+        assert self._session.job is not None
+        return self._agreement.mean(f"backward {self._session.job.backwards + 1}", numbers)
 
     def of(self, call: BackwardCall) -> Count:
         """What the loop has said, else what its loss counts, else its samples."""

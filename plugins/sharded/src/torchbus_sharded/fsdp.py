@@ -100,8 +100,8 @@ class FSDP:
         forget_meshes()
         # A process that is forked later would wait for the threads of this block's process group, which it does not have.
         session.on_close.callback(forget_meshes)
-        self._counted = Counted(session, self.loss_reduction, self.loss_weight)
         models = ShardedModels(session, self)
+        self._counted = Counted(session, self.loss_reduction, self.loss_weight, models.agreement)
         session.bus.register(models, "fsdp.models")
         loose = LooseTensors(session, self.forward_methods)
         session.bus.register(loose, "fsdp.loose")

@@ -11,6 +11,7 @@ from torch.nn import Module
 from torchbus import Session, hookimpl
 from torchbus.errors import Unsupported
 from torchbus.gradients import made_anew
+from torchbus.loss_count import Count
 from torchbus.seams.backward import BackwardCall
 
 from torchbus_sharded.counted import Counted
@@ -40,8 +41,7 @@ class ShardedBackward:
         if call.inputs:
             raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
         count = self._counted.of(call)
-        self._begin()
-        count = self._counted.losses.meet(count)
+        count = self._begin(count)
         loss = MeanLoss(self._session, call, count)
         tensors, gradients = call.start(count.weight)
         holders = self._models.gradient_holders()
@@ -56,14 +56,16 @@ class ShardedBackward:
         self._models.whole.refuse_gradients()
         self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, count: Count) -> Count:
         """Gloo never takes collectives of two kinds for one. So once the ranks are known to do the same it is enough that they compare what they
         have done before they use the gradients. The number of collectives tells waiting ranks apart, one of which has made another call before."""
         number = self._job.backwards + 1
         agreement = self._models.agreement
         self._job.waiting = ("backward", number, "after", agreement.collectives(), "collectives")
-        closely = number <= CLOSELY or dist.get_backend() != "gloo"
-        (agreement.meet if closely else agreement.passing)(f"backward {number}")
+        if not self._counted.losses.meets:
+            closely = number <= CLOSELY or dist.get_backend() != "gloo"
+            (agreement.meet if closely else agreement.passing)(f"backward {number}")
+        return self._counted.losses.meet(count)
 
     def _settle(self, counts: bool, numbers: Sequence[float]) -> list[float]:
         """Returns the sums of all ranks' numbers."""
