@@ -158,6 +158,8 @@ class Job:
             self.guard.release()
             if first.summary == LOST:
                 say(f"torchbus: {first.as_error()}")  # at once: a launcher of its own ends all ranks where one was killed
+            if first.diverged and failure.is_consequence(error) and not signal_seen:
+                return first.as_error()  # which this rank's own guard may have found, and a peer has heard of it sooner
             if first.rank == self.world.rank or signal_seen or first.summary == mine.summary:
                 return _signalled(signal_seen, error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
