@@ -114,7 +114,7 @@ def judge_files(run: Run, reference: Run) -> Iterator[str]:
     """(d) The files of the one process, and no more calls of torch.save that wrote."""
     if run.files != reference.files:
         yield f"(d) files {run.files}, not {reference.files}"
-    # A rank's private copy of a file (torchbus.builtin.shadows) is none of the script's files.
+    # A rank's private copy of a file (torchbus._files.shadows) is none of the script's files.
     saves = [sum("/torchbus-" not in path for path in record["saves"]) for record in run.ranks]
     if sum(saves) != len(reference.ranks[0]["saves"]):
         yield f"(d) files saved by each rank {saves}, not {len(reference.ranks[0]['saves'])} in all"

@@ -10,7 +10,7 @@ import pytest
 from nodes import run_nodes
 from torchbus.testing import Result, run_script, write_script
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint.disk import folder
 
 HEAD = """
 import contextlib, itertools, json, os, torch

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from ranks import facts, run
-from torchbus.builtin import temporaries
+from torchbus._files import temporaries
 
 
 def test_a_path_is_written_once_and_whole(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_path_of_each_rank_s_own_is_written_after_a_bounded_wait(tmp_path: Pat
             torch.save(s.rank, {str(tmp_path)!r} + f"/rank{{s.rank}}.pt")
         found["said"] = s.all_gather_object([str(warning.message) for warning in caught])
         """,
-        before="import torchbus.builtin.files as files; files.WAIT_FOR_RANK0_S = 0.3",
+        before="import torchbus._files.write_once as files; files.WAIT_FOR_RANK0_S = 0.3",
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
     assert found["said"][0] == []
@@ -255,7 +255,7 @@ def test_a_tree_of_a_rank_s_own_is_removed_by_it(tmp_path: Path) -> None:
                 found["none"] = "not found"
         os.remove("file")
         """,
-        before="import torchbus.builtin.folders as folders; folders.WAIT_FOR_RANK0_S = 0.3",
+        before="import torchbus._files.folders as folders; folders.WAIT_FOR_RANK0_S = 0.3",
     )
     assert list(tmp_path.iterdir()) == []
     assert (found["silent"], found["none"]) == ([0, 0], "not found")

@@ -80,7 +80,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(who: int) -> None:
     assert f"rank {who} ended its loop after 2 backward calls, while rank {1 - who} waits in backward 3 at {at(BACKWARD)}" in result.stderr
 
 
-SLOW_TO_HEAR = "import torchbus.launch.looking as looking; looking.Looking.found = lambda guard: None"
+SLOW_TO_HEAR = "import torchbus._launch.watch.looking as looking; looking.Looking.found = lambda guard: None"
 
 
 @pytest.mark.parametrize("first", ["", f"; {SLOW_TO_HEAR}"])

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus import discovery, session
-from torchbus.catalog import DISTRIBUTIONS
+from torchbus import session
+from torchbus._bus import discovery
+from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.errors import UsageError
 
 OPTIONS = sorted(DISTRIBUTIONS["option"])

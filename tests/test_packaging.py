@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.catalog import DISTRIBUTIONS
+from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.testing import empty_environment, run
 
 if sys.version_info >= (3, 11):

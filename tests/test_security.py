@@ -93,9 +93,9 @@ def test_a_stranger_gets_nothing(tmp_path: Path, as_nobody: None, launch: str) -
 
 
 UNPICKLED = {
-    "core/src/torchbus/collectives.py": "what all ranks of a process group sent, each signed with the job's key",
-    "core/src/torchbus/launch/spawn.py": "what the parent writes to the standard input of a rank that it has started",
-    "core/src/torchbus/launch/spawned.py": "the same, on the other side of that pipe",
+    "core/src/torchbus/_ranks/collectives.py": "what all ranks of a process group sent, each signed with the job's key",
+    "core/src/torchbus/_launch/start/spawn.py": "what the parent writes to the standard input of a rank that it has started",
+    "core/src/torchbus/_launch/start/spawned.py": "the same, on the other side of that pipe",
 }
 
 
@@ -104,7 +104,7 @@ def test_pickles_are_read_in_listed_places_only() -> None:
     sources = [path for root in ("core", "plugins", "contrib") for path in (ROOT / root).rglob("src/**/*.py")]
     unsafe = re.compile(r"pickle\.(loads?|Unpickler)\b|weights_only=False|\bdist\.\w+_object")
     found = {path.relative_to(ROOT).as_posix() for path in sources if unsafe.search(path.read_text(encoding="utf-8"))}
-    limited = {"plugins/checkpoint/src/torchbus_checkpoint/metadata.py"}  # an unpickler that takes a few types and calls nothing
+    limited = {"plugins/checkpoint/src/torchbus_checkpoint/disk/metadata.py"}  # an unpickler that takes a few types and calls nothing
     assert found - limited == set(UNPICKLED)
     page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     assert [path for path in (*UNPICKLED, *limited) if path.partition("src/")[2] not in page] == []

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torchbus import discovery, testing
+from torchbus import testing
+from torchbus._bus import discovery
 
 Install = Callable[..., Path]
 

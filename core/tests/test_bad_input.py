@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torchbus import discovery, session
+from torchbus import session
+from torchbus._bus import discovery
 from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.testing import assert_torch_unchanged, empty_environment, run, torch_state, write_script
 

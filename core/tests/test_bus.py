@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torchbus import events, hookimpl, hookspec, session
-from torchbus.bus import Bus
+from torchbus._bus.bus import Bus
 from torchbus.errors import PluginError, UsageError
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pluggy
 import pytest
 from torchbus import hookimpl, session
-from torchbus.bus import Bus
+from torchbus._bus.bus import Bus
 from torchbus.errors import PluginConflict, UsageError
 
 

@@ -94,7 +94,7 @@ print({name: s.options[name] for name in ("devices", "accelerator", "launch", "v
 
 CALLS = """
 import contextlib, io, json, sys
-from torchbus.cli import main
+from torchbus._cli import main
 said = []
 for argv in json.load(sys.stdin):
     with contextlib.redirect_stderr(io.StringIO()) as errors:

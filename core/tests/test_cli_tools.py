@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 CALLS = """
 import contextlib, io, json, sys
-from torchbus.cli import main
+from torchbus._cli import main
 said = {}
 for call in json.load(sys.stdin):
     with contextlib.redirect_stdout(io.StringIO()) as output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.common_divisor import CommonDivisor
+from torchbus._loss.common_divisor import CommonDivisor
 
 
 def test_a_number_of_samples_is_none_though_all_ranks_have_the_same() -> None:

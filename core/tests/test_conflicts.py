@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from torchbus import discovery, hookimpl, session
+from torchbus import hookimpl, session
+from torchbus._bus import discovery
 from torchbus.errors import PluginConflict, UsageError
 
 PLUGIN = """

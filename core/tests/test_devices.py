@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchbus import find_usable_devices, session
-from torchbus.devices import DevicePlan, plan_devices
+from torchbus._ranks.devices import DevicePlan, plan_devices
 from torchbus.errors import UsageError
 
 
@@ -128,7 +128,7 @@ def test_spellings_of_a_list_are_equal(chosen):
 
 def test_usable_devices_are_those_that_are_free(gpus, monkeypatch):
     gpus(3)
-    monkeypatch.setattr("torchbus.devices._free_gpus", lambda: [0, 2])
+    monkeypatch.setattr("torchbus._ranks.devices._free_gpus", lambda: [0, 2])
     assert find_usable_devices() == [0, 2] and find_usable_devices(1) == [0] and find_usable_devices(2) == [0, 2]
     with pytest.raises(UsageError, match=r"3 free GPUs asked for; torch sees 3 GPUs, occupied: \[1\]"):
         find_usable_devices(3)

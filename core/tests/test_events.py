@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import Session, events, hookimpl, session
-from torchbus.seams.loader import Pass
+from torchbus._seams.loader import Pass
 from torchbus.testing import ALL_EVENTS, Recorder
 
 IN_FILE = [name for name, value in vars(events).items() if hasattr(value, "torchbus_spec")]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torchbus.seams.forward import Surround
+from torchbus._seams.modules.forward import Surround
 
 
 class Net(nn.Linear):

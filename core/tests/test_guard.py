@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from torchbus._launch.watch.guard import Guard
 from torchbus.errors import RankFailed
-from torchbus.launch.guard import Guard
 
 
 def test_an_error_of_the_guard_ends_the_rank() -> None:

@@ -29,7 +29,7 @@ def test_it_imports_no_plugin(added):
 
 
 def test_it_imports_no_tools_of_its_own(added):
-    assert {"torchbus.testing", "torchbus.cli"}.isdisjoint(added)
+    assert {"torchbus.testing", "torchbus._cli"}.isdisjoint(added)
 
 
 def test_it_imports_nothing_heavy(added):

@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.nn import Linear, Module
 from torch.optim import SGD, Optimizer
-from torchbus import inventory
+from torchbus._session import inventory
 
 
 def test_objects_of_a_class_and_of_its_subclasses_are_found():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from torchbus import session
-from torchbus.devices import plan_devices
+from torchbus._launch import Request
+from torchbus._launch.join import joining
+from torchbus._launch.join.joining import Place, first_host
+from torchbus._ranks.devices import plan_devices
 from torchbus.errors import UsageError
-from torchbus.launch import Request, joining
-from torchbus.launch.joining import Place, first_host
 
 PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "MV2_", "MPI_", "NODE_RANK", "GROUP_RANK", "TORCHELASTIC_")
 AT = {"MASTER_ADDR": "host", "MASTER_PORT": "1234"}
@@ -139,7 +140,7 @@ def test_a_world_of_one_needs_no_variables(clean):
     ],
 )
 def test_nodes_by_hand(clean, variables, words):
-    from torchbus.launch.nodes import find_nodes
+    from torchbus._launch.join.nodes import find_nodes
 
     for name, value in variables.items():
         clean.setenv(name, value)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from torchbus.launch import listening
+from torchbus._launch.store import listening
 
 TIMEOUT = timedelta(seconds=5)
 ANOTHER = "127.0.0.2"  # on Linux each of 127.0.0.0/8 is an address of this host

@@ -7,7 +7,8 @@ import sys
 import weakref
 
 import torch
-from torchbus import hookimpl, local_variables, session
+from torchbus import hookimpl, session
+from torchbus._session import local_variables
 
 
 class Thing:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchbus import session
+from torchbus._batches.share import Share
+from torchbus._loss.count import ALL, COUNTED, NORM, SLOTS, WEIGHT
+from torchbus._loss.graph import Term, terms_of
+from torchbus._loss.weights import LossWeights
 from torchbus.errors import UsageError
-from torchbus.loss_count import ALL, COUNTED, NORM, SLOTS, WEIGHT
-from torchbus.loss_graph import Term, terms_of
-from torchbus.loss_weight import LossWeights
-from torchbus.share import Share
 
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])

@@ -7,7 +7,8 @@ import traceback
 
 import pytest
 import torch
-from torchbus import discovery, hookimpl, session
+from torchbus import hookimpl, session
+from torchbus._bus import discovery
 from torchbus.errors import PluginConflict, PluginError, UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
 
@@ -163,7 +164,7 @@ def test_one_that_raises_when_it_is_created(install):
 
 def test_one_that_refuses_its_option_says_so_itself(install):
     source = """
-        from torchbus.arguments import expect
+        from torchbus._bus.arguments import expect
 
         class Counter:
             def __init__(self, *, by=1):

@@ -17,10 +17,10 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torchbus._launch.watch import failure
+from torchbus._redaction import HIDDEN, Redactor, redacted, redacted_source
+from torchbus._session.notices import warn
 from torchbus.errors import RankFailed, UsageError
-from torchbus.launch import failure
-from torchbus.notices import warn
-from torchbus.redaction import HIDDEN, Redactor, redacted, redacted_source
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SECRET_NAMES = """key access_key aws-secret-access-key pwd bearer auth pat wandb-key wandbKey APIKey apikey X-Api-Key api.key GH_PAT HF_TOKEN

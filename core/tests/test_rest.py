@@ -10,11 +10,11 @@ import threading
 import time
 
 import pytest
-from torchbus.launch import rest
-from torchbus.launch.fair import FairClock
-from torchbus.launch.hang import HangWatch, report
-from torchbus.launch.looking import Looking
-from torchbus.launch.place import Place
+from torchbus._launch.frozen import rest
+from torchbus._launch.watch.fair import FairClock
+from torchbus._launch.watch.hang import HangWatch, report
+from torchbus._launch.watch.looking import Looking
+from torchbus._launch.watch.place import Place
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 
@@ -36,7 +36,7 @@ def test_a_fair_clock_leaves_out_the_wait_for_a_processor(tmp_path):
 
 IDLE = """
 import socket, sys, threading, time
-from torchbus.launch import rest
+from torchbus._launch import rest
 pair = socket.socketpair()
 if "unread" in sys.argv: pair[0].send(b"x")
 seen = []

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from torchbus.sealed import SealedStore
+from torchbus._launch.store.sealed import SealedStore
 
 
 @pytest.fixture

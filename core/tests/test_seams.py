@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchbus import hookimpl, seams, session
-from torchbus.bus import Bus
-from torchbus.seams import Seams
-from torchbus.seams._patch import replace
+from torchbus import _seams as seams
+from torchbus import hookimpl, session
+from torchbus._bus.bus import Bus
+from torchbus._seams import Seams
+from torchbus._seams.patch import replace
 from torchbus.testing import ALL_EVENTS, assert_torch_unchanged, torch_state
 
 PLACES = {event: seam.PLACE for seam in seams.ALL for event in seam.EVENTS}

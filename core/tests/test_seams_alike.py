@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 from torchbus import hookimpl, session
-from torchbus.builtin import paths
-from torchbus.seams._patch import replace
-from torchbus.seams.skipping import Answer
+from torchbus._files import paths
+from torchbus._seams.optimizers.skipping import Answer
+from torchbus._seams.patch import replace
 from torchbus.testing import assert_torch_unchanged, torch_state
 
 
@@ -325,7 +325,7 @@ def test_a_warning_points_at_the_users_line_and_not_into_a_library():
     from tqdm import tqdm
 
     names = {"__name__": "torchbus_demo"}
-    exec("from torchbus.notices import warn\ndef batch_ready(): warn('here')", names)
+    exec("from torchbus._session.notices import warn\ndef batch_ready(): warn('here')", names)
     plugin = SimpleNamespace(batch_ready=hookimpl(names["batch_ready"]))
     with session(plugin, strategy=None), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

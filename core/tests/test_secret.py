@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from torchbus._launch.store import secret
 from torchbus.errors import LaunchError, UsageError
-from torchbus.launch import secret
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes of files")
 

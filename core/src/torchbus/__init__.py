@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from torchbus.launch import inherited
+from torchbus._launch.start import inherited
 
 inherited.read()
 
-from torchbus.active import current  # noqa: E402
-from torchbus.devices import find_usable_devices  # noqa: E402
+from torchbus._ranks.devices import find_usable_devices  # noqa: E402
+from torchbus._ranks.world import World  # noqa: E402
+from torchbus._session.active import current  # noqa: E402
 from torchbus.events import hookimpl, hookspec  # noqa: E402
 from torchbus.session import Session, session  # noqa: E402
-from torchbus.world import World  # noqa: E402
 
 __all__ = ["Session", "World", "current", "find_usable_devices", "hookimpl", "hookspec", "session"]
 __version__ = "0.1.0"

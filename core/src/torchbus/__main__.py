@@ -1,6 +1,6 @@
 """``python -m torchbus``."""
 
-from torchbus.cli import main
+from torchbus._cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

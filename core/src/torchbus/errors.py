@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.redaction import redacted
+from torchbus._redaction import redacted
 
 
 class TorchbusError(Exception):

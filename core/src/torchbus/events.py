@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
-    from torchbus.seams.backward import BackwardCall
-    from torchbus.seams.loader import LoaderIterator, Pass
-    from torchbus.seams.skipping import Answer
+    from torchbus._ranks.world import World
+    from torchbus._seams.backward import BackwardCall
+    from torchbus._seams.loader import LoaderIterator, Pass
+    from torchbus._seams.optimizers.skipping import Answer
     from torchbus.session import Session
-    from torchbus.world import World
 
 hookspec = pluggy.HookspecMarker("torchbus")
 hookimpl = pluggy.HookimplMarker("torchbus")

@@ -12,23 +12,25 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from torchbus import arguments, misuse
-from torchbus.active import current
-from torchbus.adoption import Adopted
-from torchbus.batches import Batches
-from torchbus.block import Block
-from torchbus.bus import Bus
-from torchbus.devices import DevicePlan, Devices, plan_devices
+from torchbus._batches.feeding import Batches
+from torchbus._batches.share import Share
+from torchbus._bus import arguments, misuse
+from torchbus._bus.bus import Bus
+from torchbus._bus.verbs import Verbs
+from torchbus._launch import Call, Job, Request, start
+from torchbus._launch.join import joining
+from torchbus._launch.start import inherited, relaunch
+from torchbus._ranks.devices import DevicePlan, Devices, plan_devices
+from torchbus._ranks.random_streams import RandomStreams
+from torchbus._ranks.ranks import Ranks
+from torchbus._ranks.world import World
+from torchbus._redaction import Redactor
+from torchbus._seams import Seams
+from torchbus._session.active import current
+from torchbus._session.adoption import Adopted
+from torchbus._session.block import Block
+from torchbus._session.explain import explain
 from torchbus.errors import UsageError
-from torchbus.explain import explain
-from torchbus.launch import Call, Job, Request, inherited, joining, relaunch, start
-from torchbus.random_streams import RandomStreams
-from torchbus.ranks import Ranks
-from torchbus.redaction import Redactor
-from torchbus.seams import Seams
-from torchbus.share import Share
-from torchbus.verbs import Verbs
-from torchbus.world import World
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchbus import hookimpl, session
-from torchbus.share import Share
+from torchbus._batches.share import Share
 
 from torchbus_accumulate import Accumulate
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchbus import session
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint.disk import folder
 
 from .loops_of_epochs import LOOPS, Epochs
 from .small_training import Clock, Cut, seed

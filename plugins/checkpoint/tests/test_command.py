@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torchbus import session
-from torchbus.cli import main
+from torchbus._cli import main
 
-from torchbus_checkpoint import folder, saving
+from torchbus_checkpoint.disk import folder, saving
 
 from .test_formats import FORMATS, KEPT
 

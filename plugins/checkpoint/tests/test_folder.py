@@ -20,7 +20,8 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_checkpoint import Checkpoint, CheckpointError, best, folder, latest, leftovers
+from torchbus_checkpoint import Checkpoint, CheckpointError, best, latest
+from torchbus_checkpoint.disk import folder, leftovers
 from torchbus_checkpoint.errors import NewerFormat
 
 

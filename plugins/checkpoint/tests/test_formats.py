@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchbus_checkpoint import formats, saving
+from torchbus_checkpoint.disk import formats, saving
 
 FORMATS = Path(__file__).parent / "formats"
 LOOP = FORMATS / "loop.py"

@@ -13,8 +13,8 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import folder
-from torchbus_checkpoint.requests import seconds
+from torchbus_checkpoint.agreement.requests import seconds
+from torchbus_checkpoint.disk import folder
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint.disk import folder
 
 from .loops_of_epochs import five_to_one
 from .small_training import DATA, Clock, Cut, make, seed, step

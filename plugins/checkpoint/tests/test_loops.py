@@ -10,7 +10,7 @@ import torch
 from torchbus import session
 from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint.disk import folder
 
 from .kinds_of_loops import LOOPS, Loop
 from .small_training import Alone, Clock, Cut, seed

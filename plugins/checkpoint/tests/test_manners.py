@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchbus import locks, session
+from torchbus import session
+from torchbus._files import locks
 
-from torchbus_checkpoint import CheckpointError, folder, latest, leftovers, lock
-from torchbus_checkpoint.lock import FolderLock
-from torchbus_checkpoint.owner import Owner
+from torchbus_checkpoint import CheckpointError, latest
+from torchbus_checkpoint.disk import folder, leftovers
+from torchbus_checkpoint.folder_lock import lock
+from torchbus_checkpoint.folder_lock.lock import FolderLock
+from torchbus_checkpoint.folder_lock.owner import Owner
 
 TRAIN = """
 import os, signal, sys, time, torch

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import CheckpointError, folder, latest, metadata, parts, saving
+from torchbus_checkpoint import CheckpointError, latest
+from torchbus_checkpoint.disk import folder, metadata, parts, saving
 
 pytestmark = pytest.mark.skipif(not saving.HAS_SAFE_PARTS, reason="needs torch 2.6")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint.plain import decode, encode
+from torchbus_checkpoint.state.plain import decode, encode
 
 
 def written_and_read(value: Any) -> Any:

@@ -20,8 +20,10 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import CheckpointError, best, folder, latest, lock
-from torchbus_checkpoint.owner import Owner
+from torchbus_checkpoint import CheckpointError, best, latest
+from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.folder_lock import lock
+from torchbus_checkpoint.folder_lock.owner import Owner
 from torchbus_checkpoint.remote import claim, job, mirror, names, patience, url
 from torchbus_checkpoint.remote.store import Store, StoreError
 

@@ -12,7 +12,8 @@ from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.testing import RecordingLogger
 
-from torchbus_checkpoint import CheckpointError, folder
+from torchbus_checkpoint import CheckpointError
+from torchbus_checkpoint.disk import folder
 
 from .small_training import DATA, Alone, Clock, Cut, make, seed, step
 

@@ -116,7 +116,7 @@ def test_gradients_that_were_assigned_are_averaged_at_the_step() -> None:
 def test_a_rank_without_samples_adds_exact_zeros() -> None:
     """Its own gradient, NaN here, is dropped, and input gradients are still there for the loop to read."""
     found = facts(run("""
-        from torchbus.share import Share
+        from torchbus._batches.share import Share
         net = nn.Linear(3, 1)
         x = data[0].clone().requires_grad_()
         s.share = Share(weight=2.0 * (s.rank == 0))

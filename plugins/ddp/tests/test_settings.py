@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torchbus.testing import fork_script
 
-from torchbus_ddp import loss_constants, settings
-from torchbus_ddp.constants import suspicious
+from torchbus_ddp.checks import hyperparameters as settings
+from torchbus_ddp.checks import loss_constants
+from torchbus_ddp.checks.constants import suspicious
 
 HEAD = """
 import json, warnings, torch

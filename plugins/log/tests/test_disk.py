@@ -13,7 +13,7 @@ from torchbus import session
 from torchbus.errors import PluginError
 from torchbus.testing import run_script, small_disk
 
-from torchbus_log import patient
+from torchbus_log.files import patient
 
 
 class Limit:

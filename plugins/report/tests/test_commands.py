@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torchbus.cli import main
+from torchbus._cli import main
 
 Write = Callable[..., Path]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torchbus.cli import main
+from torchbus._cli import main
 
 from torchbus_report import read
 from torchbus_report.page import page

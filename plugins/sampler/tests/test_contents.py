@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torchbus.testing import fork_script, run_script
 
-from torchbus_sampler.asking import CanNotBeAsked, ask
-from torchbus_sampler.contents import unlike
-from torchbus_sampler.items import fields_of
+from torchbus_sampler.content.asking import CanNotBeAsked, ask
+from torchbus_sampler.content.comparison import unlike
+from torchbus_sampler.content.items import fields_of
 
 Point = collections.namedtuple("Point", "x y")
 

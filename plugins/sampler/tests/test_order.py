@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-from torchbus.random_streams import RandomStreams
-from torchbus.share import Share
+from torchbus._batches.share import Share
+from torchbus._ranks.random_streams import RandomStreams
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.stream import Collate, DividedStream

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchbus.testing import fork_script
 
-from torchbus_sharded.optimizer import takes_more_than_a_closure
+from torchbus_sharded.zero1.strategy import takes_more_than_a_closure
 
 SCRIPT = """
 import json, torch

@@ -9,8 +9,8 @@ from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_sharded.owners import Owners
-from torchbus_sharded.wrapping import units
+from torchbus_sharded.engine.wrapping import units
+from torchbus_sharded.zero1.owners import Owners
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import optuna
 from optuna import Study, TrialPruned
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
+from torchbus._session import inventory
 from torchbus.errors import RanksDiverged, UsageError
 
 from torchbus_optuna import replica

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbus import Session
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
 from torchbus.trackers import Tracker
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer, lr_scheduler, optimizer
 from torch.utils.data import DataLoader
 
-from torchbus import active
+from torchbus._session import active
 
 OWNERS: dict[str, Any] = {
     "torch": torch,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbus.redaction import Redactor
+from torchbus._redaction import Redactor
 
 if TYPE_CHECKING:
     from torchbus.session import Session

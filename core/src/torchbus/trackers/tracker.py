@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
+from torchbus._redaction import Redactor
+from torchbus._session.notices import warn
 from torchbus.errors import PluginError, UsageError
 from torchbus.events import hookimpl
-from torchbus.notices import warn
-from torchbus.redaction import Redactor
 from torchbus.trackers.description import describe_run
 from torchbus.trackers.nothing import Nothing
 from torchbus.trackers.room import NoRoom, has_room

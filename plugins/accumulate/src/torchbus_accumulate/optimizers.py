@@ -6,10 +6,11 @@ import weakref
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer
-from torchbus import Session, inventory
+from torchbus import Session
+from torchbus._session import inventory
 from torchbus.errors import Unsupported
 
-from torchbus_accumulate.sums import WindowSum
+from torchbus_accumulate.windows.sums import WindowSum
 
 
 class Optimizers:

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
+from torchbus._seams.backward import BackwardCall
+from torchbus._session import inventory
 from torchbus.errors import UsageError
-from torchbus.seams.backward import BackwardCall
 
-from torchbus_accumulate import schedule
-from torchbus_accumulate.place import Place, last_by_torch
+from torchbus_accumulate.place import schedule
+from torchbus_accumulate.place.loop import Place, last_by_torch
 from torchbus_accumulate.toggle import Toggle
-from torchbus_accumulate.windows import Windows
+from torchbus_accumulate.windows.owner import Windows
 
 
 class Accumulate:

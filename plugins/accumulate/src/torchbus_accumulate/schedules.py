@@ -13,10 +13,11 @@ from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
+from torchbus._session import inventory
 
 from torchbus_accumulate.optimizers import Optimizers
-from torchbus_accumulate.position import Position
+from torchbus_accumulate.place.position import Position
 
 DEPTH = 4
 AVERAGES = (

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
+from torchbus._seams.modules.forward import Surround
+from torchbus._session import inventory
 from torchbus.errors import UsageError
-from torchbus.seams.forward import Surround
 
 from torchbus_activation.norms import counted_already
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl, inventory
-from torchbus.seams.forward import Surround
+from torchbus import Session, hookimpl
+from torchbus._seams.modules.forward import Surround
+from torchbus._session import inventory
 
 from torchbus_amp.values import floats_to, halves_to_float32, map_tensors
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim import LBFGS, Optimizer
 from torchbus import Session, hookimpl
+from torchbus._bus.needs import needs
 from torchbus.errors import UsageError
-from torchbus.needs import needs
 
 from torchbus_amp.models import Autocast, Converted, Models
 from torchbus_amp.scaling import LossScaling

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus import Session, hookimpl, inventory
+from torchbus import Session, hookimpl
+from torchbus._seams.backward import BackwardCall
+from torchbus._seams.optimizers.skipping import Answer
+from torchbus._session import inventory
 from torchbus.errors import Unsupported
-from torchbus.seams.backward import BackwardCall
-from torchbus.seams.skipping import Answer
 
 from torchbus_amp.leaves import reached
 

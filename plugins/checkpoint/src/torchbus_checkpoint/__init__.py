@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus_checkpoint.choice import best, latest
+from torchbus_checkpoint.disk.choice import best, latest
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.plugin import Checkpoint
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import saving
+from torchbus_checkpoint.disk import saving
 from torchbus_checkpoint.remote import url as remote
 
 MODES = ("min", "max")

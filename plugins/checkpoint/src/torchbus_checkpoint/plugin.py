@@ -10,25 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
+from torchbus._bus.needs import needs
+from torchbus._seams.loader import LoaderIterator
 from torchbus.errors import UsageError
-from torchbus.needs import needs
-from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, options, wrappers
-from torchbus_checkpoint.contents import Finder
-from torchbus_checkpoint.epochs import Epochs
-from torchbus_checkpoint.exchange import agree
-from torchbus_checkpoint.lock import FolderLock
-from torchbus_checkpoint.position import Position
+from torchbus_checkpoint import options
+from torchbus_checkpoint.agreement.exchange import agree
+from torchbus_checkpoint.agreement.requests import Requests, seconds
+from torchbus_checkpoint.agreement.when import When
+from torchbus_checkpoint.disk import choice
+from torchbus_checkpoint.folder_lock.lock import FolderLock
+from torchbus_checkpoint.loop import wrappers
+from torchbus_checkpoint.loop.contents import Finder
+from torchbus_checkpoint.loop.epochs import Epochs
+from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.remote import fetch
 from torchbus_checkpoint.remote.job import RemoteJob
 from torchbus_checkpoint.remote.url import shown
-from torchbus_checkpoint.replay import Replay
-from torchbus_checkpoint.requests import Requests, seconds
-from torchbus_checkpoint.snapshot import Snapshot
-from torchbus_checkpoint.steps import Steps
-from torchbus_checkpoint.when import When
+from torchbus_checkpoint.replay.replaying import Replay
+from torchbus_checkpoint.state.snapshot import Snapshot
 
 
 @needs("checkpoint", "local_copy", "every_n_steps", "every_n_epochs", "every_minutes", "keep", "monitor", "mode", "resume", "time_limit")

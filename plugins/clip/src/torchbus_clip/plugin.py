@@ -8,9 +8,9 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
+from torchbus._bus.needs import needs
 from torchbus.errors import UsageError
-from torchbus.needs import needs
 
 from torchbus_clip.unusual import clip_norm, clip_value, is_unusual
 

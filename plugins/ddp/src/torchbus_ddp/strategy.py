@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 from torchbus import Session, World, hookimpl
-from torchbus.arguments import expect
-from torchbus.devices import threads_per_rank
+from torchbus._bus.arguments import expect
+from torchbus._loss.weights import MODES
+from torchbus._ranks.devices import threads_per_rank
+from torchbus._session.notices import warn
 from torchbus.errors import UsageError
-from torchbus.loss_weight import MODES
-from torchbus.notices import warn
 
-from torchbus_ddp import events, group
-from torchbus_ddp.check import Watch
-from torchbus_ddp.gradients import GradientSync
-from torchbus_ddp.reducer import HAS_INIT_SYNC
-from torchbus_ddp.repeated import RepeatedWork
-from torchbus_ddp.replicas import ReplicaWatch
+from torchbus_ddp import events
+from torchbus_ddp.backward.reducer import HAS_INIT_SYNC
+from torchbus_ddp.backward.sync import GradientSync
+from torchbus_ddp.checks.divergence import Watch
+from torchbus_ddp.checks.repeated_work import RepeatedWork
+from torchbus_ddp.checks.replicas import ReplicaWatch
+from torchbus_ddp.process_group import opening as group
 
 NO_SAMPLER = "loaders are not divided: that is done by torchbus-sampler, which is not installed: pip install torchbus-sampler"
 LOSS_REDUCTIONS = ("mean", "sum")

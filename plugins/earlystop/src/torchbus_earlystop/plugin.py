@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
+from torchbus._bus.needs import needs
 from torchbus.errors import UsageError
-from torchbus.needs import needs
 
 MODES = ("min", "max")
 

@@ -10,11 +10,11 @@ from numbers import Real
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus import hookimpl
-from torchbus.seams.backward import BackwardCall
+from torchbus._seams.backward import BackwardCall
 
+from torchbus_log.metrics.records import Record
+from torchbus_log.metrics.values import Value
 from torchbus_log.passes import Passes
-from torchbus_log.records import Record
-from torchbus_log.values import Value
 
 
 class Autolog:

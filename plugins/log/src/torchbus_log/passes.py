@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 from torchbus import Session
-from torchbus.seams.loader import LoaderIterator
-from torchbus.share import Share
+from torchbus._batches.share import Share
+from torchbus._seams.loader import LoaderIterator
 
-from torchbus_log.totals import Total
-from torchbus_log.values import Metric
+from torchbus_log.metrics.totals import Total
+from torchbus_log.metrics.values import Metric
 
 
 class LoaderPass:

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
 from torchbus.errors import UsageError
 
 from torchbus_log.autolog import Autolog
-from torchbus_log.gatherer import Gatherer
-from torchbus_log.how import PLAINLY, how
+from torchbus_log.metrics.gatherer import Gatherer
+from torchbus_log.metrics.how import PLAINLY, how
+from torchbus_log.metrics.values import Metric, Value, check_name, kept
 from torchbus_log.passes import Passes
-from torchbus_log.values import Metric, Value, check_name, kept
 
 
 class Log:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
 from torchbus.errors import UsageError
 from torchbus.trackers import Tracker, chosen_by_rank0
 

@@ -12,9 +12,9 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus import hookimpl
-from torchbus.notices import warn
-from torchbus.seams.backward import BackwardCall
-from torchbus.seams.loader import LoaderIterator
+from torchbus._seams.backward import BackwardCall
+from torchbus._seams.loader import LoaderIterator
+from torchbus._session.notices import warn
 
 from torchbus_progress.loss import Loss, MeanLoss
 from torchbus_progress.outputs import Output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
 from torchbus.errors import UsageError
 
 from torchbus_progress.listener import Listener

@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from torchbus.cli.parser import Parser, complain
-from torchbus.cli.table import table
+from torchbus._cli.parser import Parser, complain
+from torchbus._cli.table import table
 from torchbus.errors import TorchbusError
 
 from torchbus_report.runs import finding, reading, summary

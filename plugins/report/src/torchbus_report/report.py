@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchbus.cli.parser import Parser, complain
+from torchbus._cli.parser import Parser, complain
 from torchbus.errors import TorchbusError, UsageError
 
 from torchbus_report.page import page

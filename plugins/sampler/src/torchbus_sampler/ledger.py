@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.share import Share
+from torchbus._batches.share import Share
 
 
 class Ledger:

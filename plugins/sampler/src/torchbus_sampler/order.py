@@ -19,8 +19,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torchbus.random_streams import RandomStreams
-from torchbus.share import Share
+from torchbus._batches.share import Share
+from torchbus._ranks.random_streams import RandomStreams
 
 from torchbus_sampler.shares import one_each, share_out
 

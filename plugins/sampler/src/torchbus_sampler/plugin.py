@@ -10,17 +10,17 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._batches.taken import Origin
+from torchbus._bus.arguments import expect
+from torchbus._seams.backward import BackwardCall
+from torchbus._seams.loader import LoaderIterator, Pass
 from torchbus.errors import Unsupported, UsageError
-from torchbus.seams.backward import BackwardCall
-from torchbus.seams.loader import LoaderIterator, Pass
-from torchbus.taken import Origin
 
-from torchbus_sampler import unheard
-from torchbus_sampler.contents import OWN, Contents
-from torchbus_sampler.deciding import DecidingModels
-from torchbus_sampler.decision import BYPASSED, Decision, decide
-from torchbus_sampler.feeding import Feeding
+from torchbus_sampler.content.comparison import OWN, Contents
+from torchbus_sampler.decision import unheard
+from torchbus_sampler.decision.decisions import BYPASSED, Decision, decide
+from torchbus_sampler.decision.feeding import Feeding
+from torchbus_sampler.decision.models import DecidingModels
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
 from torchbus_sampler.passes import divided_order, unpack

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchbus import Session
+from torchbus._batches.nested import leaves, map_tensors
+from torchbus._batches.share import Share
+from torchbus._batches.taken import Origin, Taken
 from torchbus.errors import UsageError
-from torchbus.nested import leaves, map_tensors
-from torchbus.share import Share
-from torchbus.taken import Origin, Taken
 
 from torchbus_sampler.shares import share_sizes
 

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
-from torchbus.random_streams import read, write
-from torchbus.share import Share
-from torchbus.world import DataPlace
+from torchbus._batches.share import Share
+from torchbus._ranks.random_streams import read, write
+from torchbus._ranks.world import DataPlace
 
 from torchbus_sampler.shares import share_out, share_sizes
 

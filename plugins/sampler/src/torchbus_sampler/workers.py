@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torchbus.random_streams import seed
+from torchbus._ranks.random_streams import seed
 
 STRIDE = 2**20
 

@@ -13,10 +13,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl, inventory
-from torchbus.arguments import expect
+from torchbus import Session, hookimpl
+from torchbus._bus.arguments import expect
+from torchbus._bus.needs import needs
+from torchbus._session import inventory
 from torchbus.errors import UsageError
-from torchbus.needs import needs
 
 from torchbus_scale.search import Function, search
 

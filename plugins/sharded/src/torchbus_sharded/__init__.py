@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torchbus_sharded.fsdp import FSDP
-from torchbus_sharded.optimizer import ShardedOptimizer
-from torchbus_sharded.stages import ShardedGradients, ddp_sharded
+from torchbus_sharded.fsdp.strategy import FSDP
+from torchbus_sharded.zero1.stages import ShardedGradients, ddp_sharded
+from torchbus_sharded.zero1.strategy import ShardedOptimizer
 
 __all__ = ["FSDP", "ShardedGradients", "ShardedOptimizer", "ddp_sharded"]
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchbus import Session, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
 from torchbus.errors import UsageError
 from torchbus.trackers import Tracker, chosen_by_rank0
 from torchbus.trackers.nothing import Nothing

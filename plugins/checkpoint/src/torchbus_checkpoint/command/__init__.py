@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.cli.parser import Parser, complain
+from torchbus._cli.parser import Parser, complain
 from torchbus.errors import TorchbusError
 
 from torchbus_checkpoint.command.export import FORMATS, export

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbus_checkpoint import reading
-from torchbus_checkpoint.divided import NOTE
+from torchbus_checkpoint.disk import reading
+from torchbus_checkpoint.disk.divided import NOTE
 from torchbus_checkpoint.errors import CheckpointError
 
 Described = ("models", "optimizers", "schedulers", "scalers", "registered", "plugins")

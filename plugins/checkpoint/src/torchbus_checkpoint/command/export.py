@@ -9,12 +9,13 @@ from typing import Any
 
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import choice, folder, saving, state
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.show import amount
 from torchbus_checkpoint.command.verify import check
-from torchbus_checkpoint.contents import Contents
-from torchbus_checkpoint.plain import decode
+from torchbus_checkpoint.disk import choice, folder, saving
+from torchbus_checkpoint.loop.contents import Contents
+from torchbus_checkpoint.state import capture as state
+from torchbus_checkpoint.state.plain import decode
 
 FORMATS = ("pt", "safetensors")
 NO_LOOP = Contents([], [], [], [], [])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import choice, folder
+from torchbus_checkpoint.disk import choice, folder
 
 
 def checkpoints(path: Path) -> list[Path]:

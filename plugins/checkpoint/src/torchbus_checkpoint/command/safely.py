@@ -9,7 +9,7 @@ from typing import Any
 
 from torchbus.errors import TorchbusError
 
-from torchbus_checkpoint import folder
+from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
 
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchbus.cli.table import table
+from torchbus._cli.table import table
 
-from torchbus_checkpoint import formats
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.contents import Described, described
+from torchbus_checkpoint.disk import formats
 from torchbus_checkpoint.errors import CheckpointError
 
 COLUMNS = ("checkpoint", "step", "epoch", "ranks", "metric", "size", "written by")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus_checkpoint import folder, metadata
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.contents import described
 from torchbus_checkpoint.command.show import amount
+from torchbus_checkpoint.disk import folder, metadata
 from torchbus_checkpoint.errors import CheckpointError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.owner import Owner
+from torchbus_checkpoint.folder_lock.owner import Owner
 from torchbus_checkpoint.remote.notes import say
 from torchbus_checkpoint.remote.store import Store
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 from torchbus import Session
+from torchbus._session.notices import warn
 from torchbus.errors import UsageError
-from torchbus.notices import warn
 
-from torchbus_checkpoint import choice, folder, leftovers
+from torchbus_checkpoint.disk import choice, folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import names

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchbus_checkpoint.folder import MANIFEST
-from torchbus_checkpoint.leftovers import SENDING
+from torchbus_checkpoint.disk.folder import MANIFEST
+from torchbus_checkpoint.disk.leftovers import SENDING
 
 
 @contextlib.contextmanager

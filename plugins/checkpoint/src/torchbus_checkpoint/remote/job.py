@@ -7,7 +7,7 @@ from typing import Any
 
 from torchbus import Session
 
-from torchbus_checkpoint import choice
+from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import fetch, mirror
 from torchbus_checkpoint.remote.claim import Claim

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchbus_checkpoint import choice, folder
+from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.remote import names
 from torchbus_checkpoint.remote.claim import Claim

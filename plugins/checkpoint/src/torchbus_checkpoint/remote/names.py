@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchbus_checkpoint.folder import MANIFEST
+from torchbus_checkpoint.disk.folder import MANIFEST
 from torchbus_checkpoint.remote.store import Store
 
 NAME = re.compile(r"(step-(\d+))(?:\.(\d+))?")

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl, inventory
-from torchbus.notices import warn
-from torchbus.seams.forward import Surround
+from torchbus import Session, hookimpl
+from torchbus._seams.modules.forward import Surround
+from torchbus._session import inventory
+from torchbus._session.notices import warn
 
 from torchbus_ddp.dp.exchange import part
 from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torchbus import Session, World, hookimpl
-from torchbus.arguments import expect
+from torchbus._bus.arguments import expect
+from torchbus._ranks.world import DataPlace
 from torchbus.errors import UsageError
-from torchbus.world import DataPlace
 
 from torchbus_ddp.dp import derivatives
 from torchbus_ddp.dp.forward import DividedForward

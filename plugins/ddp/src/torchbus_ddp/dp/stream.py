@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torchbus.random_streams import read, seed, write
+from torchbus._ranks.random_streams import read, seed, write
 
 
 class OwnStream:

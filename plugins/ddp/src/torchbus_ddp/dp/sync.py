@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torchbus import Session
+from torchbus._loss.count import Count
+from torchbus._seams.backward import BackwardCall
 from torchbus.errors import RanksDiverged
-from torchbus.loss_count import Count
-from torchbus.seams.backward import BackwardCall
 
-from torchbus_ddp import header
+from torchbus_ddp.backward import header
+from torchbus_ddp.backward.sync import GradientSync
 from torchbus_ddp.dp.team import Team
-from torchbus_ddp.gradients import GradientSync
 
 if TYPE_CHECKING:
     from torchbus_ddp.dp.strategy import DP

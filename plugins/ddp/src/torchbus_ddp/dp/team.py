@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchbus import Session
-from torchbus.collectives import all_gather_object
-from torchbus.launch.guard import shut, sockets_opened
-from torchbus.launch.listening import gloo_on_loopback
+from torchbus._launch.store.listening import gloo_on_loopback
+from torchbus._launch.watch.guard import shut, sockets_opened
+from torchbus._ranks.collectives import all_gather_object
 
 SLOTS = 64
 

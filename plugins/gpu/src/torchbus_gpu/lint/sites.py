@@ -65,7 +65,7 @@ class Sites:
 
 def _caller(frame: FrameType) -> FrameType:
     while frame.f_back is not None and (
-        frame.f_code.co_filename in PASSES_ON or (frame.f_globals.get("__name__") or "").startswith("torchbus.seams")
+        frame.f_code.co_filename in PASSES_ON or (frame.f_globals.get("__name__") or "").startswith("torchbus._seams")
     ):
         frame = frame.f_back
     return frame

@@ -1,0 +1,30 @@
+"""What every session brings along, as plugins like any other; each only where it has something to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchbus._builtin.between_runs import RestBetweenRuns
+from torchbus._builtin.printing import Rank0Prints
+from torchbus._builtin.to_device import BatchesToDevice
+from torchbus._builtin.verbose import ExplainFirstEpoch
+from torchbus._files.folders import SharedFolders
+from torchbus._files.shadows import Shadows
+from torchbus._files.write_once import WriteOnce
+
+if TYPE_CHECKING:
+    from torchbus.session import Session
+
+
+def standard_plugins(session: Session) -> list[object]:
+    """The built-in plugins that this session needs."""
+    plugins: list[object] = []
+    if session.device.type != "cpu":
+        plugins.append(BatchesToDevice(session))
+    if session.world_size > 1:
+        plugins += [Rank0Prints(session), WriteOnce(session), RestBetweenRuns(session)]
+    if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
+        plugins += [Shadows(session), SharedFolders(session)]
+    if session.options["verbose"]:
+        plugins.append(ExplainFirstEpoch(session))
+    return plugins

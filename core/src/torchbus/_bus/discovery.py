@@ -1,0 +1,97 @@
+"""What is installed, read from entry points. Discovery is not activation: nothing is imported until it is asked for.
+
+Groups: ``torchbus`` (plugins by name), ``torchbus.strategy``, ``torchbus.logger``, ``torchbus.option`` (the options
+of ``session`` that a plugin's constructor takes), ``torchbus.verb`` (methods of the session that need a plugin) and
+``torchbus.companion`` (plugins that come along where the script has imported the module of that name).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
+
+KINDS = ("plugin", "strategy", "logger", "option", "verb", "companion")
+
+
+class Offers(dict[str, EntryPoint]):
+    """Entry points by name. ``contested``: all of a name that several packages offer, which nobody can choose from."""
+
+    def __init__(self, entries: Iterable[EntryPoint]) -> None:
+        self.contested: dict[str, list[EntryPoint]] = {}
+        for entry in sorted(entries, key=lambda entry: (entry.name, version(entry), entry.value)):
+            first = self.setdefault(entry.name, entry)
+            if first.value != entry.value or version(first) != version(entry):
+                self.contested.setdefault(entry.name, [first]).append(entry)
+
+
+@cache
+def installed(kind: str) -> Offers:
+    """Installed entry points of a kind, by name."""
+    return Offers(entry_points(group="torchbus" if kind == "plugin" else f"torchbus.{kind}"))
+
+
+def every(kind: str) -> list[EntryPoint]:
+    """All installed entry points of a kind, contested ones too."""
+    offers = installed(kind)
+    contested = offers.contested if isinstance(offers, Offers) else {}
+    return [one for name, entry in offers.items() for one in contested.get(name, [entry])]
+
+
+def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
+    """The entry point of that name. ``also`` are names that exist without a plugin, for the hint.
+
+    Raises PluginConflict where several packages have it, PluginNotInstalled with the pip line where a known package has it, else UsageError
+    with the nearest names.
+    """
+    entry = installed(kind).get(name)
+    if entry is not None:
+        refuse_contested(kind, name)
+        return entry
+    distribution = DISTRIBUTIONS.get(kind, {}).get(name)
+    what = _what(kind, name)
+    if distribution is not None:
+        raise PluginNotInstalled(f"{what} needs a plugin that is not installed: pip install {distribution}")
+    known = sorted({*installed(kind), *DISTRIBUTIONS.get(kind, {}), *also})
+    near = difflib.get_close_matches(name, known, 3, 0.5)
+    hint = f"did you mean {' or '.join(repr(word) for word in near)}?" if near else f"known are {', '.join(known) or 'none'}"
+    raise UsageError(f"unknown {what}: {hint}")
+
+
+def refuse_contested(kind: str, name: str) -> None:
+    """Raise PluginConflict where several packages offer that name: which of them was meant?"""
+    offers = installed(kind)
+    if isinstance(offers, Offers) and name in offers.contested:
+        packages = " and ".join(f"{version(entry)} ({entry.value})" for entry in offers.contested[name])
+        raise PluginConflict(f"{_what(kind, name)} is offered by {packages}: uninstall one of them, or pass the plugin itself as an object")
+
+
+def _what(kind: str, name: str) -> str:
+    return {"verb": f"s.{name}()", "option": f"option {name!r}"}.get(kind, f"{kind} {name!r}")
+
+
+def load(entry: EntryPoint) -> Any:
+    """Import what an entry point names. Raises PluginError, naming the distribution."""
+    try:
+        return entry.load()
+    except Exception as error:
+        raise PluginError(f"plugin {entry.name} ({version(entry)}) could not be imported: {error!r}") from error
+
+
+def version_of(package: str) -> str:
+    """The version of the distribution that offers a plugin in this top-level package, "" if none does."""
+    for kind in KINDS:
+        for entry in installed(kind).values():
+            if entry.module.split(".")[0] == package and entry.dist is not None:
+                return entry.dist.version
+    return ""
+
+
+def version(entry: EntryPoint) -> str:
+    """Distribution and version of an entry point, as in "torchbus-ddp 0.1.0"."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "unknown distribution"

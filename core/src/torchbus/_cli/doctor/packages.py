@@ -1,0 +1,24 @@
+"""The installed plugins."""
+
+from __future__ import annotations
+
+import torchbus
+from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus._cli.doctor.finding import Finding
+from torchbus._cli.installed import InstalledPlugin, installed_plugins
+
+
+def look() -> list[Finding]:
+    """Whether each can be imported, and fits this version of torchbus."""
+    found = installed_plugins()
+    facts = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in found}
+    return [Finding("plugins", facts, [problem for plugin in found for problem in _problems(plugin)])]
+
+
+def _problems(plugin: InstalledPlugin) -> list[str]:
+    if plugin.error is not None:
+        return [f"{plugin.error}. Install it again: pip install --force-reinstall --no-deps {plugin.distribution}"]
+    if plugin.distribution in DISTRIBUTIONS["plugin"].values() and plugin.version != torchbus.__version__:
+        wanted = f"pip install {plugin.distribution}=={torchbus.__version__}"
+        return [f"plugin {plugin.name} is version {plugin.version}, torchbus is {torchbus.__version__}: {wanted}"]
+    return []

@@ -1,0 +1,54 @@
+"""The ranks of this host as processes: whether they are there, and how they are ended where they can't do it themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from torchbus._launch.frozen import process
+from torchbus._launch.frozen.process import ENDED, STOPPED, Process
+from torchbus._launch.store.sealed import SealedStore
+
+
+class Neighbours:
+    """``ranks``: those that may be on this host, this one among them. They find one another through the store."""
+
+    def __init__(self, store: SealedStore, rank: int, ranks: Sequence[int]) -> None:
+        self._store = store
+        self._mine = process.this()
+        self._unknown = {other for other in ranks if other != rank} if self._mine.host else set()
+        self.found: dict[int, Process] = {}
+        store.set(f"process/{rank}", json.dumps(self._mine))
+
+    def meet(self) -> None:
+        """Learn of those that have come since."""
+        for rank in [rank for rank in self._unknown if self._store.check([f"process/{rank}"])]:
+            self._unknown.remove(rank)
+            other = Process(*json.loads(self._store.get(f"process/{rank}")))
+            if other.host == self._mine.host:
+                self.found[rank] = other
+
+    def gone(self) -> list[int]:
+        """Ranks whose processes have ended."""
+        return [rank for rank, other in self.found.items() if other.state() in ENDED]
+
+    def is_debugged(self, rank: int) -> bool:
+        return rank in self.found and self.found[rank].is_debugged()
+
+    def is_stopped(self, rank: int) -> bool:
+        return rank in self.found and self.found[rank].state() == STOPPED
+
+    def words(self, rank: int) -> str:
+        """Why it may be silent."""
+        if rank not in self.found:
+            return f"rank {rank} is stopped, in native code that holds Python's lock, or its machine is cut off"
+        how = "is stopped by a signal" if self.is_stopped(rank) else "is in native code that holds Python's lock"
+        return f"its process {self.found[rank].pid} {how}"
+
+    def end(self, rank: int, text: str) -> None:
+        """``text`` is for its stderr."""
+        other = self.found.pop(rank, None)
+        if other is not None:
+            if text:
+                other.tell(text)
+            other.end({neighbour.pid for neighbour in self.found.values()})

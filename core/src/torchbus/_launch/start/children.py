@@ -1,0 +1,95 @@
+"""Processes that this rank started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from typing import IO
+
+from torchbus._launch.watch.fair import FairClock
+
+
+class Child:
+    """A rank started by running the script again (``process``), or by fork (``pid``).
+
+    ``errors`` is the file that its stderr goes to, read only if it dies without a word.
+    """
+
+    def __init__(self, rank: int, pid: int, process: subprocess.Popen[bytes] | None, errors: IO[bytes] | None) -> None:
+        self.rank = rank
+        self.pid = pid
+        self._process = process
+        self._errors = errors
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit status, minus the signal's number if a signal ended it; None while it runs."""
+        if self._status is None:
+            self._status = self._process.poll() if self._process is not None else self._poll_forked()
+        return self._status
+
+    def _poll_forked(self) -> int | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        return None if pid == 0 else os.waitstatus_to_exitcode(status)
+
+    def signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Let go of the file of its errors."""
+        if self._errors is not None:
+            self._errors.close()
+
+    def words(self) -> str:
+        """How it ended, in words."""
+        status = self.poll()
+        if status is None:
+            return "still runs"
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+
+    def last_errors(self, max_chars: int = 8000) -> str:
+        """The end of what it wrote to stderr."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-max_chars:]
+
+
+def standard_input() -> int:
+    """Nothing to read; a terminal if there is one, since some scripts ask it for its size, but not to be read."""
+    try:
+        return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)
+
+
+def error_file() -> IO[bytes]:
+    """An unnamed file: nothing is left of it when the last process has closed it."""
+    return tempfile.TemporaryFile()
+
+
+def wait_for(children: list[Child], seconds: float) -> list[Child]:
+    """Wait until all have ended, at most ``seconds``, or longer where the machine is busy; returns those that have not."""
+    clock = FairClock(0.05)
+    while (running := [child for child in children if child.poll() is None]) and clock.seconds() < seconds:
+        time.sleep(0.01)
+    return running
+
+
+def end(children: list[Child], grace_s: float) -> list[Child]:
+    """Give them ``grace_s`` to end by themselves, then SIGTERM, then SIGKILL. Returns those that did not end by themselves."""
+    stubborn = wait_for(children, grace_s)
+    for child in stubborn:
+        child.signal(signal.SIGTERM)
+    killed = wait_for(stubborn, 2.0) if stubborn else []
+    for child in killed:
+        child.signal(signal.SIGKILL)
+    wait_for(killed, 2.0)
+    return stubborn

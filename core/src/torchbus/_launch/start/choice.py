@@ -1,0 +1,64 @@
+"""``launch="auto"``: the block is divided by fork wherever that is safe, else the script is run again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from torchbus._launch.request import Request
+from torchbus._launch.start import relaunch
+from torchbus._launch.start.cuda_use import is_lost_in_a_fork
+from torchbus._ranks.devices import threads_per_rank
+from torchbus.errors import UsageError
+
+SAFE = "launch='auto' chose fork: nothing in this process stands against it"
+NO_SCRIPT = "launch='auto' chose fork: there is no script to run again"
+
+
+def resolve(request: Request) -> Request:
+    """The request with "fork" or "script" instead of "auto", and the rule that decided; any other request as it is."""
+    if request.launch != "auto":
+        return request
+    reason = obstacle(request)
+    if not reason:
+        return dataclasses.replace(request, launch="fork", launch_rule=SAFE)
+    try:
+        relaunch.command()
+    except UsageError:
+        return dataclasses.replace(request, launch="fork", launch_rule=NO_SCRIPT)
+    return dataclasses.replace(request, launch="script", launch_rule=f"launch='auto' did not fork: {reason}")
+
+
+def obstacle(request: Request) -> str:
+    """Why a fork would not be safe, or would be slow; "" where nothing stands against it."""
+    if sys.platform != "linux":
+        return "a fork is safe on Linux only"
+    if is_lost_in_a_fork(request.devices.kind):
+        return "CUDA is initialised in this process"
+    if threading.current_thread() is not threading.main_thread():
+        return "the session does not begin in the main thread"
+    thread = next(_threads_lost_in_a_fork(), "")
+    if thread:
+        return f"the thread {thread!r} would be missing in a forked rank"
+    threads = threads_per_rank(request.devices.count)
+    if request.devices.kind == "cpu" and request.devices.count > 1 and threads > 1:
+        return f"each rank has {threads} CPU threads, and a forked one can use a single one"
+    return ""
+
+
+def _threads_lost_in_a_fork() -> Iterator[str]:
+    """Threads of Python, and threads of libraries that have given them a name. Pools of OpenMP and BLAS have none."""
+    yield from (thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+    with contextlib.suppress(OSError):
+        own = _name_of_task(os.getpid())
+        names = map(_name_of_task, map(int, os.listdir("/proc/self/task")))
+        yield from (name for name in names if name != own)
+
+
+def _name_of_task(number: int) -> str:
+    with open(f"/proc/self/task/{number}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()

@@ -1,0 +1,227 @@
+"""A thread per rank that sees what the main thread can't: signals and failures of others while it waits in a collective.
+
+It closes this rank's own connections to its peers, which ends every collective that waits on them, here and there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torchbus._launch.watch import thread_frames
+from torchbus._launch.watch.fair import FairClock
+from torchbus._launch.watch.looking import Looking, leave_to_no_debugger
+from torchbus._launch.watch.say import say
+from torchbus.errors import RankFailed
+
+LOOK_EVERY_S = 0.2
+DELIVER_AFTER_S = 1.0
+KILL_AFTER_S = 5.0
+HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+FORCED = "does not leave native code and is ended by force"
+
+
+class Guard:
+    """Looks with ``look()``, which returns the reason why this rank has to stop, or None.
+
+    The reason is raised in the main thread. ``seen_signal`` is the last SIGINT, SIGTERM or SIGHUP; those ``handled`` are a plugin's business.
+    An error of the guard's own ends the rank as well: unguarded, it could wait for ever. ``beat()`` is called as often as ``look()``, and goes on
+    while this rank leaves. ``away(seconds)`` is what to think of a look that has not come back for so long.
+    """
+
+    def __init__(
+        self, rank: int, look: Callable[[], BaseException | None], report_signal: Callable[[int], None], *,
+        beat: Callable[[], None] = lambda: None, away: Callable[[float], BaseException | None] = lambda seconds: None,
+    ) -> None:  # fmt: skip
+        self._rank = rank
+        self._look = look
+        self._report_signal = report_signal
+        self._beat = beat
+        self._away = away
+        self._looking = Looking(self._look_once, LOOK_EVERY_S)
+        self._releases: list[Callable[[], None]] = []
+        self._after_raise: list[Callable[[], None]] = []
+        self._main = threading.main_thread()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
+        self._undo_signals: Callable[[], None] = lambda: None
+        self._wakeup: socket.socket | None = None
+        self.reason: BaseException | None = None
+        self.seen_signal: int | None = None
+        self.handled: set[int] = set()
+        self.leaving = False
+
+    def start(self) -> None:
+        if threading.current_thread() is self._main:
+            self._listen_to_signals()
+        leave_to_no_debugger(self._thread)
+        self._thread.start()
+
+    def on_release(self, release: Callable[[], None]) -> None:
+        """``release()`` ends this rank's collectives; called from the guard's thread."""
+        self._releases.append(release)
+
+    def release(self) -> None:
+        """End all collectives of this rank, and so those of its peers that wait on it."""
+        while self._releases:
+            with contextlib.suppress(Exception):
+                self._releases.pop()()
+
+    def on_raise(self, callback: Callable[[], None]) -> None:
+        """Called from the guard's thread once it has interrupted the main thread."""
+        self._after_raise.append(callback)
+
+    def stop_looking(self) -> None:
+        self._looking.stop()  # first: the guard knows what to do if it does not come back
+        self._stop.set()
+        self._thread.join()
+
+    def stop(self) -> None:
+        self.stop_looking()
+        self._undo_signals()
+
+    def forget(self) -> None:
+        """In a process that was forked from this rank: its signals are its own, and none of this rank's business."""
+        with contextlib.suppress(ValueError):  # forked from another thread than the main one
+            self._undo_signals()
+
+    def _run(self) -> None:
+        try:
+            self._looking.start()
+            self._watch()
+        except BaseException as error:
+            self.reason = RankFailed(f"the guard of rank {self._rank} failed: {error!r}")
+            self._end_main(self.reason)
+
+    def _watch(self) -> None:
+        clock, signalled_s, ended = FairClock(), 0.0, False
+        while not self._stop.is_set():
+            number = self._next_signal()
+            if number is not None:
+                self.seen_signal, signalled_s = number, clock.seconds()
+            reason = self._away(self._looking.away_s()) or self._looking.found()
+            if ended or self.leaving:
+                continue
+            ended = True
+            if self.seen_signal and clock.seconds() - signalled_s > DELIVER_AFTER_S:
+                self._report_signal(self.seen_signal)  # the main thread has not reacted: it waits in a collective
+                self._end_main(None)
+            elif reason is not None:
+                self.reason = reason
+                self._end_main(reason)
+            else:
+                ended = False
+
+    def beat(self) -> None:
+        """Show that this rank lives, and its guard; for a look that takes long."""
+        self._looking.still_there()
+        self._beat()
+
+    def _look_once(self) -> BaseException | None:
+        self.beat()
+        return None if self.leaving else self._look()
+
+    def _end_main(self, reason: BaseException | None) -> None:
+        self.release()
+        if not self._main_leaves_within(DELIVER_AFTER_S) and reason is not None and self._wakeup is not None:
+            signal.pthread_kill(self._main.ident, signal.SIGTERM)  # type: ignore[arg-type]
+            for callback in self._after_raise:
+                with contextlib.suppress(Exception):
+                    callback()
+        if not self._main_leaves_within(KILL_AFTER_S):
+            self._kill_myself()
+
+    def _main_leaves_within(self, seconds: float) -> bool:
+        """Seconds in which it could: a busy machine may take its time."""
+        clock = FairClock(0.1, f"/proc/self/task/{os.getpid()}")  # the main thread has the number of the process
+        while clock.seconds() < seconds and not self.leaving and not self._stop.wait(0.02):
+            pass
+        return self.leaving or self._stop.is_set()
+
+    def _kill_myself(self) -> None:
+        innermost = thread_frames.of_thread(self._main.ident)[:3]
+        where = "".join(traceback.format_list(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(innermost))))
+        text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
+        say(text)
+        os._exit(1)
+
+    def _next_signal(self) -> int | None:
+        if self._wakeup is None:
+            self._stop.wait(LOOK_EVERY_S)
+            return None
+        try:
+            heard = self._wakeup.recv(64)
+        except TimeoutError:
+            return None
+        numbers = [n for n in heard if n in HEARD - self.handled]
+        return numbers[-1] if numbers and self.reason is None else None
+
+    def _listen_to_signals(self) -> None:
+        self._wakeup, writer = socket.socketpair()
+        self._wakeup.settimeout(LOOK_EVERY_S)
+        writer.setblocking(False)
+        old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        old_handlers = {number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())}
+        wakeup = self._wakeup
+
+        def undo() -> None:
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            wakeup.close()
+            writer.close()
+
+        self._undo_signals = undo
+
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving:
+            return
+        if self.reason is None:
+            self.seen_signal = number
+        raise self.reason if self.reason is not None else SystemExit(128 + number)
+
+
+def _hangup() -> list[signal.Signals]:
+    """SIGHUP, unless somebody has decided about it: nohup ignores it."""
+    return [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+
+
+def sockets_opened() -> set[int]:
+    """Descriptors of this process's connected sockets; Linux only, elsewhere none."""
+    return set(_connected_sockets())
+
+
+def _connected_sockets() -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                    yield int(entry)
+
+
+def connected_to(port: int) -> set[int]:
+    """Descriptors of this process's sockets that are connected to a port."""
+    return {descriptor for descriptor in sockets_opened() if _port_of_peer(descriptor) == port}
+
+
+def _port_of_peer(descriptor: int) -> int | None:
+    with contextlib.suppress(OSError, IndexError, TypeError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        return int(copy.getpeername()[1])
+    return None
+
+
+def shut(descriptors: set[int]) -> None:
+    """End the connections of these sockets (listening ones are left alone)."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            copy: Any = socket.socket(fileno=os.dup(descriptor))
+            with copy:
+                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,126 @@
+"""What each rank's guard looks at, in a thread: has another rank failed, ended, or gone, and can this one go on?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from torchbus._launch.frozen.freeze import Freeze
+from torchbus._launch.start.children import Child
+from torchbus._launch.store.sealed import SealedStore
+from torchbus._launch.watch import failure
+from torchbus._launch.watch.ended import SOME_ENDED, Ended
+from torchbus._launch.watch.failure import Failure
+from torchbus._launch.watch.hang import HangWatch
+from torchbus._launch.watch.place import END, Place
+from torchbus._launch.watch.say import say
+from torchbus._ranks import collectives
+from torchbus.errors import RankFailed, RanksDiverged
+
+GONE = "rank 0, which serves the store, has gone"
+
+
+class Lookout:
+    """``look()`` returns this rank's reason to stop, if there is one. The store's connection is its own."""
+
+    def __init__(
+        self, store: SealedStore, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place], children: Sequence[Child],
+        parent_pid: int | None, freeze: Freeze | None = None, rest: Callable[[], str] = lambda: "",
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._place = place
+        self._children = children
+        self._parent_pid = parent_pid
+        self._freeze = freeze
+        self._is_ours = bool(children) or parent_pid is not None  # those that started one another know more of one another's ends
+        self._hang = HangWatch(store, rank, world_size, hang_timeout_s, place, rest, beat, say if freeze is None else freeze.say)
+
+    def look(self) -> BaseException | None:
+        if self._parent_pid is not None and os.getppid() != self._parent_pid:
+            return RankFailed("rank 0 has gone")
+        try:
+            found = failure.read(self._store) or self.dead_rank() or self._frozen()
+            if found is not None and found.frozen and self._freeze is not None:
+                self._freeze.end(found.rank, found.summary)
+        except RuntimeError:
+            return RankFailed(GONE)
+        if found is not None and (found.rank != self._rank or found.frozen or (self._freeze is not None and self._freeze.stands)):
+            return found.as_error()
+        return self._ended_peer() or self._deadlock()
+
+    def report_signal(self, number: int) -> None:
+        """This rank has got a signal that ends it."""
+        with contextlib.suppress(RuntimeError):
+            failure.publish(self._store, received(self._rank, number))
+
+    def known_failure(self) -> Failure | None:
+        """For a rank that has lost a connection: why, as far as it can be known by now. Raises RuntimeError where nothing can."""
+        try:
+            return failure.read(self._store) or self.dead_rank()
+        except RuntimeError:
+            if self._is_ours:
+                raise
+            return self.lost_rank()  # the store may be gone a moment before the process that served it
+
+    def dead_rank(self) -> Failure | None:
+        """A rank that this process started and that ended with an error, or one of a launcher's, on this host, that is not there any more."""
+        for child in self._children:
+            status = child.poll()
+            if status:
+                text = child.last_errors()
+                return failure.publish(self._store, Failure(child.rank, f"the process {child.words()}", text))
+        return self.lost_rank()
+
+    def lost_rank(self) -> Failure | None:
+        """One of a launcher's, on this host, whose process is not there any more."""
+        lost = self._freeze.lost() if self._freeze is not None and not self._is_ours else None
+        if lost is not None:
+            with contextlib.suppress(RuntimeError):  # the store has gone with it
+                return failure.publish(self._store, lost)
+        return lost
+
+    def _frozen(self) -> Failure | None:
+        found = self._freeze.look() if self._freeze is not None else None
+        return failure.publish(self._store, found) if found is not None else None
+
+    def _deadlock(self) -> BaseException | None:
+        try:
+            error = self._hang.look()
+        except RuntimeError:
+            return RankFailed(GONE)
+        if error is not None:
+            failure.publish(self._store, failure.of(self._rank, error))
+        return error
+
+    def _ended_peer(self) -> BaseException | None:
+        """A rank that has ended its loop and will never come to what this one waits in."""
+        if not self._store.check([SOME_ENDED]) or self._store.check([f"ended/{self._rank}"]):
+            return None
+        place, begun = self._place(), collectives.begun()
+        for rank in range(self._world_size) if place.waits_in not in ("", END) else ():
+            if self._store.check([f"ended/{rank}"]):
+                peer = Ended.read(self._store.get(f"ended/{rank}"))
+                if peer.never_comes_to(place, begun):
+                    error = self._left_behind(rank, peer.backwards)
+                    failure.publish(self._store, failure.of(self._rank, error))
+                    return error
+        return None
+
+    def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
+        place = self._place()
+        return RanksDiverged(
+            f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank} waits in "
+            f"{place.waits_in or 'a collective'} at {place.line}: all ranks must make the same number of them. A loop that stops by a "
+            "number of its own rank (a loss read before backward, say) must share it: read the loss after backward, or use "
+            "s.reduce(number)"
+        )
+
+
+def received(rank: int, number: int) -> Failure:
+    """What a signal is to the other ranks."""
+    return Failure(rank, f"it received {signal.Signals(number).name}")

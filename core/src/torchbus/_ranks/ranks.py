@@ -1,0 +1,74 @@
+"""The ranks of a session: which of them this one is, and what they do together."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchbus._ranks import collectives
+from torchbus._ranks.world import World
+from torchbus._session.notices import is_inside
+
+
+class Ranks:
+    """What a session knows of its ``world``."""
+
+    world: World
+    rank_asked = False
+    """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on each rank."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number among all ranks, from 0."""
+        self._hear(sys._getframe(1))
+        return self.world.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among the ranks of its node, from 0."""
+        self._hear(sys._getframe(1))
+        return self.world.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.world.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return self.world.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.world.is_main
+
+    def reduce(self, value: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
+        """The "mean", "sum", "max" or "min" over ranks of a tensor of any shape, or a number (float64). All ranks call it."""
+        return collectives.reduce(value, op, self.device, self.world_size)
+
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor of every rank, in rank order; sizes in dim 0 may differ. All ranks call it."""
+        return collectives.all_gather(value, self.device, self.world_size)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """A small picklable object of every rank, in rank order. All ranks call it."""
+        return collectives.all_gather_object(value, self.world_size)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+    def _hear(self, frame: FrameType) -> None:
+        if not self.rank_asked and not is_inside(frame):
+            self.rank_asked = True
+
+    def print(self, *values: object, **options: Any) -> None:
+        """Print on rank 0."""
+        if self.is_main:
+            print(*values, **options)

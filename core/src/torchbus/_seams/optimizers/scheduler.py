@@ -1,0 +1,24 @@
+"""``ReduceLROnPlateau.step``, whose metric decides the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from torchbus._seams.ears import Ears
+
+PLACE = "ReduceLROnPlateau.step"
+EVENTS = ("scheduler_metric",)
+
+
+def install(ears: Ears) -> Callable[[], None]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def step(self: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+            replaced = ears.hook.scheduler_metric(metric=metrics)
+            original(self, metrics if replaced is None else replaced, *args, **kwargs)
+
+        return step
+
+    return ears.replace(ReduceLROnPlateau, "step", make)

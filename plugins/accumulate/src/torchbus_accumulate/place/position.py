@@ -1,0 +1,82 @@
+"""Which batch of which window the loop works on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torchbus._batches.feeding import Batches
+from torchbus._batches.taken import Origin, Taken
+
+from torchbus_accumulate.place import schedule
+
+
+class Position:
+    """Batches are counted from 1 in each window, at the first backward on them; epochs are passes over a loader, from 0.
+
+    ``size``: batches of a whole window in this epoch. ``last``: whether the batch ends its window.
+    """
+
+    def __init__(self, windows: Mapping[int, int], batches: Batches) -> None:
+        self._schedule = windows
+        self._batches = batches
+        self._pass: Origin | None = None
+        self._number = 0
+        self._loader: weakref.ref[DataLoader[Any]] | None = None
+        self._resumed = False
+        self._was_left = False
+        self.epoch = -1
+        self.size = schedule.at(windows, 0)
+        self.index = 0
+        self.last = False
+
+    def next_batch(self, taken: Taken, is_last: bool) -> None:
+        """``is_last``: no batch is left in this pass. One that a wrapper gives again (a list, itertools.cycle) begins a new epoch."""
+        if self._pass is not taken.origin or taken.number <= self._number:
+            self._begin_pass(taken.origin)
+        self._number = taken.number
+        self.index = 1 if self.last else self.index + 1
+        self.last = is_last or self.index >= self.size
+
+    def _begin_pass(self, origin: Origin) -> None:
+        self._pass, self._loader = origin, origin.loader
+        self._was_left = False
+        if self._resumed:
+            self._resumed = False
+            return
+        self.epoch += 1
+        self.size = schedule.at(self._schedule, self.epoch)
+        self.index = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether the loop has dropped the iterator in the middle of its pass, also before a checkpoint was written. Not while somebody keeps
+        batches of it."""
+        return self._was_left if self._pass is None else self._pass.is_over and not self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a wrapper keeps batches of the pass, whatever has become of its iterator."""
+        return self._pass is not None and self._batches.held(self._pass) > 0
+
+    def is_in(self, loader: DataLoader[Any]) -> bool:
+        return self._loader is not None and self._loader() is loader
+
+    def end_window(self) -> None:
+        self.last, self.index = False, 0
+
+    def end_pass(self) -> None:
+        self._pass, self._number = None, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        in_pass = self._pass is not None and not self.left
+        return {"epoch": self.epoch, "in_pass": in_pass, "index": 0 if self.last else self.index}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass goes on with the epoch and the window that were left in the middle, or is the next epoch."""
+        self.epoch, self.index, self.last = state["epoch"], state["index"], False
+        self.size = schedule.at(self._schedule, max(self.epoch, 0))
+        self._pass, self._loader, self._resumed = None, None, state["in_pass"]
+        self._was_left = not state["in_pass"]

@@ -1,0 +1,71 @@
+"""An open window in a checkpoint: one state for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus import Session
+from torchbus.errors import Unsupported, UsageError
+
+from torchbus_accumulate.place.position import Position
+from torchbus_accumulate.windows.sharded_gradients import is_part, whole
+from torchbus_accumulate.windows.sums import WindowSum
+
+ABSENT, DENSE, SPARSE = range(3)
+
+
+def refuse_between(sums: Sequence[WindowSum], position: Position) -> None:
+    """Raise Unsupported while a batch is in gradients that no step has committed."""
+    committed = max((one.calls for one in sums), default=0)
+    if any(one.is_being_added_to for one in sums) or (position.index > committed and not position.last):
+        raise Unsupported("a checkpoint of accumulation between backward() and optimizer.step(): make it after optimizer.step()")
+
+
+def state_of(one: WindowSum, session: Session) -> dict[str, Any]:
+    """Plain numbers, and the gradient committed so far for each parameter or None: with several ranks the mean over
+    them, for which all ranks call this alike in an open window."""
+    if not one.calls:
+        return {"calls": 0}
+    gradients = one.committed()
+    weight, samples, mass = one.weight, one.samples, float(one.mass)
+    if session.world_size > 1:
+        weight, samples, mass = session.reduce(torch.tensor([weight, samples, mass], dtype=torch.float64)).tolist()
+        gradients = mean_over_ranks(session, one.parameters(), gradients)
+    kept = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+    return {"calls": one.calls, "weight": weight, "samples": samples, "mass": mass, "gradients": kept}
+
+
+@torch.no_grad()
+def mean_over_ranks(session: Session, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """A gradient that is None on this rank alone counts as zeros. What a strategy divides is a part of the mean already."""
+    here = [ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE for gradient in gradients]
+    kinds = session.reduce(torch.tensor(here), "max").tolist()
+    found: list[Tensor | None] = []
+    for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
+        if kind == ABSENT:
+            found.append(None)
+            continue
+        if gradient is not None and is_part(gradient):
+            found.append(whole(gradient) if session.gathers_states else gradient)
+            continue
+        own = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+        mean = session.reduce(own)
+        found.append(mean.to_sparse(1) if kind == SPARSE else mean)
+    return found
+
+
+def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> None:
+    """Put open windows back, by the order of the optimizers."""
+    open_windows = [number for number, state in enumerate(states) if state["calls"]]
+    if open_windows and open_windows[-1] >= len(sums):
+        raise UsageError(
+            f"this checkpoint has an open window of accumulation for optimizer {open_windows[-1] + 1}, and there are {len(sums)} optimizers: "
+            "make the optimizers before loading it"
+        )
+    for one, state in zip(sums, states, strict=False):
+        one.drop()
+        if state["calls"]:
+            one.restore(state["calls"], state["weight"], state["samples"], state.get("mass", state["weight"]), state["gradients"])

@@ -1,0 +1,123 @@
+"""What each batch counts in its window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+from torchbus import Session
+from torchbus._batches.taken import Taken
+from torchbus._loss.count import Count
+from torchbus._loss.graph import Number
+from torchbus._loss.weights import LossWeights
+from torchbus._seams.backward import BackwardCall
+
+from torchbus_accumulate.place.loop import expected_samples
+from torchbus_accumulate.place.position import Position
+from torchbus_accumulate.windows.sums import WindowSum
+
+
+class Weights:
+    """Each backward is weighted by its samples over those expected in the window; where that was wrong, the last
+    backward of the window finds the sum rescaled, so that the loop never sees anything but the true gradient.
+
+    A batch that counts something else (tokens, as the loop or its loss says) weighs so much more or less than its samples do; at the end
+    of the window the sum is divided by the mean of these weights over ranks.
+
+    ``samples``, ``factor`` and ``mass`` (the factor, times what this rank's batch counts) are those of the last backward; ``counted``: its
+    weight is not that of its samples; ``batch_samples``: those of the loader's batch that feeds this backward.
+    """
+
+    def __init__(self, session: Session, position: Position) -> None:
+        plugins = [plugin for _, plugin in session.bus.plugins()]
+        self.is_sum = any(getattr(plugin, "loss_reduction", None) == "sum" for plugin in plugins)
+        self._session = session
+        self._position = position
+        self._losses = LossWeights(session, next((plugin.loss_weight for plugin in plugins if hasattr(plugin, "loss_weight")), "auto"))
+        self._has_unit = False
+        self.batch_samples = 1.0
+        self.samples = 1.0
+        self.expected = 1.0
+        self.factor = 1.0
+        self.mass: Number = 1.0
+        self.counted = False
+
+    @property
+    def note(self) -> str:
+        """What was found in the losses."""
+        return self._losses.note
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"has_unit": self._has_unit, "losses": self._losses.state_dict()}
+
+    def put_back(self, expected: float, state: Mapping[str, Any] | None) -> None:
+        """What a window that is open expects, and ``saved``, which the first format of checkpoints has not."""
+        self.expected = expected
+        if state is not None:
+            self._has_unit = state["has_unit"]
+            self._losses.load_state_dict(state["losses"])
+
+    def weigh(
+        self, call: BackwardCall, tokens: float | None, taken: Taken | None, sums: Sequence[WindowSum], first: bool, last: bool
+    ) -> float | None:
+        """Set the weight of this backward, on the ``first`` batch of a window or the ``last``; returns the samples of the
+        window, if it is the last."""
+        self.samples = self.batch_samples if taken is not None else float(self._session.share.count or 1)
+        if self.is_sum:
+            return None
+        if first:
+            self.expected = self._expect(taken)
+        total = self._total(taken, sums) if last else None
+        self.factor = self.samples / (total or self.expected)
+        self.count(call, tokens)
+        return total
+
+    def count(self, call: BackwardCall, tokens: float | None) -> None:
+        """Tell the strategy what this batch counts; without one it is in the factor."""
+        found = call.count = self._count(call, tokens)
+        self.mass, self.counted = self.factor * found.weight, found.counted
+        alone = self._session.world_size == 1
+        call.factor = call.factor * (self.mass if alone else self.factor)
+
+    def commit(self, one: WindowSum, optimizer: Optimizer) -> None:
+        """Instead of a step."""
+        one.commit(optimizer, self.factor, self.samples, self.mass, self.counted)
+
+    def end(self, call: BackwardCall, held: Sequence[WindowSum]) -> None:
+        """The backward of the last batch: ``held`` are the sums that it adds to."""
+        count = call.count
+        if count is None:
+            return
+        count.norm = self.mass + held[0].mass if held else self.mass
+        count.counted |= any(one.counted for one in held)
+        count.left, count.anew = bool(held), not held
+        if self._session.world_size == 1 and count.counted and held:
+            count.scale = 1.0 / count.norm if not isinstance(count.norm, float) or count.norm else 1.0
+
+    def _count(self, call: BackwardCall, tokens: float | None) -> Count:
+        share = self._session.share
+        expected = self.samples / self._session.world.data.parts if share.count else self.samples
+        if not self._has_unit:
+            self._agree(call, tokens, expected)
+        return self._losses.of(call.loss, expected=expected) if tokens is None else self._losses.of_number(tokens, expected)
+
+    def _agree(self, call: BackwardCall, tokens: float | None, expected: float) -> None:
+        """At the first backward of all: how much one sample counts, lest a loop whose samples all count alike is taken for one that counts."""
+        self._has_unit = True
+        count = self._losses.of(call.loss, expected=expected) if tokens is None else self._losses.of_number(tokens, expected)
+        weight = float(count.weight) if count.anew else 0.0
+        unit = float(self._session.reduce(weight)) if self._session.world.data.parts > 1 else weight
+        self._losses.unit = unit or 1.0
+
+    def _expect(self, taken: Taken | None) -> float:
+        samples = self.samples or 1.0
+        return samples * self._position.size if taken is None else expected_samples(taken, samples, self._position.size)
+
+    def _total(self, taken: Taken | None, sums: Sequence[WindowSum]) -> float:
+        """The samples of the window that ends, as the gradients say which this backward adds to."""
+        committed = [one.samples for one in sums if one.takes_part]
+        if committed:
+            return self.samples + max(committed)
+        return self.samples if taken is not None and self._position.index == 1 else self.expected

@@ -1,0 +1,122 @@
+"""Which checkpoint of a folder to resume from, and which to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchbus._session.notices import warn
+from torchbus.errors import UsageError
+
+from torchbus_checkpoint.disk import folder, leftovers
+from torchbus_checkpoint.errors import CheckpointError, NewerFormat
+from torchbus_checkpoint.options import Options, refuse_url
+
+PREFIX = "step-"
+One = TypeVar("One", str, Path)
+
+
+def automatic(parent: Path) -> list[Path]:
+    """The checkpoints that a session wrote by itself, oldest first."""
+    return [found for found in folder.found(parent) if found.name.startswith(PREFIX)]
+
+
+def latest(parent: str | Path) -> Path | None:
+    """The newest checkpoint in a folder that is whole, None if there is none at all.
+
+    Damaged ones are passed over with a warning that says what is wrong. Raises CheckpointError if all are damaged, and NewerFormat before
+    it passes over one that a later version has written.
+    """
+    refuse_url(parent, f"latest({str(parent)!r})")
+    problems: list[str] = []
+    for candidate in reversed(automatic(Path(parent))):
+        try:
+            folder.verify(candidate)
+        except NewerFormat:
+            raise
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            warn(f"{problem}: resuming from {candidate}")
+        return candidate
+    if problems:
+        raise CheckpointError(f"no checkpoint in {parent} is whole: {'; '.join(problems)}. Remove them to begin anew")
+    return None
+
+
+def to_begin_with(options: Options) -> str:
+    """The checkpoint that a run goes on from, "" where it begins anew."""
+    assert options.folder is not None
+    leftovers.sweep(options.folder)
+    if isinstance(options.resume, Path):
+        folder.verify(options.resume)
+        return str(options.resume)
+    there = automatic(options.folder)
+    if options.resume == "never" and there:
+        raise UsageError(
+            f"resume='never', but {options.folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
+            "use another folder, remove them, or go on with resume='auto'"
+        )
+    return str(latest(options.folder) or "")
+
+
+def verified(chosen: Path) -> str:
+    """The step of one that ``s.save`` wrote, if it is whole. Raises CheckpointError."""
+    leftovers.heal(chosen)
+    return str(folder.verify(chosen)["step"])
+
+
+def best(parent: str | Path, mode: str = "min") -> Path | None:
+    """The checkpoint in a folder with the best value of what was monitored, None if none has one."""
+    refuse_url(parent, f"best({str(parent)!r})")
+    ranked = _ranked(_with_metrics(automatic(Path(parent))), mode)
+    return ranked[0] if ranked else None
+
+
+def kept(there: dict[One, float | None], keep: int | None, monitored: bool, mode: str) -> set[One]:
+    """The last ``keep``, or the ``keep`` best and the last, of checkpoints with their metrics, oldest first."""
+    last = list(there)
+    if keep is None:
+        return set(last)
+    return set(_ranked(there, mode)[:keep] + last[-1:]) if monitored else set(last[-keep:])
+
+
+def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
+    """Remove those that are not kept."""
+    if keep is None:
+        return
+    there = automatic(parent)
+    wanted = kept(_with_metrics(there) if monitored else dict.fromkeys(there), keep, monitored, mode)
+    for candidate in there:
+        if candidate not in wanted:
+            _remove(candidate)
+
+
+def _remove(candidate: Path) -> None:
+    """What can't be removed is no reason to end a training."""
+    try:
+        leftovers.remove(candidate)
+    except OSError as error:
+        warn(f"checkpoint {candidate}, which keep=... does not keep, can't be removed: {error.strerror or error}")
+
+
+def _with_metrics(candidates: list[Path]) -> dict[Path, float | None]:
+    return {candidate: _metric(candidate) for candidate in candidates}
+
+
+def _metric(candidate: Path) -> float | None:
+    try:
+        return number(folder.manifest(candidate).get("metric"))
+    except CheckpointError:
+        return None
+
+
+def number(metric: Any) -> float | None:
+    """None for what can't be ranked."""
+    return metric if isinstance(metric, int | float) and metric == metric else None
+
+
+def _ranked(there: dict[One, float | None], mode: str) -> list[One]:
+    metrics = {one: metric for one, metric in there.items() if metric is not None}
+    return sorted(metrics, key=lambda one: metrics[one], reverse=mode == "max")

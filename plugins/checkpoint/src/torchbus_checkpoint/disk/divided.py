@@ -1,0 +1,84 @@
+"""States whose tensors stand in files of parts: in their own place there is a note of which one it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbus_checkpoint.loop.contents import Contents, parameters
+from torchbus_checkpoint.state.plain import is_part
+
+NOTE = "torchbus part"
+OPTIMIZERS = "optimizers"
+State = dict[str, Any]
+Groups = dict[str, dict[str, Tensor]]
+
+
+def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[State, Groups]:
+    """What goes to ``training.pt``, and the tensors of models and optimizers. Of a tensor that is not divided, rank 0's counts."""
+    groups: Groups = {}
+
+    def put(group: str, value: Any) -> Any:
+        groups[group] = {}
+
+        def note(tensor: Tensor, path: str) -> State:
+            if is_main or is_part(tensor):
+                groups[group][path] = tensor
+            return {NOTE: [group, path], "shape": list(tensor.shape), "dtype": tensor.dtype}
+
+        return _walk(value, "", lambda item: isinstance(item, Tensor), note)
+
+    models = [put(_group(name), state) for name, state in weights.items()]
+    return training | {"groups": list(groups), "models": models, "optimizers": put(OPTIMIZERS, training["optimizers"])}, groups
+
+
+def prepared(saved: State, contents: Contents) -> tuple[State, list[State], Groups]:
+    """The state as it was and those of the models, with tensors still to be read: divided as this loop's are."""
+    groups: Groups = {}
+    owners = _owners(saved["groups"], contents)
+
+    def tensor(note: State, _: str) -> Tensor:
+        group, path = note[NOTE]
+        owner = owners.get((group, path), owners.get((group, path.rpartition("/")[0])))
+        made = groups.setdefault(group, {})[path] = _empty(torch.Size(note["shape"]), note["dtype"], owner)
+        return made
+
+    models, optimizers = _walk([saved["models"], saved["optimizers"]], "", lambda item: type(item) is dict and NOTE in item, tensor)
+    return saved | {"optimizers": optimizers}, models, groups
+
+
+def _group(file: str) -> str:
+    """Without the dots, at which DCP would divide it."""
+    return file.removesuffix(".pt").replace(".", "_")
+
+
+def _walk(value: Any, path: str, is_it: Callable[[Any], bool], change: Callable[[Any, str], Any]) -> Any:
+    if is_it(value):
+        return change(value, path)
+    inside = f"{path}/" if path else ""
+    if type(value) in (list, tuple):
+        return type(value)(_walk(item, f"{inside}{index}", is_it, change) for index, item in enumerate(value))
+    if isinstance(value, dict):
+        return type(value)({key: _walk(item, f"{inside}{key}", is_it, change) for key, item in value.items()})
+    return value
+
+
+def _owners(names: list[str], contents: Contents) -> dict[tuple[str, str], Tensor]:
+    """The tensor of this loop by which a saved one is divided: a model's own, the parameter of an optimizer's state or gradient."""
+    found: dict[tuple[str, str], Tensor] = {}
+    for group, (_, model) in zip(names, contents.models, strict=False):
+        found |= {(group, key): value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    for number, (_, optimizer) in enumerate(contents.optimizers):
+        for index, parameter in enumerate(parameters(optimizer)):
+            found[OPTIMIZERS, f"{number}/state/state/{index}"] = parameter
+            found[OPTIMIZERS, f"{number}/gradients/{index}"] = parameter
+    return found
+
+
+def _empty(shape: torch.Size, dtype: torch.dtype, owner: Tensor | None) -> Tensor:
+    if owner is not None and is_part(owner) and owner.shape == shape:
+        return torch.empty_like(owner.detach(), dtype=dtype)
+    return torch.empty(shape, dtype=dtype)

@@ -1,0 +1,58 @@
+"""What is no checkpoint yet, or no longer: hidden folders, of which those that killed processes have left are swept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchbus._files.locks import OpenHere, try_lock
+
+PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending"
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint: first its name, so that no half of one is ever seen."""
+    if folder.exists():
+        trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
+        shutil.rmtree(trash, ignore_errors=True)
+        os.replace(folder, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Remove what processes that were killed have left."""
+    for entry in parent.glob(".*") if parent.is_dir() else ():
+        with contextlib.suppress(OSError):
+            _sweep(entry)
+
+
+def heal(final: Path) -> None:
+    """The same of one checkpoint, in a folder that is nobody's: what another process writes there now stays."""
+    for name in os.listdir(final.parent) if final.parent.is_dir() else ():
+        entry = final.with_name(name)
+        if re.fullmatch(rf"\.{re.escape(final.name)}(\.\d+{PARTIAL}|{TRASH}|{PREVIOUS})", name):
+            with contextlib.suppress(OSError), claimed(entry) as is_dead:
+                if is_dead:
+                    _sweep(entry)
+
+
+@contextlib.contextmanager
+def claimed(partial: Path) -> Iterator[bool]:
+    """Meanwhile a folder is this process's; False where it is another's, or where folders can't be locked (NFS)."""
+    own = OpenHere(os.open(partial, os.O_RDONLY | os.O_DIRECTORY))
+    try:
+        yield bool(try_lock(own.descriptor))
+    finally:
+        own.close()
+
+
+def _sweep(entry: Path) -> None:
+    if entry.name.endswith((PARTIAL, TRASH, SENDING)):
+        shutil.rmtree(entry, ignore_errors=True)
+    elif entry.name.endswith(PREVIOUS):
+        final = entry.with_name(entry.name[1 : -len(PREVIOUS)])
+        remove(entry) if final.exists() else os.replace(entry, final)

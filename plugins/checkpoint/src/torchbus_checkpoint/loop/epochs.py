@@ -1,0 +1,66 @@
+"""``for epoch in s.epochs(10)``: the outermost loop, which goes on where an interrupted run was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from torchbus import Session
+
+from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.steps import Steps
+from torchbus_checkpoint.replay.replaying import Replay
+
+LEFT = -1  # of a loop that was left by break
+
+
+class Epochs:
+    """The loops are numbered in the order in which the script begins them. ``boundary`` is called before each epoch."""
+
+    def __init__(self, session: Session, position: Position, steps: Steps, boundary: Callable[[], None]) -> None:
+        self._session = session
+        self._position = position
+        self._steps = steps
+        self._boundary = boundary
+        self._begun = 0
+        self._ends: dict[int, int | None] = {}
+        self.replay: Replay | None = None
+
+    def state(self) -> list[tuple[int, int | None]]:
+        """Which loops have ended, and where."""
+        return list(self._ends.items())
+
+    def load(self, state: Iterable[tuple[int, int | None]]) -> None:
+        self._ends = dict(state)
+
+    def run(self, count: int) -> Iterator[int]:
+        """The epochs of the next loop."""
+        self._begun += 1
+        return self._run(2 * self._begun - 1, count)
+
+    def _run(self, number: int, count: int) -> Iterator[int]:
+        self._steps.counts_passes = False
+        epoch = self._first(number, count)
+        self._ends[number] = LEFT
+        try:
+            while epoch < count and not self._session.bus.hook.end_epochs():
+                self._enter((number, epoch))
+                yield epoch
+                epoch += 1
+                self._steps.epoch_ended()
+        except GeneratorExit:  # the loop said break
+            self._position.enter((number + 1, 0))
+            raise
+        self._ends[number] = count
+        self._enter((number + 1, 0))
+
+    def _first(self, number: int, count: int) -> int:
+        """Where a loop begins that an earlier run has begun, or ended."""
+        if self.replay is None or not self.replay.pending:
+            return 0
+        return self.replay.first_epoch(number, count)
+
+    def _enter(self, section: tuple[int, int]) -> None:
+        self._position.enter(section)
+        if self.replay is not None and self.replay.pending:
+            self.replay.enter(section)
+        self._boundary()

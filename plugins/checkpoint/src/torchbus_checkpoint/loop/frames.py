@@ -1,0 +1,74 @@
+"""The frames of the user's own code, from where a plugin is called, and what their variables name."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from torch.nn import Module
+from torchbus._session import local_variables
+
+LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+OURS = ("torchbus", "pluggy", "torch.")
+DEPTH, MAX_ITEMS = 3, 64
+
+
+def user_frames(outermost: FrameType | None) -> list[FrameType]:
+    """Frames of the user's code, outermost first; none further out than the session's own."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_globals.get("__name__", ""), frame.f_code.co_filename):
+            frames.append(frame)
+        if frame is outermost:
+            break
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def is_users(module: str, path: str | None) -> bool:
+    """Whether code belongs to the user: not to torchbus, torch, the standard library or an installed package."""
+    if module.startswith(OURS) or path is None or path.startswith("<frozen"):
+        return False
+    return "site-packages" not in path and "dist-packages" not in path and not path.startswith(LIBRARIES)
+
+
+def is_users_class(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return cls.__module__ == "__main__" or (module is not None and is_users(cls.__module__, getattr(module, "__file__", None)))
+
+
+def named(frames: list[FrameType]) -> tuple[dict[int, str], list[Any]]:
+    """What the user's variables call things, by id: ``net``, ``self.net``, ``nets[0]``; and the things. Where there are
+    several names, that of the innermost frame."""
+    names: dict[int, str] = {}
+    things: dict[int, Any] = {}
+    for frame in frames:
+        for name, value in variables(frame).items():
+            for path, thing in _with_parts(name, value, DEPTH):
+                names[id(thing)] = path
+                things[id(thing)] = thing
+    return names, list(things.values())
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """Local variables; at the level of a module, its globals."""
+    own = {name: value for name, value in frame.f_globals.items() if not name.startswith("__")}
+    return {**own, **local_variables.read(frame)}
+
+
+def _with_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """The value, after what lies in it: in lists, dicts, and attributes of objects of the user's own classes."""
+    parts: Iterable[tuple[str, Any]] = ()
+    if type(value) in (list, tuple) and len(value) <= MAX_ITEMS:
+        parts = ((f"{name}[{index}]", item) for index, item in enumerate(value))
+    elif type(value) is dict and len(value) <= MAX_ITEMS:
+        parts = ((f"{name}[{key!r}]", item) for key, item in value.items())
+    elif not isinstance(value, Module) and is_users_class(type(value)):
+        parts = ((f"{name}.{attribute}", item) for attribute, item in list(getattr(value, "__dict__", {}).items()))
+    for path, part in parts if depth else ():
+        yield from _with_parts(path, part, depth - 1)
+    yield name, value

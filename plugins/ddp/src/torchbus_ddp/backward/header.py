@@ -1,0 +1,164 @@
+"""What ranks tell each other in each backward: it rides in the first gradient bucket and costs no collective.
+
+The header is one more "parameter" of the reducer, whose "gradient" is a vector of numbers. The reducer averages it
+like any other, so each rank reads the mean over ranks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchbus._loss import count as loss_count
+from torchbus._loss.count import Count
+from torchbus._loss.graph import Number
+
+OWN = 10
+LOSS, RAW_LOSS, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(OWN)
+SLOTS = OWN + loss_count.SLOTS
+WEIGHT, COUNTED = OWN + loss_count.WEIGHT, OWN + loss_count.COUNTED
+MODULUS = 251  # small enough for its square's mean to be told apart in float32
+
+
+def numbers(count: Count, progress: int, position: int, input_sum: float, constants: int = 0) -> list[Any]:
+    """The slots that are known before the gradients; the others are filled in where their values are."""
+    a, b = progress % MODULUS, position % MODULUS
+    told = [count.value, 0.0, float(a), float(a * a), float(b), float(b * b), input_sum, 0.0, float(constants), float(constants * constants)]
+    return [*told, *count.told()]
+
+
+class Header:
+    """On the host: the gradient shares its memory with an array, which Python reads and writes faster than a tensor.
+
+    ``slots``: what this rank says in this backward. ``seed``: zeros, the gradient that ``parameter`` starts with.
+    """
+
+    def __init__(self, parameters: int, dtype: torch.dtype) -> None:
+        self.parameter = nn.Parameter(torch.zeros(SLOTS + parameters, dtype=dtype))
+        self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
+        self.slots: list[Any] = []
+        self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
+        self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
+        self._gradient = torch.frombuffer(self._array, dtype=dtype)
+        self._everything = array(self._code, [1.0]) * parameters
+
+    def begin(self, slots: list[Any]) -> None:
+        """Before the graph runs."""
+        self.slots = slots
+        self.parameter.grad = self._gradient
+
+    def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        """What all ranks will be told; returns the gradient to go on with. ``present``: the parameters that have one
+        here. ``sample``: one element of one parameter, which must be the same on all ranks."""
+        slots = self.slots
+        if loss is not None:
+            slots[RAW_LOSS] = value = loss.item()
+            if slots[LOSS] is None:
+                slots[LOSS] = value * slots[WEIGHT] if slots[WEIGHT] else 0.0
+        slots[LOSS] = slots[LOSS] or 0.0
+        slots[SAMPLE] = sample.item()
+        self._array[:SLOTS] = array(self._code, slots)
+        self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
+        return self.seed
+
+    def mean(self) -> list[float]:
+        """The slots' means over ranks."""
+        return self._array[:SLOTS].tolist()
+
+    def reached(self) -> list[float]:
+        """The part of the ranks that had a gradient, for each parameter."""
+        return self._array[SLOTS:].tolist()
+
+    def counts(self) -> list[float]:
+        """The slots' means over ranks that say what their losses count."""
+        return self._array[OWN:SLOTS].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        """Write the loss over all ranks into the tensor that ``backward`` was called on."""
+        loss.data.fill_(self._array[LOSS] * scale)
+
+
+class DeviceHeader(Header):
+    """On a GPU nothing is read back in the step: loss and sample are copied where they are."""
+
+    def __init__(self, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(parameters, dtype)
+        self.parameter = nn.Parameter(self.parameter.data.to(device))
+        self.seed = self.seed.to(device)
+        self.sent = self.seed
+
+    def begin(self, slots: list[Any]) -> None:
+        self.slots = slots
+        self.parameter.grad = None
+
+    def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        there = {slot: value for slot, value in enumerate(self.slots) if isinstance(value, Tensor)}
+        known = [0.0 if slot in there or value is None else value for slot, value in enumerate(self.slots)]
+        self.sent = torch.tensor([*known, *map(float, present)], dtype=self.seed.dtype).pin_memory().to(self.seed.device, non_blocking=True)
+        self.sent[SAMPLE] = sample
+        for slot, value in there.items():
+            self.sent[slot] = value
+        if loss is not None:
+            self.sent[RAW_LOSS] = loss.detach()
+            if self.slots[LOSS] is None:
+                self.sent[LOSS] = self._weighted(loss.detach(), self.slots[WEIGHT])
+        return self.sent
+
+    def _weighted(self, loss: Tensor, weight: Number) -> Tensor | float:
+        if isinstance(weight, Tensor):
+            return torch.where(weight == 0.0, 0.0, loss * weight)
+        return loss * weight if weight else 0.0
+
+    def counts(self) -> list[float]:
+        return self._mean()[OWN:SLOTS].tolist()
+
+    def counts_there(self) -> Tensor:
+        """Without waiting for them. Shape (loss_count.SLOTS,)."""
+        return self._mean()[OWN:SLOTS]
+
+    def mean(self) -> list[float]:
+        return self._mean()[:SLOTS].tolist()
+
+    def reached(self) -> list[float]:
+        return self._mean()[SLOTS:].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        loss.data.copy_(self._mean()[LOSS] * scale)
+
+    def both(self) -> Tensor:
+        """Shape (2, SLOTS): the means, and what this rank has sent."""
+        return torch.stack([self._mean()[:SLOTS], self.sent[:SLOTS]])
+
+    def _mean(self) -> Tensor:
+        mean = self.parameter.grad
+        assert mean is not None
+        return mean
+
+
+def make_header(first: Tensor, parameters: int) -> Header:
+    """A header for a number of parameters of which this is the first."""
+    dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
+    return Header(parameters, dtype) if first.device.type == "cpu" else DeviceHeader(parameters, dtype, first.device)
+
+
+def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same progress and position."""
+    return _is_same(mean, sent, PROGRESS) and _is_same(mean, sent, POSITION)
+
+
+def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same checksum of constants."""
+    return _is_same(mean, sent, CONSTANTS)
+
+
+def _is_same(mean: Sequence[float], sent: Sequence[float], slot: int) -> bool:
+    """All ranks gave the same number if the means of it and of its square, in the next slot, are mine."""
+    return abs(mean[slot] - sent[slot]) < 0.01 and abs(mean[slot + 1] - sent[slot + 1]) < 0.3
+
+
+def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether the sampled parameter differs between ranks by more than rounding."""
+    return abs(mean[SAMPLE] - sent[SAMPLE]) > 1e-4 * abs(sent[SAMPLE]) + 1e-30

@@ -1,0 +1,111 @@
+"""Ranks that have gone different ways are found out at the next backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torchbus import Session
+from torchbus.errors import RanksDiverged
+
+from torchbus_ddp.backward import header
+from torchbus_ddp.backward.header import DeviceHeader, Header
+from torchbus_ddp.checks.constants import Constants
+
+SEED = (
+    "seed what draws the order and what chooses the samples (random_split), make both inside the block, and let every rank take every batch, "
+    "in evaluation as well; a loop that skips the smaller batch at the end of an epoch needs drop_last=True, for only some ranks have one"
+)
+
+
+class Facts(NamedTuple):
+    """Where a rank is."""
+
+    backward_calls: int
+    optimizer_steps: int
+    position: int
+
+
+class Watch(Protocol):
+    """Looks at every header: what all ranks should have in common, or not have. ``input_sum`` is to be told."""
+
+    input_sum: float
+
+    def look(self, mean: Sequence[float], sent: Sequence[float]) -> None: ...
+
+
+class HeaderCheck:
+    """Compares the headers' mean with what this rank sent: at once on CPU, one backward later on a GPU, where looking
+    at once would wait for it."""
+
+    def __init__(
+        self, session: Session, facts: Callable[[], Facts], watch: Watch, constants: Constants, look: Callable[[list[float]], None]
+    ) -> None:
+        self._session = session
+        self._facts = facts
+        self.watch = watch
+        self.constants = constants
+        self._look = look
+        self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
+        self._pending: tuple[Tensor, Any] | None = None
+
+    def take(self, told: Header) -> None:
+        """Check a header, or put it by. Raises RanksDiverged, on all ranks."""
+        if not isinstance(told, DeviceHeader):
+            return self._compare(told.mean(), told.slots)
+        self.finish()
+        both = told.both().to("cpu", non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()  # type: ignore[no-untyped-call]
+        self._pending = (both, event)
+
+    def finish(self) -> None:
+        """Check what was put by."""
+        if self._pending is not None:
+            both, event = self._pending
+            self._pending = None
+            event.synchronize()
+            self._compare(*both.tolist())
+
+    def _compare(self, mean: list[float], sent: list[float]) -> None:
+        if not header.agrees(mean, sent):
+            self._raise_diverged()
+        if not header.constants_agree(mean, sent):
+            self.constants.judge(int(sent[header.PROGRESS]))
+        if not self._may_differ and header.drifted(mean, sent):
+            raise RanksDiverged(
+                "a parameter is not the same on all ranks any more: something changed it on one rank alone (an optimizer that computes "
+                "with this rank's own data or random numbers, or a learning rate that is drawn; weights that are set from this rank's first batch; "
+                "a rank that loaded other weights; or weights that were drawn anew in training: draw them in eval mode, where random numbers are "
+                "alike on all ranks, or build the model anew)"
+            )
+        self.watch.look(mean, sent)
+        self._look(mean)
+
+    def _raise_diverged(self) -> None:
+        told = [Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))]
+        lines = [_by_rank(name, [getattr(facts, name) for facts in told]) for name in ("backward_calls", "optimizer_steps")]
+        if len({facts.position for facts in told}) > 1:
+            lines.append(f"the ranks do not have the same order of the data, or are not at the same place in it ({SEED})")
+        facts = "; ".join(line for line in lines if line) or "their counts differ"
+        raise RanksDiverged(f"the ranks made different numbers of backward calls, or are at different places of the loop: {facts}")
+
+
+def refuse_unlike(session: Session, parameters: list[Tensor]) -> None:
+    """At the end of a loop without a backward. Raises RanksDiverged, on all ranks, if it has trained all the same."""
+    sums = [float(parameter.detach().double().sum()) for parameter in parameters]
+    told = session.all_gather_object(sums)
+    if any(not math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-12) for other in told for mine, theirs in zip(sums, other, strict=True)):
+        raise RanksDiverged(
+            "no backward was heard, and the ranks' parameters are not the same any more: gradients that are made by torch.autograd.grad "
+            "and applied by hand are not averaged. Call loss.backward(), or apply s.reduce(gradient)"
+        )
+
+
+def _by_rank(name: str, values: list[int]) -> str:
+    if len(set(values)) == 1:
+        return ""
+    return f"{name.replace('_', ' ')}: " + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))

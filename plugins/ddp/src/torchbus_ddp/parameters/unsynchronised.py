@@ -1,0 +1,49 @@
+"""Gradients that each rank has for itself, of backwards under ``s.no_sync()``, in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus import Session
+
+from torchbus_ddp.parameters.trained import Trained
+
+
+class Unsynchronised:
+    """``local`` are the ids of the parameters that have some. The state holds this rank's, and for another number of ranks the mean."""
+
+    def __init__(self, session: Session, trained: Trained, local: set[int]) -> None:
+        self._session = session
+        self._trained = trained
+        self._local = local
+
+    def state_dict(self) -> dict[str, Any]:
+        """All ranks call it alike: it averages."""
+        parameters = self._trained.parameters
+        if not self._local or self._session.world_size == 1:
+            return {}
+        indices = [index for index, parameter in enumerate(parameters) if id(parameter) in self._local]
+        own = [None if (gradient := parameters[index].grad) is None else gradient.detach() for index in indices]
+        mean = [self._mean(gradient, parameters[index]) for index, gradient in zip(indices, own, strict=True)]
+        return {"who": [self._session.rank, self._session.world_size], "indices": indices, "own": own, "mean": mean}
+
+    def _mean(self, gradient: Tensor | None, parameter: Tensor) -> Any:
+        return self._session.reduce(torch.zeros_like(parameter.detach()) if gradient is None else gradient.to_dense())
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._local.clear()
+        if not state:
+            return
+        alike = state["who"] == [self._session.rank, self._session.world_size]
+        for index, gradient in zip(state["indices"], state["own" if alike else "mean"], strict=True):
+            parameter = self._trained.parameters[index]
+            parameter.grad = None if gradient is None else _for(gradient, parameter)
+            self._local.add(id(parameter))
+
+
+def _for(gradient: Tensor, parameter: Tensor) -> Tensor:
+    return gradient.to(parameter.device, parameter.dtype, copy=True)

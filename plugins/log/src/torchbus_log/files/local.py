@@ -1,0 +1,140 @@
+"""The logger "local": a folder of files for each run, no account, no network."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torchbus import Session, hookimpl
+from torchbus._bus.arguments import expect
+from torchbus._redaction import Redactor
+from torchbus._session.notices import warn
+from torchbus.trackers import chosen_by_rank0, describe_run
+
+from torchbus_log.files.folder import JsonLines, new_name, write_config
+from torchbus_log.files.patient import Patient
+
+DEFAULT_ROOT = "torchbus-logs"
+
+
+class Local:
+    """``<log_dir>/<YYYYMMDD-HHMMSS-xxxx>/`` with config.json, and for each rank metrics-rank0.jsonl and system-rank0.jsonl.
+
+    Each line has "step", "epoch" (not before the first), "time_s" since the session began, and the values by name.
+
+    What can't be written is counted, said, and tried again with the next record: training goes on (see ``Patient``). The first line after
+    a gap has "records_lost".
+
+    Args:
+        log_dir: where run folders are made.
+    """
+
+    companions = ("log",)
+
+    def __init__(self, *, log_dir: str | os.PathLike[str] = DEFAULT_ROOT) -> None:
+        expect("log_dir", log_dir, (str, os.PathLike), "a path")
+        self._root = Path(log_dir)
+        self._started_s = 0.0
+        self._pid = 0
+        self._step = 0
+        self._epoch: int | None = None
+        self._config: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        self._metrics: JsonLines | None = None
+        self._system: JsonLines | None = None
+        self._disk: Patient | None = None
+        self._has_warned = self._due = False
+        self._redactor = Redactor()
+        self.folder: Path | None = None
+
+    @hookimpl
+    def session_start(self, session: Session) -> None:
+        self._redactor = session.redactor
+        self._started_s, self._pid = time.monotonic(), os.getpid()
+        self.folder = folder = self._root / chosen_by_rank0(session, "log/folder", new_name)
+        self._disk = Patient("torchbus-local")
+        self._metrics = JsonLines(folder / f"metrics-rank{session.rank}.jsonl")
+        self._system = JsonLines(folder / f"system-rank{session.rank}.jsonl")
+        session.on_close.callback(self._close)
+        self._config = {"name": folder.name, **describe_run(session), "hyperparams": {}} if session.is_main else None
+        self._due = self._config is not None
+        self._disk.begin(self._begin)
+
+    @hookimpl
+    def hyperparameters(self, values: dict[str, Any]) -> None:
+        if self._config is not None and os.getpid() == self._pid:
+            told = self._redactor.plain(values)
+            self._config = {**self._config, "hyperparams": {**self._config["hyperparams"], **told}}
+            self._due = True
+            self._have_written(None, {})
+
+    @hookimpl
+    def metrics_ready(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        self._step, self._epoch = step, epoch
+        self._write(self._metrics, metrics, time.monotonic() - self._started_s)
+        self._warn()
+
+    @hookimpl
+    def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:
+        self._write(self._system, metrics, time_s)
+
+    def _write(self, file: JsonLines | None, metrics: dict[str, float], time_s: float) -> None:
+        epoch = {} if self._epoch is None else {"epoch": self._epoch}
+        self._have_written(file, {"step": self._step, **epoch, "time_s": round(time_s, 3), **metrics})
+
+    def _have_written(self, file: JsonLines | None, record: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            return  # a process that the loop has forked
+        with self._lock:
+            if self._disk is not None:
+                self._disk.write(lambda lost: self._put(file, record, lost))
+
+    def _begin(self, lost: int) -> bool:
+        """On the disk's thread, as all that follows with it."""
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self._put(None, {}, lost)
+
+    def _put(self, file: JsonLines | None, record: dict[str, Any], lost: int) -> bool:
+        if self._due and self._config is not None and self.folder is not None:
+            self._due = False
+            try:
+                write_config(self.folder, self._config)
+            except OSError:
+                self._due = True
+                if file is None:
+                    raise
+        if file is not None:
+            file.write({**record, **({"records_lost": lost} if lost else {})})
+        return file is not None
+
+    def _warn(self) -> None:
+        if self._disk is not None and self._disk.first_error and not self._has_warned:
+            self._has_warned = True
+            warn(f"local: a record could not be written into {self.folder}: {self._disk.first_error}. Training goes on, and so do attempts to write")
+
+    def _close(self) -> None:
+        with self._lock:
+            disk, self._disk = self._disk, None
+        if disk is None or os.getpid() != self._pid:
+            return
+        lost = disk.end(self._close_files)
+        if lost:
+            warn(f"local: {lost} of {disk.asked} records could not be written into {self.folder}: {disk.first_error}")
+
+    def _close_files(self, lost: int) -> bool:
+        with suppress(OSError):
+            self._put(None, {}, lost)
+        for file in (self._metrics, self._system):
+            if file is not None:
+                file.close()
+        return False
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        lost = self._disk.lost if self._disk is not None else 0
+        return {"loggers": [f"local: each rank writes into {self.folder}" + (f"; {lost} records of this one could not be written" if lost else "")]}

@@ -1,0 +1,119 @@
+"""Asking a data set for a few items, and leaving it as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from torchbus._ranks.random_streams import read, seed, write
+
+from torchbus_sampler.content.items import Field, fields_of
+
+SEED = 2**31 - 1
+OBJECTS_AT_MOST = 100
+MEMBERS_AT_MOST = 32
+
+
+class CanNotBeAsked(Exception):
+    """Why a data set's items can't be looked at beside the loop."""
+
+
+def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
+    """What the first item holds, the last and one in between, by paths such as ``item 0[1]``; drawn under random numbers that are
+    alike on all ranks.
+
+    The process's random numbers, the numbers that the data set counts by and its own generators are put back; so is, unless it
+    ``keeps_open`` what it opens, everything else that it has set: workers that are forked must not inherit an open file.
+    Raises CanNotBeAsked.
+    """
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise CanNotBeAsked("it has no length") from error
+    if length == 0:
+        return {}
+    inside = _objects(dataset)
+    if any(_is_read_once(value) for one in inside for value in vars(one).values()):
+        raise CanNotBeAsked("it holds an iterator, which it may read on")
+    indices = sorted({0, random.Random(SEED).randrange(length), length - 1})
+    before = read()
+    try:
+        seed(SEED)
+        with as_before(inside, keeps_open):
+            items = zip(indices, _items(dataset, indices), strict=True)
+            return {path: field for index, item in items for path, field in fields_of(item, f"item {index}").items()}
+    except Exception as error:
+        raise CanNotBeAsked(f"item {indices[0]} raises {type(error).__name__}") from error
+    finally:
+        write(before)
+
+
+def _items(dataset: Any, indices: list[int]) -> list[Any]:
+    """As torch's own fetcher does it."""
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(indices)) if many else [dataset[index] for index in indices]
+
+
+@contextmanager
+def as_before(objects: list[Any], keeps_open: bool) -> Iterator[None]:
+    """What the block changes in the objects is put back."""
+    attributes = [(one, dict(vars(one))) for one in objects]
+    states = [state for _, held in attributes for value in held.values() if (state := _state(value)) is not None]
+    try:
+        yield
+    finally:
+        for one, held in attributes:
+            _put_back(one, held, keeps_open)
+        for put, state in states:
+            put(state)
+
+
+def _put_back(one: Any, held: dict[str, Any], keeps_open: bool) -> None:
+    now = vars(one)
+    if keeps_open:
+        now.update({name: value for name, value in held.items() if type(value) in (int, float)})
+    elif any(now.get(name, now) is not value for name, value in held.items()) or len(now) != len(held):
+        now.clear()
+        now.update(held)
+
+
+def _state(value: Any) -> tuple[Callable[[Any], Any], Any] | None:
+    """Where a random generator or a file stands, with the function that puts it back there."""
+    kind = type(value)
+    if hasattr(kind, "bit_generator"):  # numpy's Generator
+        return partial(setattr, value.bit_generator, "state"), value.bit_generator.state
+    if isinstance(value, random.Random):
+        return value.setstate, value.getstate()
+    if kind.__name__ in ("Generator", "RandomState"):  # torch's, and numpy's of old
+        return value.set_state, value.get_state()
+    if hasattr(kind, "seek") and hasattr(kind, "tell"):
+        return value.seek, value.tell()
+    return None
+
+
+def _is_read_once(value: Any) -> bool:
+    return hasattr(type(value), "__next__") and not hasattr(type(value), "seek")
+
+
+def _objects(dataset: Any) -> list[Any]:
+    """The data set, those that it is made of, and the transforms that they call; outermost first."""
+    found: dict[int, Any] = {}
+    waiting = [dataset]
+    while waiting and len(found) < OBJECTS_AT_MOST:
+        one = waiting.pop(0)
+        if id(one) in found or not (isinstance(one, Dataset) or one is dataset or _is_transform(one)) or not hasattr(one, "__dict__"):
+            continue
+        found[id(one)] = one
+        for value in vars(one).values():
+            waiting += value[:MEMBERS_AT_MOST] if isinstance(value, list | tuple) else [value]
+    return list(found.values())
+
+
+def _is_transform(one: Any) -> bool:
+    return callable(one) and not isinstance(one, type | FunctionType | MethodType | torch.nn.Module | torch.Tensor)

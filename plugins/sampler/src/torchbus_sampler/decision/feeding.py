@@ -1,0 +1,123 @@
+"""Which loaders the backward passes are fed from, and what there is to say about it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchbus import Session
+from torchbus._batches.taken import Origin, Taken
+from torchbus._seams.backward import BackwardCall, as_list
+from torchbus._session import inventory
+from torchbus._session.notices import warn
+from torchbus.errors import UsageError
+
+UNFED = (
+    "a loader over {} was divided over the ranks, but fed no backward: what was computed from it is one rank's share. Iterate it under "
+    "torch.no_grad() or after model.eval()"
+)
+WHOLE = "{} is {}, and so is not divided: every rank computes the same batches. But they feed backward: {}"
+IN_EVAL_MODE = (
+    "to train, call model.train() before the loop (from_pretrained leaves models in eval mode; to freeze some layers, call eval() on these "
+    "only), or divide its batches with s.shard(...)"
+)
+WITHOUT_GRADIENTS = "to train, take its batches outside torch.no_grad() and inference_mode"
+
+
+class Feeding:
+    """Loaders of divided passes that have fed a backward train. Of a pass that counts as evaluation, a step is refused."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._trains: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._origin: Origin | None = None
+        self._whole: Origin | None = None
+        self._warned: set[str] = set()
+        self._waited_for: list[tuple[type, Origin]] = []
+
+    def __contains__(self, loader: DataLoader[Any]) -> bool:
+        return loader in self._trains
+
+    def __bool__(self) -> bool:
+        """Whether any loader has."""
+        return len(self._trains) > 0
+
+    def add(self, loader: DataLoader[Any]) -> None:
+        """It has fed a backward."""
+        self._trains.add(loader)
+
+    def backward(self, call: BackwardCall) -> None:
+        """The loop calls ``backward``."""
+        feeding = self._session.batches.feeding
+        if feeding and (len(feeding) > 1 or feeding[0].origin is not self._origin):
+            self._look(call, feeding)
+
+    def _look(self, call: BackwardCall, feeding: Sequence[Taken]) -> None:
+        self._origin, self._whole = feeding[0].origin, None
+        for one in feeding:
+            loader = one.origin.loader() if one.origin.loader is not None else None
+            if one.origin.evaluates and all(other.origin.loader is not None for other in feeding):
+                self._whole = one.origin
+            elif loader is not None and not one.origin.evaluates:
+                self._trains.add(loader)
+        if self._whole is not None and only_parameters(as_list(call.tensors)):
+            self._warn(_words(self._whole))
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The loop calls ``optimizer.step``. Raises UsageError where a model is trained with batches that every rank has."""
+        whole = self._whole
+        if whole is not None and inventory.models_of([parameter for group in optimizer.param_groups for parameter in group["params"]]):
+            raise UsageError(_words(whole))
+
+    def wait_for(self, kind: type, origin: Origin) -> None:
+        """A pass over a data set of this class is over. Somebody keeps its batches, which may feed a backward yet, though its loader be gone."""
+        self._waited_for.append((kind, origin))
+
+    def say_waited_for(self) -> None:
+        """At the end: of some passes none has come."""
+        for kind, origin in self._waited_for:
+            if not origin.fed:
+                self.say_unfed(kind)
+
+    def say_unfed(self, kind: type) -> None:
+        """A loader over a data set of this class was divided for nothing."""
+        if self._session.is_main and not any(text.startswith("a loader over") for text in self._warned):
+            self._warn(UNFED.format(kind.__name__))
+
+    def _warn(self, text: str) -> None:
+        kind = text[:20]
+        if kind not in self._warned:
+            self._warned.update((kind, text))
+            warn(text)
+
+
+def _words(origin: Origin) -> str:
+    why = origin.evaluates.removeprefix("not divided, ").removeprefix("divided without padding, ").removesuffix(" and shard_eval=True")
+    return WHOLE.format(origin.name, why, IN_EVAL_MODE if "eval mode" in why else WITHOUT_GRADIENTS)
+
+
+def only_parameters(roots: Sequence[Any]) -> bool:
+    """Whether a graph leads to parameters and nothing else: the gradient of an input (an attack on it, say) trains nothing."""
+    leaves = _leaves(roots)
+    return bool(leaves) and all(isinstance(leaf, Parameter) for leaf in leaves)
+
+
+def _leaves(roots: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        following = {following for following, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+    return found

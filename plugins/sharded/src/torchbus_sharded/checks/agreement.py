@@ -1,0 +1,119 @@
+"""Ranks that go different ways are found out before they gather or reduce different things."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus import Session, hookimpl
+from torchbus._launch.store.listening import gloo_on_loopback
+from torchbus._launch.watch.guard import shut, sockets_opened
+from torchbus._loss import count as loss_count
+from torchbus._loss import term_weights
+from torchbus._ranks.collectives import all_gather_object
+from torchbus.errors import RanksDiverged
+
+REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
+NUMBERS = max(1 + loss_count.SLOTS, term_weights.NUMBERS)
+HEAD = struct.Struct(f"<I{NUMBERS}d")
+NO_NUMBERS = [0.0] * NUMBERS
+
+
+class Told(NamedTuple):
+    """What the ranks have told each other: flags that any of them has set, and the sums of their numbers."""
+
+    flags: bytes
+    totals: list[float]
+
+
+class Agreement:
+    """Has connections of its own: there a collective of one rank never meets another one of another rank, which aborts gloo, hangs NCCL,
+    or, where the sizes agree by chance, mixes up what is sent. For the same reason all its messages have one size."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        before = sockets_opened()
+        with gloo_on_loopback(session.world.one_host):
+            self._group: Any = dist.new_group(backend="gloo", timeout=session.timeout)
+        own = sockets_opened() - before
+        assert session.job is not None
+        self._job = session.job
+        self._job.guard.on_release(lambda: shut(own))
+        session.bus.register(self, "fsdp.agreement")
+        session.on_close.callback(self._forget)
+        self._counted = _counter()
+        self._met_at = 0
+        self._passed = 0
+        self._steps = 0
+        self.room = 0
+
+    @hookimpl
+    def after_optimizer_step(self) -> None:
+        self._steps += 1
+
+    def make_room(self, count: int) -> int:
+        """For so many more flags; returns the place of the first. All ranks call it alike."""
+        self.room += count
+        return self.room - count
+
+    def passing(self, what: str) -> None:
+        """To be compared when the ranks meet next."""
+        self._passed = crc32(what.encode(), self._passed)
+
+    def collectives(self) -> int:
+        """How many the main process group has seen since the ranks met."""
+        return self._counted() - self._met_at
+
+    def meet(self, what: str, flags: bytes = b"", numbers: Sequence[float] = NO_NUMBERS) -> Told:
+        """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
+        what = f"{what}, after {self._steps} optimizer steps"
+        self.passing(what)
+        waiting, self._job.waiting = self._job.waiting, self._job.waiting or (what,)
+        told = self._gather(HEAD.pack(self._passed, *numbers, *NO_NUMBERS[len(numbers) :]) + flags.ljust(self.room, b"\0"))
+        self._job.waiting = waiting
+        self._passed = self._steps = 0
+        heads = [HEAD.unpack_from(message) for message in told]
+        if any(digest != heads[0][0] for digest, *_ in heads):
+            self._raise(what)
+        self._met_at = self._counted()
+        return Told(bytes(map(max, zip(*told, strict=True)))[HEAD.size :], [sum(parts) for parts in list(zip(*heads, strict=True))[1:]])
+
+    def mean(self, what: str, numbers: Tensor) -> Tensor:
+        """Of what all ranks tell when they meet."""
+        totals = self.meet(what, numbers=numbers.tolist()).totals[: len(numbers)]
+        return torch.tensor(totals, dtype=numbers.dtype, device=numbers.device) / self._session.world_size
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        told = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)
+        dist.all_gather(list(told), torch.frombuffer(bytearray(message), dtype=torch.uint8), group=self._group)
+        return [bytes(row) for row in told.tolist()]
+
+    def told(self, what: Any) -> list[Any]:
+        """By every rank. All ranks call it, having met."""
+        return all_gather_object(what, self._session.world_size, self._group)
+
+    def _forget(self) -> None:
+        """A process that is forked later and collects this garbage would wait for the group's threads, which it does not have."""
+        self._group = None
+
+    def _raise(self, what: str) -> None:
+        told = self.told(what)
+        if len(set(told)) == 1:
+            raise RanksDiverged(f"on the way to {what} the ranks had called different things: parts of models, or what all ranks call. {REMEDY}")
+        places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(told))
+        raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")
+
+
+def _counter() -> Callable[[], int]:
+    """Counts the collectives of the main process group, where its backend does."""
+    count: Callable[[], int] = dist.group.WORLD._get_sequence_number_for_group  # type: ignore[union-attr]
+    try:
+        count()
+    except RuntimeError:
+        return lambda: 0
+    return count

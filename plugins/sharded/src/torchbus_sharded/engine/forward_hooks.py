@@ -1,0 +1,127 @@
+"""Around each forward of a divided model: are all ranks here, and will torch's engine get its gradients right?"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.nn import Module
+from torchbus import Session
+
+from torchbus_sharded.checks.agreement import Agreement
+from torchbus_sharded.checks.refusals import refuse_borrowed
+from torchbus_sharded.engine.fsdp2 import let_go_of_early, original_class, pairs_in, reset, units_in
+from torchbus_sharded.engine.prefetch import Ahead
+
+CLOSELY = 3
+"""For so many backwards each unit is looked at before it gathers; later ones when the ranks meet next."""
+
+
+class Passes:
+    """Hooks on the model and its units, in front of torch's own."""
+
+    def __init__(self, session: Session, agreement: Agreement) -> None:
+        assert session.job is not None
+        self._job = session.job
+        self._session = session
+        self._agreement = agreement
+        self._ahead = Ahead(session)
+        self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+
+    def add(self, model: Module, number: int) -> None:
+        name = f"{original_class(model).__name__}, model {number}"
+        self._roots.add(model)
+        self._ahead.add(model)
+        stack = self._session.on_close
+        for path, module in model.named_modules():
+            if issubclass(type(module), FSDPModule):
+                before = functools.partial(self._before, name, path)
+                stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
+        stack.callback(model.register_forward_hook(self._after).remove)
+
+    def surround(self, model: Module, method: str, number: int) -> None:
+        """Another method than forward, which gathers the parameters as forward does, unless it is called in there."""
+        register_fsdp_forward_method(model, method)
+        gathering, original = vars(model)[method], getattr(type(model), method).__get__(model)
+        name = f"{original_class(model).__name__}.{method}, model {number}"
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if model in self._begun:
+                return original(*args, **kwargs)
+            self._before(name, "", model, args)
+            outputs = gathering(*args, **kwargs)
+            self._after(model, args, outputs)
+            return outputs
+
+        vars(model)[method] = call
+
+    def _before(self, name: str, path: str, module: Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        by_itself = not (path and self._begun)
+        if by_itself and not _in_backward():
+            let_go_of_early(module)
+        if path and self._job.backwards >= CLOSELY:
+            self._agreement.passing(path)
+            return
+        if path:
+            self._ahead.passing(module)
+        else:
+            self._begin(module)
+        kind = "training" if torch.is_grad_enabled() else "without gradients"
+        self._agreement.meet(f"{f'part {path} of ' if path else ''}the forward of {name} ({kind})")
+
+    def _begin(self, model: Module) -> None:
+        refuse_borrowed(model)
+        if model in self._begun:
+            reset(model)  # an exception that the loop has caught left the last one
+        self._begun.add(model)
+        if torch.is_grad_enabled():
+            self._ahead.begin(model)
+
+    def _after(self, model: Module, args: Any, outputs: Any) -> None:
+        self._begun.discard(model)
+        self._ahead.end()
+        if torch.is_grad_enabled():
+            self._count(model)
+        if not torch.is_grad_enabled() or any(pair.sharded_param.grad is not None for pair in pairs_in(model)):
+            # What the loop does to parameters between forwards, such as `model.zero_grad()`, has to meet the parts that are kept.
+            _reshard(model)
+
+    def _count(self, model: Module) -> None:
+        self._forwards[model] = self._forwards.get(model, 0) + 1
+        if self._forwards[model] == 2:
+            # One backward through both: the first one to be done would let the parameters go under the other.
+            units_in(model)[0].set_reshard_after_backward(False)
+
+    def settle(self) -> None:
+        """Ranks need not be looked at closely any more."""
+        self._ahead.settle()
+
+    def reset_all(self) -> None:
+        """A backward has failed, and the loop may catch it."""
+        for model in self._roots:
+            reset(model)
+
+    def end(self) -> None:
+        """After a backward."""
+        for model, forwards in self._forwards.items():
+            if forwards > 1:
+                _reshard(model)
+                units_in(model)[0].set_reshard_after_backward(True)
+        self._forwards.clear()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _reshard(model: Module) -> None:
+    for unit in units_in(model):
+        unit.reshard()

@@ -1,0 +1,99 @@
+"""``backward`` under fsdp: torch reduces the gradients; what remains is the weight of this rank's samples, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.nn import Module
+from torchbus import Session, hookimpl
+from torchbus._loss.count import Count
+from torchbus._loss.gradients import made_anew
+from torchbus._seams.backward import BackwardCall
+from torchbus.errors import Unsupported
+
+from torchbus_sharded.engine.forward_hooks import CLOSELY
+from torchbus_sharded.fsdp.loss_counts import Counted
+from torchbus_sharded.fsdp.mean_loss import MeanLoss
+from torchbus_sharded.fsdp.models import ShardedModels
+
+if TYPE_CHECKING:
+    from torchbus_sharded.fsdp.unmanaged import LooseTensors
+
+
+class ShardedBackward:
+    """Owns ``backward``."""
+
+    def __init__(self, session: Session, models: ShardedModels, loose: LooseTensors, counted: Counted) -> None:
+        assert session.job is not None
+        self._loose = loose
+        self._session = session
+        self._models = models
+        self._counted = counted
+        self._job = session.job
+
+    @hookimpl
+    def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
+        if call.create_graph:
+            raise Unsupported("backward(create_graph=True) under strategy='fsdp': gradients are in parts that have no graph; use strategy='ddp'")
+        if call.inputs:
+            raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
+        count = self._counted.of(call)
+        count = self._begin(count)
+        loss = MeanLoss(self._session, call, count)
+        tensors, gradients = call.start(count.weight)
+        holders = self._models.gradient_holders()
+        with made_anew(holders) if count.anew else nullcontext(), self._loose.averaged() as loose:
+            self._models.reached.begin()
+            engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
+            counts = not isinstance(count.weight, float) or count.weight != 0.0
+            means = loss.means(self._settle(counts, loss.numbers))
+            scale = self._counted.settle(call, count, means[1:], [*holders, *loose])
+        loss.put(means[0] * scale)
+        self._models.share_buffers()
+        self._models.whole.refuse_gradients()
+        self._end()
+
+    def _begin(self, count: Count) -> Count:
+        """Gloo never takes collectives of two kinds for one. So once the ranks are known to do the same it is enough that they compare what they
+        have done before they use the gradients. The number of collectives tells waiting ranks apart, one of which has made another call before."""
+        number = self._job.backwards + 1
+        agreement = self._models.agreement
+        self._job.waiting = ("backward", number, "after", agreement.collectives(), "collectives")
+        if not self._counted.losses.meets:
+            closely = number <= CLOSELY or dist.get_backend() != "gloo"
+            (agreement.meet if closely else agreement.passing)(f"backward {number}")
+        return self._counted.losses.meet(count)
+
+    def _settle(self, counts: bool, numbers: Sequence[float]) -> list[float]:
+        """Returns the sums of all ranks' numbers."""
+        self._models.end_backward()
+        agreement, reached = self._models.agreement, self._models.reached
+        agreement.passing(f"{agreement.collectives()} collectives")
+        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), numbers)
+        reached.settle(told.flags)
+        return told.totals
+
+    def _end(self) -> None:
+        self._job.waiting = None
+        self._job.backwards += 1
+        if not self._session.random.is_split:
+            self._session.random.split(self._session.rank)
+        if self._job.backwards == CLOSELY:
+            self._models.passes.settle()
+            self._session.end_discovery()
+
+    @hookimpl
+    def backward_failed(self) -> None:
+        self._job.waiting = None
+        self._models.passes.reset_all()
+
+    @hookimpl
+    def mode_changed(self, model: Module, training: bool) -> None:
+        self._session.random.use("own" if training else "evaluation")
+
+    @hookimpl
+    def scheduler_metric(self, metric: Any) -> Any:
+        return self._session.reduce(metric)

@@ -1,0 +1,66 @@
+"""Gradients that were weighted by what the ranks' losses count are divided by the mean of these weights, once it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchbus import Session
+from torchbus._loss.count import Count
+from torchbus._loss.gradients import scale_all
+from torchbus._loss.graph import Number
+from torchbus._loss.weights import LossWeights
+from torchbus._seams.backward import BackwardCall
+
+from torchbus_sharded.checks.agreement import Agreement
+
+READ_AT_ONCE = 3
+"""For so many backwards a GPU's numbers are waited for: whether they matter at all is known then."""
+
+
+class Counted:
+    """What each backward counts under fsdp, which reduces every one, also in the middle of a window."""
+
+    def __init__(self, session: Session, loss_reduction: str, loss_weight: str, agreement: Agreement) -> None:
+        self._session = session
+        self._is_sum = loss_reduction == "sum"
+        self._agreement = agreement
+        self.losses = LossWeights(session, "samples" if self._is_sum else loss_weight, self._mean)
+        session.bus.register(self.losses, "fsdp.losses")
+        self._backwards = 0
+
+    def _mean(self, numbers: Tensor) -> Tensor:
+        assert self._session.job is not None
+        return self._agreement.mean(f"backward {self._session.job.backwards + 1}", numbers)
+
+    def of(self, call: BackwardCall) -> Count:
+        """What the loop has said, else what its loss counts, else its samples."""
+        if self._is_sum:
+            if call.weight is None:
+                return self.losses.of_sum(call.loss)
+            return Count(float(self._session.world_size) if call.weight else 0.0)
+        if call.weight is not None:
+            return Count(call.weight)
+        return call.count if call.count is not None else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)
+
+    def settle(self, call: BackwardCall, count: Count, means: Sequence[float] | Tensor, holders: Sequence[Any]) -> Number:
+        """After the ranks have told each other. Returns what the averaged loss is to be multiplied by. ``holders``: of the gradients."""
+        self._backwards += 1
+        windows = call.count is not None
+        if not isinstance(means, Tensor) or windows or self._backwards <= READ_AT_ONCE:
+            scales = self.losses.settle([float(mean) for mean in means], windows)
+        else:
+            scales = self.losses.settle_on_device(means)
+        if scales is None:
+            return 1.0
+        if count.left:
+            count.scale = scales.gradient
+        elif call.sync and (isinstance(scales.gradient, Tensor) or scales.gradient != 1.0):
+            scale_all([_own_part(holder.grad) for holder in holders if holder.grad is not None], scales.gradient)
+        return scales.loss
+
+
+def _own_part(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

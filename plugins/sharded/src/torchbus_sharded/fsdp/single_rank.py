@@ -1,0 +1,52 @@
+"""On one rank nothing is divided. What is left to do are models on the meta device: they get the values that they get on many."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus import Session, hookimpl
+from torchbus._session import inventory
+
+from torchbus_sharded.engine.meta import MetaModules, ParamInit
+from torchbus_sharded.optimizers.swap import named, swap
+
+
+class OneRank:
+    """Listens as the models of many ranks do."""
+
+    def __init__(self, session: Session, param_init_fn: ParamInit | None) -> None:
+        self._session = session
+        self._param_init_fn = param_init_fn
+        self._replaced: dict[int, nn.Parameter] = {}
+        self._old: list[Tensor] = []
+        session.on_close.callback(self._replaced.clear)
+        session.on_close.callback(self._old.clear)
+
+    @hookimpl(tryfirst=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        for model in inventory.models_of([parameter for parameter in parameters if parameter.is_meta and id(parameter) not in self._replaced]):
+            self._fill(model)
+        swap(optimizer, self._replaced)
+
+    @hookimpl
+    def model_found(self, model: Module, calling: bool) -> None:
+        if self._session.captures(model) and not calling:
+            self._fill(model)
+
+    def fill_made_before(self) -> None:
+        for optimizer in inventory.alive(Optimizer):
+            self.parameters_added(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
+
+    def _fill(self, model: Module) -> None:
+        modules = MetaModules(model, self._param_init_fn)
+        if not modules:
+            return
+        before = named(model)
+        with self._session.random.order():
+            modules.fill(self._session.device, self._session.device, lambda _: None)
+        after = named(model)
+        self._replaced |= {id(before[name]): after[name] for name in before if before[name].is_meta}
+        self._old += before.values()

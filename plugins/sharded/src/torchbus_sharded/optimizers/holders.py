@@ -1,0 +1,72 @@
+"""The optimizers of divided models: they hold the parts, and their ``state_dict`` is whole."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torchbus import Session
+from torchbus._session import inventory
+
+from torchbus_sharded.checks.agreement import Agreement
+from torchbus_sharded.optimizers.local_steps import LocalSteps
+from torchbus_sharded.optimizers.swap import like, swap
+
+
+class Optimizers:
+    """In an order that all ranks have in common: states are gathered."""
+
+    def __init__(self, session: Session, agreement: Agreement) -> None:
+        self._session = session
+        self._agreement = agreement
+        self._local_steps = LocalSteps(session)
+        self._known: list[weakref.ref[Optimizer]] = []
+
+    def add(self, optimizer: Optimizer) -> None:
+        if any(reference() is optimizer for reference in self._known):
+            return
+        self._known.append(weakref.ref(optimizer))
+        self._local_steps.add(optimizer)
+        stack = self._session.on_close
+        stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
+        stack.callback(optimizer.register_load_state_dict_post_hook(_divide).remove)
+
+    def add_holding(self, parameters: list[nn.Parameter]) -> None:
+        """Those, wherever they are kept, that have some of the parameters; in the order of the parameters."""
+        place = {id(parameter): index for index, parameter in enumerate(parameters)}
+        found = []
+        for optimizer in inventory.alive(Optimizer):
+            held = [place[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in place]
+            if held and self._session.captures(optimizer):
+                found.append((min(held), optimizer))
+        for _, optimizer in sorted(found, key=lambda pair: pair[0]):
+            self.add(optimizer)
+
+    def swap(self, replaced: Mapping[int, nn.Parameter]) -> None:
+        for optimizer in [reference() for reference in self._known]:
+            if optimizer is not None:
+                swap(optimizer, replaced)
+
+    def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """``optimizer.state_dict()`` has whole tensors, on all ranks. All of them call it."""
+        if not self._session.gathers_states:
+            return state_dict
+        self._agreement.meet(f"the state_dict of {type(optimizer).__name__}")
+        return {**state_dict, "state": {key: _whole(entry) for key, entry in state_dict["state"].items()}}
+
+
+def _divide(optimizer: Optimizer) -> None:
+    """``optimizer.load_state_dict`` takes whole tensors, the same on all ranks."""
+    for parameter, entry in optimizer.state.items():
+        if isinstance(parameter, Tensor) and isinstance(entry, dict):
+            entry.update({key: like(value, parameter) for key, value in entry.items()})
+
+
+def _whole(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in entry.items()}

@@ -1,0 +1,4 @@
+"""``ddp_sharded``: ddp whose optimizer states are sharded over ranks (ZeRO stage 1).
+
+The gradients are ddp's. Nothing here knows of ``fully_shard``, except the choice between the stages.
+"""
