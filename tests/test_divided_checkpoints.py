@@ -189,7 +189,7 @@ def test_no_rank_gathers_anything_for_a_checkpoint_in_parts(tmp_path: Path) -> N
 
 KILLED = """
 import signal
-from torchbus_checkpoint import folder, parts
+from torchbus_checkpoint.disk import folder, parts
 if WHERE == "among the parts":
     place, name, whom, which = parts.Files, "create_stream", 1, 2
 else:

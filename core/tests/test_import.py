@@ -35,7 +35,7 @@ def test_it_imports_no_tools_of_its_own(added):
 def test_it_imports_nothing_heavy(added):
     assert [name for name in added if name.startswith(HEAVY)] == []
     strangers = {name.split(".")[0] for name in added} - {"torchbus", "pluggy"}
-    assert len(added) < 130, strangers
+    assert len(added) < 150, strangers
 
 
 def test_it_says_what_is_public():

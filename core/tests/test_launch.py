@@ -193,7 +193,7 @@ def with_path(folder: Path) -> str:
 
 def test_a_forked_rank_that_does_not_begin_is_an_error() -> None:
     late = """
-from torchbus._launch import fork
+from torchbus._launch.start import fork
 fork.JOINS_WITHIN_S = 1.0
 os.register_at_fork(after_in_child=lambda: time.sleep(100))  # it waits for a lock
 with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="fork"):

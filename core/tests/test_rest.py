@@ -36,7 +36,7 @@ def test_a_fair_clock_leaves_out_the_wait_for_a_processor(tmp_path):
 
 IDLE = """
 import socket, sys, threading, time
-from torchbus._launch import rest
+from torchbus._launch.frozen import rest
 pair = socket.socketpair()
 if "unread" in sys.argv: pair[0].send(b"x")
 seen = []

@@ -8,7 +8,7 @@ import textwrap
 
 SCRIPT = """
     import gc, sys, threading, time
-    from torchbus import thread_frames
+    from torchbus._launch.watch import thread_frames
 
     sys.setswitchinterval(1e-6)
     gc.set_threshold(7, 1, 1)  # what is read makes objects, and so collects

@@ -30,7 +30,7 @@ class Net(nn.Module):
 EARLY = []  # at the end of the first block: whether the second one is on its way already
 
 def look(net):
-    from torchbus_sharded.engine import groups_in
+    from torchbus_sharded.engine.fsdp2 import groups_in
     net.blocks[0].register_forward_hook(lambda *_: EARLY.append(groups_in(net.blocks[1])[0]._all_gather_result is not None))
 
 def evaluated(net, x, depth=4):
