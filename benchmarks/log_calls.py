@@ -69,7 +69,7 @@ def torchbus_log(value: Any) -> Iterator[Call]:
 @contextmanager
 def torchbus_point(logger: object) -> Iterator[Call]:
     with session(logger=logger, strategy=None, autolog=False) as s:
-        hook = s.bus.hook.metrics_ready
+        hook = s._context.bus.hook.metrics_ready
         yield lambda step: hook(metrics=NUMBERS, step=step, epoch=0, prog_bar=frozenset())
 
 

@@ -25,7 +25,7 @@ SCRIPT = """
 
     def send(steps):
         for step in steps:
-            s.bus.hook.metrics_ready(metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset())
+            s._context.bus.hook.metrics_ready(metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset())
             while logger._done < logger._calls:
                 time.sleep(0.001)
 

@@ -86,7 +86,7 @@ with session(devices=2, launch="fork", logger=hears, autolog=False) as s:
         setattr(dist, name, counted(getattr(dist, name), name))
     loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2)
     before = dict(counts)
-    for plugin_name, plugin in s.bus.plugins():
+    for plugin_name, plugin in s._context.bus.plugins():
         if plugin_name == "log.points":
             plugin.reach_point()
     counts = {name: count - before.get(name, 0) for name, count in counts.items()}

@@ -32,14 +32,14 @@ def test_items_are_dealt_out_and_none_twice() -> None:
         found["dealt"] = s.all_gather_object([len(share), *share])
         with torch.no_grad():
             found["evaluated"] = s.all_gather_object([len(share), *share])
-        found["weight afterwards"] = s.all_gather_object(s.share.weight)
+        found["weight afterwards"] = s.all_gather_object(s._context.share.weight)
         net = nn.Linear(1, 1)
 
         def train(items):
             taken = []
             for item in items:
                 net(torch.tensor([float(item)])).backward()
-                taken.append([item, s.share.weight])
+                taken.append([item, s._context.share.weight])
             return taken
 
         repeated = s.shard(range(7), repeat=True)
@@ -76,7 +76,7 @@ def test_batches_of_every_kind_keep_their_classes() -> None:
         found["kept"] = [parts[1].default_factory is list, parts[3].note, len(parts[3]["x"]), len(given[3]["x"]), len(parts[0].x)]
         with torch.no_grad():
             found["none"] = s.all_gather_object([s.shard(rows[:1]).tolist(), s.shard(rows[:3]).tolist(), s.shard(rows[:1], repeat=True).tolist()])
-        found["trains"] = s.all_gather_object([s.shard(rows[:1]).tolist(), s.share.weight])
+        found["trains"] = s.all_gather_object([s.shard(rows[:1]).tolist(), s._context.share.weight])
 
         pairs = [(row, number) for number, row in enumerate(rows)]
         found["pairs"] = s.all_gather_object([number for _, number in s.shard(pairs)])

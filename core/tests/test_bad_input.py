@@ -176,7 +176,7 @@ def test_adopt_takes_what_a_loop_is_made_of():
     with session(strategy=None, capture=False) as s:
         assert s.adopt(model, optimizer, loader) == (model, optimizer, loader)
         assert s.adopt(model) is model
-        assert s.captures(model) and s.captures(loader) and not s.captures(torch.nn.Linear(1, 1))
+        assert s._context.captures(model) and s._context.captures(loader) and not s._context.captures(torch.nn.Linear(1, 1))
         with pytest.raises(UsageError, match=r"^adopt\(str\): pass modules, optimizers, DataLoaders or tensors$"):
             s.adopt("model")
 

@@ -86,7 +86,7 @@ WRAPPERS: dict[str, Wrap] = {
 
 
 def numbers_fed(s: Session) -> list[int]:
-    return [taken.number for taken in s.batches.feeding]
+    return [taken.number for taken in s._context.batches.feeding]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_batch_that_is_looked_at_feeds_nothing(s: Session) -> None:
     for x in train:
         next(iter(look)).sum()
         (weight * x).sum().backward()
-        assert [taken.origin.loader() for taken in s.batches.feeding if taken.origin.loader is not None] == [train]
+        assert [taken.origin.loader() for taken in s._context.batches.feeding if taken.origin.loader is not None] == [train]
         next(iter(look)).sum()
         (weight * 2).sum().backward()
     assert fixed.shape == (2, 1)
@@ -155,7 +155,7 @@ def test_zipped_loaders_feed_together(s: Session, convert: Callable[[Tensor], Te
     for step, (x, u) in enumerate(zip(DataLoader(Numbers()), DataLoader(Numbers(), batch_size=3), strict=False)):
         u = convert(u)
         ((weight * x).sum() + (weight * u).mean()).backward()
-        assert sorted(taken.rows for taken in s.batches.feeding) == ([1, len(u)] if convert is not Tensor.double or step else [1])
+        assert sorted(taken.rows for taken in s._context.batches.feeding) == ([1, len(u)] if convert is not Tensor.double or step else [1])
 
 
 def test_copies_in_step_are_known_and_out_of_step_refused(s: Session) -> None:
@@ -163,7 +163,7 @@ def test_copies_in_step_are_known_and_out_of_step_refused(s: Session) -> None:
     for number, x in enumerate((x.double() for x in DataLoader(Numbers())), start=1):
         (weight * x).sum().backward()
         assert numbers_fed(s) == [number]
-    s.batches.follow("accumulation windows")
+    s._context.batches.follow("accumulation windows")
     with pytest.raises(UsageError, match="2 batches of the loader over Numbers were taken before this backward.*It decides accumulation windows"):
         for x in one_ahead(batch.double() for batch in DataLoader(Numbers())):
             (weight * x).sum().backward()
@@ -171,7 +171,7 @@ def test_copies_in_step_are_known_and_out_of_step_refused(s: Session) -> None:
 
 @pytest.mark.parametrize("wrap", [list, lambda loader: itertools.cycle(loader)], ids=["list", "cycle"])
 def test_batches_that_are_given_again_and_saved_by_no_graph_are_refused(s: Session, wrap: Wrap) -> None:
-    s.batches.follow("accumulation windows")
+    s._context.batches.follow("accumulation windows")
     weight = nn.Parameter(torch.ones(1))
     steps = 0
     with pytest.raises(UsageError, match="nobody can tell which of them feeds it"):
@@ -187,11 +187,11 @@ def test_a_data_set_that_gives_the_same_tensors_again_costs_nothing_more(s: Sess
     for _ in range(50):
         for x in DataLoader(kept, batch_size=None):  # type: ignore[arg-type]
             (weight * x).sum().backward()
-            assert [taken.rows for taken in s.batches.feeding] == [len(x)]
-    assert len(s.batches._used) <= 2
+            assert [taken.rows for taken in s._context.batches.feeding] == [len(x)]
+    assert len(s._context.batches._used) <= 2
 
 
 def test_evaluation_is_not_kept(s: Session) -> None:
     with torch.no_grad():
         assert sum(len(x) for x in DataLoader(Numbers())) == 7
-    assert s.batches.count == 0
+    assert s._context.batches.count == 0

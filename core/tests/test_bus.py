@@ -115,9 +115,9 @@ def test_a_plugin_can_come_late_and_be_heard():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     with session(strategy=None) as s:
         optimizer.step()
-        assert s.seams.places() == []
+        assert s._context.seams.places() == []
         s.add_plugin(late)
-        assert s.seams.places() == ["Optimizer.step"]
+        assert s._context.seams.places() == ["Optimizer.step"]
         optimizer.step()
     optimizer.step()
     assert late.steps == 1
@@ -147,7 +147,7 @@ def test_a_plugin_declares_events_of_its_own():
             return colour == "red"
 
     with session(Fruit(), strategy=None) as s:
-        assert "ripe" in s.bus.events() and s.bus.hook.ripe(colour="red") is True
+        assert "ripe" in s._context.bus.events() and s._context.bus.hook.ripe(colour="red") is True
 
 
 def test_what_a_plugin_listens_to(bus):

@@ -82,7 +82,7 @@ import torch
 from torchbus.session import current
 model = torch.nn.Linear(1, 1)
 s = current()
-print({name: s.options[name] for name in ("devices", "accelerator", "launch", "verbose", "timeout_s", "capture")})
+print({name: s._context.options[name] for name in ("devices", "accelerator", "launch", "verbose", "timeout_s", "capture")})
 """)
     options = ["--devices", "1", "--accelerator=cpu", "--launch", "fork", "--verbose", "-o", "timeout_s=7.5", "-o", "capture=False"]
     status, output, errors = run("-m", "torchbus", "run", *options, "--", script, cwd=tmp_path)

@@ -77,7 +77,7 @@ def test_an_option_whose_plugin_has_the_name_of_another(install):
     install("first-package", PLUGIN, plugin={"p": "Plugin"}, option={"by": "Plugin"})
     install("second-package", PLUGIN, plugin={"p": "Plugin"}, option={"depth": "Plugin"})
     with session(strategy=None, depth=3) as s:
-        assert type(next(plugin for name, plugin in s.bus.plugins() if name == "p")).__module__ == "second_package"
+        assert type(next(plugin for name, plugin in s._context.bus.plugins() if name == "p")).__module__ == "second_package"
     with pytest.raises(PluginConflict, match=f"^plugin 'p' {BOTH} the plugin itself as an object$"):
         session(strategy=None, by=1, depth=3)
 
@@ -88,7 +88,7 @@ def test_a_verb_that_two_packages_offer(two):
         with pytest.raises(PluginConflict, match=rf"^s\.answer\(\) {BOTH}") as error:
             _ = s.answer
         assert isinstance(error.value, AttributeError) and not hasattr(s, "answer")
-        assert s.bus.plugins() == []
+        assert s._context.bus.plugins() == []
     from first_package import Plugin  # type: ignore[import-not-found]
 
     with session(Plugin(by=5), strategy=None) as s:  # the one that is active
@@ -104,10 +104,10 @@ def test_companions_of_one_module_all_come_along(install, monkeypatch):
     for name in ("second-package", "first-package"):
         install(name, source, companion={"some_tracker": "Companion"}, plugin={f"of_{name}": "Companion"})
     with session(strategy=None) as s:
-        assert s.bus.plugins() == []
+        assert s._context.bus.plugins() == []
     monkeypatch.setitem(sys.modules, "some_tracker", sys)
     with session(strategy=None) as s:
-        assert [name for name, _ in s.bus.plugins()] == ["of_first-package", "of_second-package"]
+        assert [name for name, _ in s._context.bus.plugins()] == ["of_first-package", "of_second-package"]
 
 
 def test_a_package_that_is_there_twice_is_one(install):
@@ -137,7 +137,7 @@ def test_two_engines():
     with session(First(), strategy=None) as s:
         with pytest.raises(PluginConflict, match="^First and Second both listen to run_backward"):
             s.add_plugin(Second())
-        assert [name for name, _ in s.bus.plugins()] == ["First"]
+        assert [name for name, _ in s._context.bus.plugins()] == ["First"]
 
 
 def test_an_engine_beside_that_of_a_strategy():

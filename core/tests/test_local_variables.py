@@ -77,7 +77,7 @@ def test_a_function_that_only_starts_a_session_is_freed():
 
     s = begin()
     gc.collect()
-    assert references[0]() is None and s.frame is None
+    assert references[0]() is None and s._context.frame is None
     s.close()
     with session(strategy=None) as s:
-        assert s.frame is sys._getframe()
+        assert s._context.frame is sys._getframe()

@@ -28,7 +28,7 @@ COUNTER = """
 def steps_counted(s) -> int:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     optimizer.step()
-    return next(plugin.steps for _, plugin in s.bus.plugins() if type(plugin).__name__ == "Counter")
+    return next(plugin.steps for _, plugin in s._context.bus.plugins() if type(plugin).__name__ == "Counter")
 
 
 class Opens:
@@ -58,7 +58,7 @@ def test_by_name(install):
     install("steps-counter", COUNTER, plugin={"counter": "Counter"})
     with session("counter", strategy=None) as s:
         assert steps_counted(s) == 1
-        assert [name for name, _ in s.bus.plugins()] == ["counter"]
+        assert [name for name, _ in s._context.bus.plugins()] == ["counter"]
 
 
 def test_by_object(install, monkeypatch):
@@ -79,7 +79,7 @@ def test_a_name_and_its_option_are_one_plugin(install):
     install("steps-counter", COUNTER, plugin={"counter": "Counter"}, option={"by": "Counter"})
     with session("counter", strategy=None, by=3) as s:
         assert steps_counted(s) == 3
-        assert [name for name, _ in s.bus.plugins()] == ["counter"]
+        assert [name for name, _ in s._context.bus.plugins()] == ["counter"]
 
 
 def test_a_name_that_is_given_twice_is_refused(install):
@@ -132,7 +132,7 @@ def test_installed_is_not_active(install):
     install("bad-plugin", "raise RuntimeError('imported')", plugin={"bad": "Bad"}, option={"bad_option": "Bad"}, strategy={"bad": "Bad"})
     assert {"bad", "counter"} <= set(discovery.installed("plugin"))
     with session("counter", strategy=None) as s:
-        assert [name for name, _ in s.bus.plugins()] == ["counter"]
+        assert [name for name, _ in s._context.bus.plugins()] == ["counter"]
     assert "bad_plugin" not in sys.modules
 
 

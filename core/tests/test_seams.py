@@ -30,7 +30,7 @@ def test_a_bare_session_installs_nothing():
     before = torch_state()
     del before["active session"]
     with session(strategy=None) as s:
-        assert s.seams.places() == []
+        assert s._context.seams.places() == []
         assert "seams       none: nothing in torch is replaced" in s.explain()
         assert_torch_unchanged(before)
 
@@ -39,12 +39,12 @@ def test_a_bare_session_installs_nothing():
 def test_an_event_installs_its_own_seam_alone(event):
     before = torch_state()
     with session(listener(event), strategy=None) as s:
-        assert s.seams.places() == ([PLACES[event]] if event in PLACES else [])
+        assert s._context.seams.places() == ([PLACES[event]] if event in PLACES else [])
         if event in PLACES:
             assert PLACES[event] in s.explain()
             with pytest.raises(AssertionError):
                 assert_torch_unchanged({**before, "active session": s})
-    assert s.seams.places() == []
+    assert s._context.seams.places() == []
     assert_torch_unchanged(before)
 
 
@@ -60,7 +60,7 @@ def test_all_seams_go_however_the_block_is_left(leave):
         with session(strategy=None) as s:
             for number, plugin in enumerate(plugins):
                 s.add_plugin(plugin, f"plugin{number}")
-            assert len(s.seams.places()) == len(seams.ALL)
+            assert len(s._context.seams.places()) == len(seams.ALL)
             if leave is not None:
                 raise leave
     except BaseException as error:
@@ -74,10 +74,10 @@ def test_what_a_plugin_replaces_is_listed_and_put_back():
 
     before = torch_state()
     with session(strategy=None) as s:
-        s.replace(torch.nn.functional, "relu", make)
+        s._context.replace(torch.nn.functional, "relu", make)
         assert torch.nn.functional.relu(torch.tensor(2)) == 3
-        assert s.seams.places() == ["torch.nn.functional.relu"] and "seams       torch.nn.functional.relu" in s.explain()
-    assert s.seams.places() == []
+        assert s._context.seams.places() == ["torch.nn.functional.relu"] and "seams       torch.nn.functional.relu" in s.explain()
+    assert s._context.seams.places() == []
     assert_torch_unchanged(before)
 
 

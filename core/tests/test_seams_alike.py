@@ -165,7 +165,7 @@ def test_what_is_replaced_can_be_pickled_copied_and_inspected():
     make(torch.optim.SGD)
     with session(listener(*ALL), strategy=None) as s:
         for owner, name in ((os, "remove"), (os, "mkdir"), (builtins, "open"), (io, "open"), (shutil, "rmtree")):
-            s.replace(owner, name, lambda original: lambda *given, **named: original(*given, **named))
+            s._context.replace(owner, name, lambda original: lambda *given, **named: original(*given, **named))
         now = [
             torch.save, torch.autograd.backward, torch.optim.Optimizer.zero_grad, torch.nn.Module.train, torch.optim.SGD.step,
             torch.optim.lr_scheduler.LRScheduler.step, DataLoader.__iter__,
@@ -313,8 +313,8 @@ def test_torch_compile_meets_no_hook(kind):
         for _ in range(3):
             compiled(torch.ones(1, 2))
             other(torch.ones(1, 2))
-        s.seams.retire("model_found")
-        s.seams.retire("module_called")
+        s._context.seams.retire("model_found")
+        s._context.seams.retire("module_called")
         compiled(torch.ones(1, 2))
     assert len(graphs) == 1
     expected = {"model": [compiled, other] * 3}.get(kind, [])  # where something else is compiled, models are known by their optimizers

@@ -61,7 +61,7 @@ class Client(Tracker):
 
 def send(s, count=1):
     for step in range(count):
-        s.bus.hook.metrics_ready(metrics={"loss": 0.5}, step=step, epoch=None, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(metrics={"loss": 0.5}, step=step, epoch=None, prog_bar=frozenset())
 
 
 def warned(record) -> list[str]:
@@ -79,8 +79,8 @@ def test_calls_come_in_order_on_a_thread_of_their_own():
     client = Client()
     with session(client, strategy=None) as s:
         send(s, 2)
-        s.bus.hook.hyperparameters(values={"a": object, "api_key": TOKEN})
-        s.bus.hook.system_metrics(metrics={"gpu": 1.0}, time_s=2.5)
+        s._context.bus.hook.hyperparameters(values={"a": object, "api_key": TOKEN})
+        s._context.bus.hook.system_metrics(metrics={"gpu": 1.0}, time_s=2.5)
         assert client.experiment == "run online"
         assert "client: running" in s.explain() and TOKEN not in s.explain()
     assert client.calls == [
@@ -156,7 +156,7 @@ def test_failing_calls_are_counted_and_given_up(heard):
     with session(client, strategy=None) as s:
         for _ in range(20):
             send(s)
-            s.bus.hook.explain_lines(session=s)
+            s._context.bus.hook.explain_lines(session=s)
             threading.Event().wait(0.02)
     (text,) = warned(heard)
     failed, calls, dropped = (int(word) for word in text.split() if word.isdigit())

@@ -71,14 +71,14 @@ def heard(install):
 
 
 def active(s) -> list[str]:
-    return [name for name, _ in s.bus.plugins()]
+    return [name for name, _ in s._context.bus.plugins()]
 
 
 def test_a_method_activates_its_plugin_when_it_is_called(heard):
     with session(strategy=None) as s:
         assert hasattr(s, "double") and getattr(s, "double", None) is not None
         double = s.double
-        assert (active(s), heard, s.seams.places()) == ([], [], [])
+        assert (active(s), heard, s._context.seams.places()) == ([], [], [])
         assert str(inspect.signature(double)) == "(value: int, *, times: int = 1) -> int"
         assert double.__doc__ == "Twice the value."
         assert (double(3), double(3, times=2), s.double(4)) == (6, 12, 8)
@@ -199,8 +199,8 @@ def test_a_listener_that_comes_or_goes_is_heard_by_the_next_log():
     hears, skips = Hears(), Skips()
     with session(hears, strategy=None) as s:
         s.log("value", 1.0)
-        s.bus.register(skips)
+        s._context.bus.register(skips)
         s.log("value", 2.0)
-        s.bus.unregister(skips)
+        s._context.bus.unregister(skips)
         s.log("value", 3.0)
     assert hears.values == [1.0, 3.0]

@@ -22,10 +22,10 @@ from torchbus_tensorboard import TensorBoardLogger
 def test_what_is_logged_is_what_tensorboard_shows(tmp_path):
     logger = TensorBoardLogger(root=tmp_path, finish_timeout_s=500)
     with session(logger, strategy=None) as s:
-        s.bus.hook.metrics_ready(metrics={"loss": 0.5, "nan": math.nan}, step=3, epoch=None, prog_bar=frozenset())
-        s.bus.hook.metrics_ready(metrics={"loss": 0.25}, step=6, epoch=1, prog_bar=frozenset())
-        s.bus.hook.hyperparameters(values={"lr": 0.1, "net": torch.nn.ReLU})
-        s.bus.hook.system_metrics(metrics={"gpu0_memory_GiB": 2.0}, time_s=7.5)
+        s._context.bus.hook.metrics_ready(metrics={"loss": 0.5, "nan": math.nan}, step=3, epoch=None, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(metrics={"loss": 0.25}, step=6, epoch=1, prog_bar=frozenset())
+        s._context.bus.hook.hyperparameters(values={"lr": 0.1, "net": torch.nn.ReLU})
+        s._context.bus.hook.system_metrics(metrics={"gpu0_memory_GiB": 2.0}, time_s=7.5)
         logger.experiment.add_scalar("own", 1.0, 0)
     (folder,) = tmp_path.iterdir()
     events = EventAccumulator(str(folder))
@@ -44,7 +44,7 @@ def test_the_root_is_a_path():
 def sent(logger, s, steps):
     """Logged, and each done with on the tracker's thread, as the steps of a real loop are."""
     for step in steps:
-        s.bus.hook.metrics_ready(metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset())
         while logger._done < logger._calls:
             time.sleep(0.001)
 

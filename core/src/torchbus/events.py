@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torchbus._seams.backward import BackwardCall
     from torchbus._seams.loader import LoaderIterator, Pass
     from torchbus._seams.optimizers.skipping import Answer
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 hookspec = pluggy.HookspecMarker("torchbus")
 hookimpl = pluggy.HookimplMarker("torchbus")
@@ -63,13 +63,13 @@ RUN_THE_LOOPS_OWN_WORK = ("loader_start", "loader_bypassed", "save_file")  # the
 
 
 @hookspec(firstresult=True)
-def launch(session: Session) -> World | None:
+def launch(session: Context) -> World | None:
     """Start or join the ranks. Once, first of all; only the strategy answers. Without an answer: one rank, and an error where
     the call of ``session`` or a launcher wants several."""
 
 
 @hookspec
-def session_start(session: Session) -> None:
+def session_start(session: Context) -> None:
     """The ranks are joined, no seam is installed yet. Once. Open files, process groups and threads here, and
     register their closing on ``session.on_close``, which runs whatever happens."""
 
@@ -267,7 +267,7 @@ def save_file(path: str, write: Callable[[str], None]) -> bool | None:
 
 
 @hookspec
-def explain_lines(session: Session) -> dict[str, list[str]] | None:
+def explain_lines(session: Context) -> dict[str, list[str]] | None:
     """``s.explain()`` was called: lines to show, by section ("strategy", "notes", or one of the plugin's own)."""
 
 
@@ -277,5 +277,5 @@ def describe(thing: Module | Optimizer | DataLoader[Any]) -> str | None:
 
 
 @hookspec
-def session_end(session: Session, error: BaseException | None) -> None:
+def session_end(session: Context, error: BaseException | None) -> None:
     """The block is left, with the exception that leaves it or None. Once; seams are still in place."""

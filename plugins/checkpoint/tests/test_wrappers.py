@@ -83,7 +83,7 @@ def test_what_a_replay_cannot_find_again_is_refused(tmp_path: Path, wrap: Wrap, 
     with pytest.raises(UsageError, match=f"can't hold where the loop is in its data.*{why}"), session(checkpoint=tmp_path / "c"):
         train(wrap)
     with session("checkpoint") as s:
-        s.batches.follow()
+        s._context.batches.follow()
         train(wrap)
         with pytest.raises(UsageError, match=why):
             s.save(tmp_path / "by hand")

@@ -12,7 +12,7 @@ from torchbus_ddp import DDP
 
 
 def strategy(s: Session) -> DDP:
-    return next(plugin for _, plugin in s.bus.plugins() if isinstance(plugin, DDP))
+    return next(plugin for _, plugin in s._context.bus.plugins() if isinstance(plugin, DDP))
 
 
 def test_a_word_and_an_object_are_two_spellings_of_one_thing():

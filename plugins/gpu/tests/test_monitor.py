@@ -179,7 +179,7 @@ def test_monitor_false_does_nothing() -> None:
 
 def test_nothing_in_torch_is_replaced_without_lint() -> None:
     with session("gpu") as s:
-        assert s.seams.places() == []
+        assert s._context.seams.places() == []
         assert "item" not in vars(torch.Tensor)
 
 

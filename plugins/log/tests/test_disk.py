@@ -60,7 +60,7 @@ def lines(path):
 
 def log(s, steps):
     for step in steps:
-        s.bus.hook.metrics_ready(metrics={"loss": 1 / (step + 1)}, step=step, epoch=0, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(metrics={"loss": 1 / (step + 1)}, step=step, epoch=0, prog_bar=frozenset())
 
 
 def test_a_disk_that_is_full_for_a_while(disk, heard):
@@ -102,7 +102,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, heard):
 
 def slow(s):
     """From now on whoever opens the file of metrics waits, as on a mount that has gone, until it is read."""
-    (logger,) = (plugin for name, plugin in s.bus.plugins() if name == "local")
+    (logger,) = (plugin for name, plugin in s._context.bus.plugins() if name == "local")
     path = logger.folder / "metrics-rank0.jsonl"
     os.mkfifo(path)
     return path
@@ -138,7 +138,7 @@ def test_a_folder_that_can_not_be_is_an_error_at_once(tmp_path):
 def test_a_record_that_is_no_json_is_an_error_of_the_one_who_logs_it(tmp_path):
     with session(strategy=None, logger="local", log_dir=tmp_path) as s:
         with pytest.raises(PluginError, match="plugin local failed in metrics_ready: TypeError"):
-            s.bus.hook.metrics_ready(metrics={"loss": object()}, step=1, epoch=0, prog_bar=frozenset())
+            s._context.bus.hook.metrics_ready(metrics={"loss": object()}, step=1, epoch=0, prog_bar=frozenset())
         log(s, range(3))
     (file,) = tmp_path.glob("*/metrics-rank0.jsonl")
     assert len(file.read_text().splitlines()) == 3

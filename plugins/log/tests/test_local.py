@@ -28,7 +28,7 @@ def test_a_folder_for_each_run(tmp_path):
         with session(strategy=None, logger="local", log_dir=tmp_path / "new" / "runs") as s:
             s.log_dict({"loss": torch.tensor([2.5]), "nan": torch.tensor(float("nan"))})
             s.log("c", 1, step=7)
-            s.bus.hook.system_metrics(metrics={"cpu_percent": 50.0}, time_s=1.5)
+            s._context.bus.hook.system_metrics(metrics={"cpu_percent": 50.0}, time_s=1.5)
     folders = sorted((tmp_path / "new" / "runs").iterdir())
     assert len(folders) == 2
     for folder in folders:

@@ -96,7 +96,7 @@ def test_no_graph_is_kept(kind):
         weight = torch.ones(1, requires_grad=True)
         graph = (weight * 2).mean().grad_fn
         s.log("x", (weight * 2).mean().as_subclass(kind))
-        waiting = s.bus.plugins()[-2][1].waiting
+        waiting = s._context.bus.plugins()[-2][1].waiting
         assert graph is not None and all(getattr(part, "grad_fn", None) is None for record in waiting for part in record.parts)
 
 
@@ -150,7 +150,7 @@ def test_without_a_logger_nothing_is_gathered_or_written(tmp_path, monkeypatch):
     with session(strategy=None) as s:
         s.log("loss", torch.tensor(1.0), on_epoch=True)
         assert "s.log works; no logger is named, so nothing is written" in s.explain()
-        assert s.seams.places() == []
+        assert s._context.seams.places() == []
     assert list(tmp_path.iterdir()) == []
 
 

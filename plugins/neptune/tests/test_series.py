@@ -68,9 +68,9 @@ def test_another_client_gets_what_neptune_would():
     logger = NeptuneLogger(client=client, project="team/digits", api_token="hush", tags=("a",), finish_timeout_s=65.0)
     with session(logger, strategy=None) as s:
         for step, loss in enumerate((0.5, math.nan, 0.25)):
-            s.bus.hook.metrics_ready(metrics={"loss": loss}, step=step, epoch=0, prog_bar=frozenset())
-        s.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.0)
-        s.bus.hook.hyperparameters(values={"lr": 0.1})
+            s._context.bus.hook.metrics_ready(metrics={"loss": loss}, step=step, epoch=0, prog_bar=frozenset())
+        s._context.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.0)
+        s._context.bus.hook.hyperparameters(values={"lr": 0.1})
         assert "hush" not in s.explain()
     options, stopped = client.given
     assert options == {"project": "team/digits", "tags": ["a"], "api_token": "hush", "monitoring_namespace": "monitoring/rank0"}
@@ -84,7 +84,7 @@ def test_another_client_gets_what_neptune_would():
 def test_a_run_of_the_script_is_used_and_left_open():
     client = Client()
     with session(NeptuneLogger(run=client.run), strategy=None) as s:
-        s.bus.hook.metrics_ready(metrics={"loss": 0.5}, step=1, epoch=None, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(metrics={"loss": 0.5}, step=1, epoch=None, prog_bar=frozenset())
     assert client.given == [] and client.run["metrics/loss"].points == [(1.0, 0.5)]
 
 

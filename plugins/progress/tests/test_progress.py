@@ -181,7 +181,7 @@ def test_metrics_for_the_bar_and_a_loop_without_a_loader() -> None:
 with session(Progress(every_s=0.2)) as s:
     for step in range(30):
         train([torch.ones(1, 1)], net, optimizer)
-        s.bus.hook.metrics_ready(metrics={"acc": 0.5, "hidden": 1.0}, step=step, epoch=None, prog_bar=frozenset(["acc"]))
+        s._context.bus.hook.metrics_ready(metrics={"acc": 0.5, "hidden": 1.0}, step=step, epoch=None, prog_bar=frozenset(["acc"]))
         time.sleep(0.02)
 """, timeout_s=110)
     assert result.ok()
@@ -264,7 +264,7 @@ def test_torch_and_the_streams_are_as_they_were() -> None:
 
 def test_progress_false_hears_nothing() -> None:
     with session(progress=False) as s:
-        assert s.seams.places() == []
+        assert s._context.seams.places() == []
 
 
 @pytest.mark.parametrize(("make", "words"), [

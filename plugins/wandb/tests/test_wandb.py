@@ -39,10 +39,10 @@ with session(logger, strategy=None) as s:
     own = wandb.init(project="other")  # a script that uses wandb itself
     own.log({"own": 1.0})
     for step in (3, 2, 5):
-        s.bus.hook.metrics_ready(metrics={"loss": 1 / step, "nan": math.nan}, step=step, epoch=0, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(metrics={"loss": 1 / step, "nan": math.nan}, step=step, epoch=0, prog_bar=frozenset())
         torch.save({"step": step}, "last.pt")
-    s.bus.hook.hyperparameters(values={"lr": 0.1, "odd": object})
-    s.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.5)
+    s._context.bus.hook.hyperparameters(values={"lr": 0.1, "odd": object})
+    s._context.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.5)
     assert own.id == logger.experiment.id
 assert_torch_unchanged(before)
 """

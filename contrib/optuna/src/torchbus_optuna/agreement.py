@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 
-def of_rank0(session: Session, ask: Callable[[], Any]) -> Any:
+def of_rank0(session: Context, ask: Callable[[], Any]) -> Any:
     """What ``ask`` returns on rank 0, which is the only one to call it; its exception on all ranks. All ranks call it alike."""
     value, error = None, None
     if session.is_main:

@@ -12,9 +12,7 @@ import optuna
 from optuna import Study, TrialPruned
 from optuna.storages import InMemoryStorage
 from optuna.trial import Trial
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
-from torchbus.errors import RanksDiverged, UsageError
+from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl, inventory
 
 from torchbus_optuna import replica
 from torchbus_optuna.agreement import of_rank0
@@ -28,7 +26,7 @@ class OneStudy:
     """
 
     @hookimpl(trylast=True)
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.world_size == 1:
             return
         self._session = session
@@ -44,7 +42,7 @@ class OneStudy:
         session.replace(Trial, "should_prune", self._should_prune)
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]] | None:
+    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
         return None if session.world_size == 1 else {"notes": ["optuna: rank 0's sampler, pruner and storage decide for all ranks"]}
 
     # Studies ---------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus import Session
-from torchbus._bus.arguments import expect
+from torchbus.plugin import Context, expect
 from torchbus.trackers import Tracker
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class TensorBoardLogger(Tracker):
     def needs_network(self) -> bool:
         return False
 
-    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> SummaryWriter:
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         rank = f"-rank{session.rank}" if self._ranks == "all" else ""

@@ -16,7 +16,7 @@ from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
     from torchbus._seams.loader import LoaderIterator
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 KEPT = 8  # so many entries before those whose tensors are gone are looked for; then twice as many as are left
 UNKNOWN = (
@@ -31,7 +31,7 @@ class Batches:
     """The batches that were taken and that live. Plugins that need it call ``follow()``; then ``feeding`` are, from before each backward,
     the batches that feed it (none in a loop without loaders), and ``session.share`` is theirs. ``count``: so many were taken."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._lock = threading.Lock()
         self._thread = threading.get_ident()

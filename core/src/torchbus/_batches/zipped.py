@@ -13,7 +13,7 @@ from torchbus._loss.graph import Term, terms_of
 from torchbus._loss.term_weights import Apart, of_batches, unique
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 NODES_AT_MOST = 20_000
 
@@ -22,7 +22,7 @@ class Behind:
     """The batches behind a loss. ``unlike``: the weights of those of several loaders, in words, "" where all weigh the same. ``is_told``: the
     graph tells which of them each term reads."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self.unlike = ""
         self.is_told = True

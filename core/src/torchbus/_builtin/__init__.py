@@ -13,10 +13,10 @@ from torchbus._files.shadows import Shadows
 from torchbus._files.write_once import WriteOnce
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
-def standard_plugins(session: Session) -> list[object]:
+def standard_plugins(session: Context) -> list[object]:
     """The built-in plugins that this session needs."""
     plugins: list[object] = []
     if session.device.type != "cpu":

@@ -14,7 +14,7 @@ from torchbus._session import inventory
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class RestBetweenRuns:
@@ -24,13 +24,13 @@ class RestBetweenRuns:
     the same place of the loop on every rank.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._trained: dict[int, weakref.ref[Module]] = {}
         self._collecting = False
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         gc.callbacks.append(self._collector_runs)
         session.on_close.callback(gc.callbacks.remove, self._collector_runs)
 

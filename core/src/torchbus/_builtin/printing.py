@@ -11,15 +11,15 @@ from typing import IO, TYPE_CHECKING
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class Rank0Prints:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.options["print_all_ranks"]:
             stack = session.on_close
             stack.enter_context(contextlib.redirect_stdout(RankLines(sys.stdout, session.rank)))

@@ -11,13 +11,13 @@ from torchbus._batches.nested import map_tensors
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class BatchesToDevice:
     """A loop without ``.to(device)`` works; in one that has it, it finds nothing left to do."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
 
     @hookimpl

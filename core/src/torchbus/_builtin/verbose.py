@@ -10,14 +10,14 @@ from torchbus.events import hookimpl
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class ExplainFirstEpoch:
     """An epoch ends, evaluation and all, when a loader that fed it is iterated anew or another one is exhausted; at the
     latest, when the session ends."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._trained = False
         self._printed = False
@@ -46,5 +46,5 @@ class ExplainFirstEpoch:
 
     def _print(self) -> None:
         if not self._printed and self._session.is_main:
-            print(self._session.explain())
+            print(self._session.user.explain())
         self._printed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torchbus.errors import PluginConflict, PluginError, UsageError
 
 if TYPE_CHECKING:
     from torchbus._ranks.world import World
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 CORE_OPTIONS = (
     "strategy", "devices", "accelerator", "num_nodes", "launch", "logger", "capture", "verbose", "print_all_ranks",
@@ -54,7 +55,7 @@ def refuse_deaf(bus: Bus, **given: object) -> None:
                 raise UsageError(f"{name}={one!r} is no {name}: pass a name, or an object that listens to events")
 
 
-def refuse_missing_ranks(session: Session, answer: World | None) -> None:
+def refuse_missing_ranks(session: Context, answer: World | None) -> None:
     """Raise UsageError where several ranks are asked for, or were started by a launcher, or are in a strategy's ``answer`` to ``launch``, and
     the session has not got them."""
     asked, strategy = max(session.ranks_asked_for, 1 if answer is None else answer.world_size), session.options["strategy"]
@@ -65,7 +66,7 @@ def refuse_missing_ranks(session: Session, answer: World | None) -> None:
     raise UsageError(f"{asked} ranks are asked for, and strategy={name!r} starts and joins none: {remedy}")
 
 
-def resolve(plugins: tuple[object, ...], strategy: object, logger: object, options: dict[str, Any]) -> Named:
+def resolve(plugins: tuple[object, ...], strategy: object, logger: object, options: Mapping[str, Any]) -> Named:
     """Plugin objects with their names: those given, the strategy, loggers, and the owners of options."""
     objects = [plugin for plugin in plugins if not isinstance(plugin, str)]
     for plugin in objects:

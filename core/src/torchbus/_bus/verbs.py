@@ -14,13 +14,13 @@ from torchbus._bus.needs import refuse_verb
 from torchbus.errors import PluginConflict, PluginNotInstalled, TorchbusError, UsageError, VerbContested, VerbNotInstalled, VerbUnavailable
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class Verbs:
     """Finds the plugin behind a verb."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self.forget_listeners()
         session.bus.on_change = self.forget_listeners

@@ -60,7 +60,7 @@ def _start(found: Program, given: dict[str, Any]) -> Session:
     if twice:
         raise UsageError(f"{twice[0]} is given twice, as an option of the command and by -o")
     active = Session(*plugins, **given, **options)
-    active.under_command = True
+    active._context.under_command = True
     found.install()
     return active.start()
 

@@ -14,7 +14,7 @@ from torchbus._session.notices import warn
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 WAIT_FOR_RANK0_S = 20.0
 
@@ -26,7 +26,7 @@ class SharedFolders:
     not made, a rank that has removes itself.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job
@@ -37,7 +37,7 @@ class SharedFolders:
         self._removals: Counter[str] = Counter()
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         replace_everywhere(session, os, "mkdir", self._make)
         session.replace(shutil, "rmtree", self._remove)
 

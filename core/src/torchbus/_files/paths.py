@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 PATHLIBS = getattr(pathlib, "_NormalAccessor", None)
 """Python 3.10: a class with the functions that pathlib calls, as they were when it was imported."""
 
 
-def replace_everywhere(session: Session, owner: ModuleType, name: str, make: Callable[[Any], Any]) -> None:
+def replace_everywhere(session: Context, owner: ModuleType, name: str, make: Callable[[Any], Any]) -> None:
     """A function of ``os`` or ``io``, for pathlib as well."""
     session.replace(owner, name, make)
     if PATHLIBS is not None and name in vars(PATHLIBS):

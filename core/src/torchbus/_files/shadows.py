@@ -21,13 +21,13 @@ from torchbus._files.paths import absolute, is_private, is_special, replace_ever
 from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class Shadows:
     """On rank 0: tells which paths it writes. On the others: keeps what they write apart."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._pid = os.getpid()
         self._shadows: dict[str, str] = {}
@@ -36,7 +36,7 @@ class Shadows:
         self._folder = ""
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         tempfile.gettempdir()  # the first call removes a file, under a lock: not in there
         places = [(io, "open", self._open)] + [(os, name, self._remove) for name in ("remove", "unlink")]
         places += [(os, name, self._move) for name in ("rename", "replace")]

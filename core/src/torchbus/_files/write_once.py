@@ -15,7 +15,7 @@ from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
     from torchbus._launch.store.sealed import SealedStore
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 WAIT_FOR_RANK0_S = 20.0
 
@@ -28,7 +28,7 @@ class WriteOnce:
     rank need not wait: it writes its own.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job

@@ -79,6 +79,31 @@ class Job:
         """Number of ranks that this process started."""
         return len(self._children)
 
+    def wait_in(self, *words: object) -> None:
+        """The main thread is about to wait for the other ranks, in these words and numbers. Ranks that wait in different ones for ever end."""
+        self.waiting = words
+
+    def go_on(self) -> None:
+        """It does not wait any more."""
+        self.waiting = None
+
+    def count_backward(self) -> None:
+        """One more backward is synchronised."""
+        self.backwards += 1
+
+    def on_release(self, release: Callable[[], None]) -> None:
+        """``release()`` ends collectives of a process group that a plugin has made; called from the guard's thread."""
+        self.guard.on_release(release)
+
+    def leave_signals(self, numbers: set[int]) -> None:
+        """To a plugin, which handles them itself; an empty set takes them back."""
+        self.guard.handled = set(numbers)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this rank has a reason to stop: another one has failed, say."""
+        return self.guard.reason is not None
+
     def wait_until(self, met: Callable[[SealedStore], bool], seconds: float) -> bool:
         """Wait, without a collective, until a condition on the shared store is met; False after ``seconds``.
 

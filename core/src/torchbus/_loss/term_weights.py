@@ -20,7 +20,7 @@ from torchbus._loss.graph import Number, Term, same
 from torchbus._loss.term_values import value_of, weighed
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 LOOKS = 10
 TERMS_AT_MOST = 16
@@ -52,7 +52,7 @@ class TermWeights:
     """Of the losses of a session. ``apart``: the ranks have found, alike, that terms count unlike things. ``mean``: over ranks, of a tensor of
     ``NUMBERS`` in float64 on the session's device."""
 
-    def __init__(self, session: Session, mean: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, session: Context, mean: Callable[[Tensor], Tensor]) -> None:
         self._session = session
         self._mean = mean
         self.apart = False

@@ -26,18 +26,24 @@ from torchbus._session.notices import warn
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 MODES = ("auto", "samples", "tokens")
 SPREAD = 1e-5  # of squares that are told in float32
 ALIKE_FOR = 3
 
 
+def check_mode(mode: str) -> None:
+    """Raises UsageError for what ``loss_weight=`` can't be."""
+    if mode not in MODES:
+        raise UsageError(f"loss_weight={mode!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or {MODES[-1]!r}")
+
+
 class LossWeights:
     """Of the losses of a session. All ranks use it alike. ``mean``: over ranks, of what they tell each other ahead of a backward; in the
     strategy's own way, where ``session.reduce`` might meet another collective."""
 
-    def __init__(self, session: Session, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, session: Context, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None) -> None:
         self._session = session
         self.mode = mode
         self.unit = 1.0

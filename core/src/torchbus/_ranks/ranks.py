@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import torch
 
 from torchbus._ranks import collectives
 from torchbus._ranks.world import World
-from torchbus._session.notices import is_inside
 
 
 class Ranks:
     """What a session knows of its ``world``."""
 
     world: World
-    rank_asked = False
-    """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on each rank."""
 
     @property
     def rank(self) -> int:
         """This process's number among all ranks, from 0."""
-        self._hear(sys._getframe(1))
         return self.world.rank
 
     @property
     def local_rank(self) -> int:
         """This process's number among the ranks of its node, from 0."""
-        self._hear(sys._getframe(1))
         return self.world.local_rank
 
     @property
@@ -63,10 +56,6 @@ class Ranks:
         """Wait until every rank is here."""
         if self.world_size > 1:
             torch.distributed.barrier()
-
-    def _hear(self, frame: FrameType) -> None:
-        if not self.rank_asked and not is_inside(frame):
-            self.rank_asked = True
 
     def print(self, *values: object, **options: Any) -> None:
         """Print on rank 0."""

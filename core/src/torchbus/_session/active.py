@@ -11,18 +11,24 @@ from torch.utils.data import get_worker_info
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
+    from torchbus._session.context import Context
     from torchbus.session import Session
 
 HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_active: Session | None = None
+_active: Context | None = None
 
 
 def current() -> Session | None:
     """The session that is active in this process, if any."""
+    return None if _active is None else _active.user
+
+
+def context() -> Context | None:
+    """Its context."""
     return _active
 
 
-def set_current(active: Session | None) -> None:
+def set_current(active: Context | None) -> None:
     global _active
     _active = active
 

@@ -14,7 +14,7 @@ from torchbus._session.notices import Mark
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
 class Block:
@@ -23,7 +23,7 @@ class Block:
     ``has_begun``: ``session_start`` is sent, or was. ``runs``: the loop is inside.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._stack = ExitStack()
         self._used = False

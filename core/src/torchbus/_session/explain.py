@@ -18,13 +18,13 @@ from torchbus._session import inventory
 from torchbus._session.notices import users_frame
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 LABEL_COLUMNS = 12
 SHOWN_THINGS = 8
 
 
-def explain(session: Session) -> str:
+def explain(session: Context) -> str:
     """The whole text, wrapped to the terminal's width (100 columns where there is none)."""
     sections: dict[str, list[str]] = {"ranks": _ranks(session)}
     contributed: dict[str, list[str]] = {}
@@ -53,7 +53,7 @@ def _section(name: str, texts: list[str]) -> list[str]:
     return lines
 
 
-def _ranks(session: Session) -> list[str]:
+def _ranks(session: Context) -> list[str]:
     world = session.world
     how = {
         "nobody": "this process alone",
@@ -67,7 +67,7 @@ def _ranks(session: Session) -> list[str]:
     return [f"{world.world_size}{nodes}, this is rank {world.rank} on {world.device}; {how}{chosen}; {torch.get_num_threads()} threads each"]
 
 
-def _things(session: Session) -> dict[str, list[str]]:
+def _things(session: Context) -> dict[str, list[str]]:
     models = [model for model in inventory.outermost(inventory.alive(Module)) if not inventory.is_internal(model)]
     return {
         "models": _list(session, [model for model in models if any(True for _ in model.parameters())], _model),
@@ -76,7 +76,7 @@ def _things(session: Session) -> dict[str, list[str]]:
     }
 
 
-def _list(session: Session, things: list[Any], words: Any) -> list[str]:
+def _list(session: Context, things: list[Any], words: Any) -> list[str]:
     frame = users_frame()[0]
     named = sorted(((inventory.name_of(thing, frame), thing) for thing in things), key=lambda pair: not pair[0])
     lines = []
@@ -111,7 +111,7 @@ def _loader(loader: DataLoader[Any]) -> str:
     return f"{size}, batch_size {batch_size}"
 
 
-def _plugins(session: Session) -> list[str]:
+def _plugins(session: Context) -> list[str]:
     """Those that somebody asked for, with their versions; parts of them (named with a dot) and of the core go without
     saying."""
     packages = [(name, type(plugin).__module__.split(".")[0]) for name, plugin in session.bus.plugins()]

@@ -16,10 +16,10 @@ import torch
 from torchbus._redaction import Redactor
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 
-def describe_run(session: Session) -> dict[str, Any]:
+def describe_run(session: Context) -> dict[str, Any]:
     """Where, when and how a session runs: what goes into a run's configuration."""
     from torchbus import __version__
 

@@ -22,7 +22,7 @@ from torchbus.trackers.room import NoRoom, has_room
 from torchbus.trackers.worker import Worker
 
 if TYPE_CHECKING:
-    from torchbus.session import Session
+    from torchbus._session.context import Context
 
 RARER_AFTER_FAILURES, RAREST = 5, 64
 """So many calls in a row fail before only every second one is made, then every fourth, and so on."""
@@ -80,7 +80,7 @@ class Tracker:
         """False where the run is made of local files alone: its start has no limit in time, and is tried once."""
         return True
 
-    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> Any:
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Any:
         """Start the run, with the session's description, and return it. ``offline``: the start has failed, keep to local
         files. Raise whatever the client raises."""
         raise NotImplementedError
@@ -109,7 +109,7 @@ class Tracker:
     # Events ----------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if not (session.is_main or self._ranks == "all"):
             return
         self._pid = os.getpid()
@@ -148,7 +148,7 @@ class Tracker:
             return False
         return True
 
-    def _started(self, session: Session, config: dict[str, Any], offline: bool) -> bool:
+    def _started(self, session: Context, config: dict[str, Any], offline: bool) -> bool:
         """Try to start; a client that is still trying after the time is left behind on its thread."""
         self._worker = worker = Worker(f"torchbus-{self.name}")
         self._attempt = attempt = object()
@@ -170,7 +170,7 @@ class Tracker:
             raise PluginError(f"{self.name} did not start: {told}") from None
         warn(f"{self.name} did not start, {instead}: {told}")
 
-    def _open(self, session: Session, config: dict[str, Any], offline: bool, attempt: object) -> None:
+    def _open(self, session: Context, config: dict[str, Any], offline: bool, attempt: object) -> None:
         """On the tracker's thread. A start that succeeds after it was given up is ended again, unless the client handed out the
         run that has been started since."""
         run = self.open_run(session, config, offline)

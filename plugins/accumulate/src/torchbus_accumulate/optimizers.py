@@ -6,9 +6,7 @@ import weakref
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer
-from torchbus import Session
-from torchbus._session import inventory
-from torchbus.errors import Unsupported
+from torchbus.plugin import Context, Unsupported, inventory
 
 from torchbus_accumulate.windows.sums import WindowSum
 
@@ -19,7 +17,7 @@ class Optimizers:
     ``of``: by the optimizer's id; ``sums``: all of them, in the order in which the optimizers were found.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self.checked = False
         self.of: dict[int, WindowSum] = {}

@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._seams.backward import BackwardCall
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl, inventory
 
 from torchbus_accumulate.place import schedule
 from torchbus_accumulate.place.loop import Place, last_by_torch
@@ -33,7 +30,7 @@ class Accumulate:
 
     def __init__(self, accumulate_grad_batches: int | Mapping[int, int] = 1) -> None:
         self.schedule = schedule.parse(accumulate_grad_batches)
-        self._session: Session | None = None
+        self._session: Context | None = None
         self._toggle = Toggle()
         self._place: Place | None = None
         self._local = 0
@@ -48,7 +45,7 @@ class Accumulate:
     # Events ----------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
         self._place = Place(session)
         windows = set(self.schedule.values()) != {1}

@@ -13,8 +13,7 @@ from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
+from torchbus.plugin import Context, hookimpl, inventory
 
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.place.position import Position
@@ -31,7 +30,7 @@ class Schedules:
     the real step. So each schedule has been walked over its whole length when the loop ends, and a real step has the rate of its place in it.
     """
 
-    def __init__(self, session: Session, optimizers: Optimizers, position: Position) -> None:
+    def __init__(self, session: Context, optimizers: Optimizers, position: Position) -> None:
         self._session, self._optimizers, self._position = session, optimizers, position
         self._before: weakref.WeakSet[LRScheduler] = weakref.WeakSet(inventory.alive(LRScheduler))
         self._asked: list[tuple[weakref.ref[DataLoader[Any]], int, weakref.WeakSet[LRScheduler]]] = []

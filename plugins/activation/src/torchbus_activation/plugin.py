@@ -12,10 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
-from torchbus import Session, hookimpl
-from torchbus._seams.modules.forward import Surround
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, Surround, UsageError, hookimpl, inventory
 
 from torchbus_activation.norms import counted_already
 
@@ -35,11 +32,11 @@ class ActivationCheckpointing:
         self._classes = _checked(activation_checkpointing)
         self._surround = Surround(_compute_twice)
         self._blocks: weakref.WeakSet[Module] = weakref.WeakSet()
-        self._session: Session | None = None
+        self._session: Context | None = None
         self._backwards = 0
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
         session.on_close.callback(self._surround.close)
 

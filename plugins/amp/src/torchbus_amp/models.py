@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._seams.modules.forward import Surround
-from torchbus._session import inventory
+from torchbus.plugin import Context, Surround, hookimpl, inventory
 
 from torchbus_amp.values import floats_to, halves_to_float32, map_tensors
 
@@ -25,7 +23,7 @@ NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "f
 class Models:
     """Finds models through their optimizers, by a variable's name, or at their first call."""
 
-    def __init__(self, session: Session, dtype: torch.dtype) -> None:
+    def __init__(self, session: Context, dtype: torch.dtype) -> None:
         self._session = session
         self.dtype = dtype
         self._surround = Surround(self.around)
@@ -83,7 +81,7 @@ def floats_of(model: Module) -> list[Tensor]:
 class Autocast(Models):
     """Forward of the outermost models under autocast; their floating outputs return as float32."""
 
-    def __init__(self, session: Session, dtype: torch.dtype) -> None:
+    def __init__(self, session: Context, dtype: torch.dtype) -> None:
         super().__init__(session, dtype)
         self._device = session.device.type
         self._depth = 0
@@ -127,7 +125,7 @@ class Autocast(Models):
 class Converted(Models):
     """Models and their inputs in one dtype; half precision returns float32, so that the loss is computed in it."""
 
-    def __init__(self, session: Session, dtype: torch.dtype) -> None:
+    def __init__(self, session: Context, dtype: torch.dtype) -> None:
         super().__init__(session, dtype)
         self._missed: list[weakref.ref[Module]] = []
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim import LBFGS, Optimizer
-from torchbus import Session, hookimpl
-from torchbus._bus.needs import needs
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, hookimpl, needs
 
 from torchbus_amp.models import Autocast, Converted, Models
 from torchbus_amp.scaling import LossScaling
@@ -43,12 +41,12 @@ class Precision:
         if precision not in PRECISIONS:
             raise UsageError(f"precision={precision!r} is unknown: use one of {', '.join(map(repr, PRECISIONS))}")
         self.precision = precision
-        self._session: Session | None = None
+        self._session: Context | None = None
         self.models: Models | None = None
         self.scaling: LossScaling | None = None
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
         kind, way = self.precision.split("-")
         if self.precision == "32-true":

@@ -11,11 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus import Session, hookimpl
-from torchbus._seams.backward import BackwardCall
-from torchbus._seams.optimizers.skipping import Answer
-from torchbus._session import inventory
-from torchbus.errors import Unsupported
+from torchbus.plugin import Answer, BackwardCall, Context, Unsupported, hookimpl, inventory
 
 from torchbus_amp.leaves import reached
 
@@ -60,7 +56,7 @@ class LossScaling:
     Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._scalers: dict[int, Scaler] = {}
         self._trained: list[tuple[Scaler, list[Tensor]]] = []

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 from torchbus_checkpoint.disk import saving
 from torchbus_checkpoint.remote import url as remote

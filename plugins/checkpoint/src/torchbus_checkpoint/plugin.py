@@ -9,11 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._bus.needs import needs
-from torchbus._seams.loader import LoaderIterator
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
 from torchbus_checkpoint import options
 from torchbus_checkpoint.agreement.exchange import agree
@@ -92,7 +88,7 @@ class Checkpoint:
     # Events ----------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
         self._position = Position(session)
         self._finder = Finder(session)

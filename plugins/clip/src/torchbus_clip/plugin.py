@@ -7,10 +7,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._bus.needs import needs
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_clip.unusual import clip_norm, clip_value, is_unusual
 
@@ -39,11 +36,11 @@ class Clip:
             raise UsageError(f"gradient_clip_algorithm={gradient_clip_algorithm!r} is unknown: use 'norm' or 'value'")
         self._limit = gradient_clip_val
         self._algorithm = gradient_clip_algorithm
-        self._session: Session | None = None
+        self._session: Context | None = None
         self.gradient_norm: torch.Tensor | None = None
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
 
     @hookimpl(trylast=True)

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_compress import hooks
 from torchbus_compress.averaging import AVERAGERS
@@ -48,12 +47,12 @@ class Compress:
         if gradient_algorithm == "powersgd" and importlib.util.find_spec("numpy") is None:
             raise UsageError("gradient_algorithm='powersgd' needs numpy, which torch's hook imports: pip install numpy")
         self.algorithm = gradient_algorithm
-        self._session: Session | None = None
+        self._session: Context | None = None
         self._models = OwnModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
         self._memory = Memory()
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if self.algorithm != "allreduce" and "configure_ddp" not in session.bus.events():
             raise UsageError(
                 f"gradient_algorithm={self.algorithm!r} changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp' "
@@ -64,7 +63,7 @@ class Compress:
             session.on_close.callback(self._models.close)
 
     @hookimpl(optionalhook=True)
-    def configure_ddp(self, session: Session, module: nn.Module, options: dict[str, Any]) -> DistributedDataParallel | None:
+    def configure_ddp(self, session: Context, module: nn.Module, options: dict[str, Any]) -> DistributedDataParallel | None:
         if self.algorithm == "allreduce":
             return None
         ddp = SameBuckets(module, **options)

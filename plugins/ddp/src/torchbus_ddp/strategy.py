@@ -6,12 +6,7 @@ import os
 from typing import Any
 
 import torch
-from torchbus import Session, World, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._loss.weights import MODES
-from torchbus._ranks.devices import threads_per_rank
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, World, check_loss_weight, expect, hookimpl, threads_per_rank, warn
 
 from torchbus_ddp import events
 from torchbus_ddp.backward.reducer import HAS_INIT_SYNC
@@ -67,8 +62,7 @@ class DDP:
         expect("sync_batchnorm", sync_batchnorm, bool, "True or False")
         if loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum'")
-        if loss_weight not in MODES:
-            raise UsageError(f"loss_weight={loss_weight!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or {MODES[-1]!r}")
+        check_loss_weight(loss_weight)
         self.backend = backend or os.environ.get("TORCHBUS_BACKEND") or None
         self.bucket_cap_mb = bucket_cap_mb
         self.loss_reduction = loss_reduction
@@ -81,11 +75,11 @@ class DDP:
         return {"bucket_cap_mb": self.bucket_cap_mb, "broadcast_buffers": False} | ({"init_sync": False} if HAS_INIT_SYNC else {})
 
     @hookimpl
-    def launch(self, session: Session) -> World:
+    def launch(self, session: Context) -> World:
         return session.start_ranks(self.form)
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.world_size == 1:
             return
         if self.sync_batchnorm and session.device.type != "cuda":
@@ -99,11 +93,11 @@ class DDP:
         if session.is_main and self.divides_data and not _has_sampler(session):
             warn(NO_SAMPLER)
 
-    def make_sync(self, session: Session) -> GradientSync:
+    def make_sync(self, session: Context) -> GradientSync:
         """The plugin that owns ``backward``. All ranks call it."""
         return GradientSync(session, self)
 
-    def make_watch(self, session: Session) -> Watch:
+    def make_watch(self, session: Context) -> Watch:
         """What is looked at in every header."""
         watch = ReplicaWatch(session)
         session.bus.register(watch, "ddp.replicas")
@@ -111,7 +105,7 @@ class DDP:
         return watch
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
         if session.world_size == 1:
             return {"strategy": [f"{self.name} on one rank: nothing to synchronise"]}
         notes = [] if _has_sampler(session) or not self.divides_data else [NO_SAMPLER]
@@ -123,11 +117,11 @@ class DDP:
         return f"gradients are averaged by torch's DDP reducer inside backward; {loss}"
 
 
-def _has_sampler(session: Session) -> bool:
+def _has_sampler(session: Context) -> bool:
     return any("order of the data" in getattr(plugin, "owns", ()) for _, plugin in session.bus.plugins())
 
 
-def share_cpu(session: Session) -> None:
+def share_cpu(session: Context) -> None:
     """Divide the processors among the ranks of this node, unless OMP_NUM_THREADS says how many threads to use."""
     if "OMP_NUM_THREADS" in os.environ:
         return

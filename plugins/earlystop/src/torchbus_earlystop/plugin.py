@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._bus.needs import needs
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 MODES = ("min", "max")
 
@@ -54,7 +51,7 @@ class EarlyStop:
         self.should_stop = False
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
 
     @hookimpl

@@ -6,8 +6,7 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
-from torchbus import Session
-from torchbus.errors import TorchbusError
+from torchbus.plugin import Context, TorchbusError
 
 from torchbus_gpu.diagnoses.idle import IdleGpu
 from torchbus_gpu.diagnoses.own_work import OwnWork
@@ -33,7 +32,7 @@ class Judge(Protocol):
 class Monitor:
     """Made and started by the thread that runs the loop, when the session starts."""
 
-    def __init__(self, session: Session, interval_s: float) -> None:
+    def __init__(self, session: Context, interval_s: float) -> None:
         pause_s = min(max(interval_s / LOOKS_PER_INTERVAL, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         self._session = session
         self._interval_s = interval_s

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import warnings
 
-from torchbus._redaction import redacted
+from torchbus.plugin import redacted
 
 from torchbus_gpu.users_code import Line
 

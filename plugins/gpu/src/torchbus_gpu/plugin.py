@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_gpu import lint as lints
 from torchbus_gpu.monitor import Monitor
@@ -42,7 +40,7 @@ class Gpu:
         self._monitor: Monitor | None = None
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if not self._active:
             return
         self._monitor = Monitor(session, self._interval_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from torchbus._launch.watch import thread_frames
+from torchbus.plugin import thread_frames
 
 from torchbus_gpu.users_code import Line, loader_line
 

@@ -9,8 +9,7 @@ from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus import hookimpl
-from torchbus._seams.backward import BackwardCall
+from torchbus.plugin import BackwardCall, hookimpl
 
 from torchbus_log.metrics.records import Record
 from torchbus_log.metrics.values import Value

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torchbus import Session
-from torchbus._batches.share import Share
-from torchbus._seams.loader import LoaderIterator
+from torchbus.plugin import Context, LoaderIterator, Share
 
 from torchbus_log.metrics.totals import Total
 from torchbus_log.metrics.values import Metric
@@ -48,7 +46,7 @@ class LoaderPass:
 class Passes:
     """The passes that are open, the one that gave the latest batch last. ``epoch`` counts those that train, from 0."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._share: Share | None = None
         self._open: list[LoaderPass] = []

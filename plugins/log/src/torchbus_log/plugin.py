@@ -9,9 +9,7 @@ from numbers import Real
 from typing import Any
 
 from torch import Tensor
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.gatherer import Gatherer
@@ -41,11 +39,11 @@ class Log:
             raise UsageError(f"log_every_n_steps={log_every_n_steps}: it must be 1 or more")
         self._every = log_every_n_steps
         self._wants_autolog = autolog
-        self._session: Session | None = None
+        self._session: Context | None = None
         self._gatherer: Gatherer | None = None
 
     @hookimpl(trylast=True)
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         """Log points are collectives: the ranks agree whether anybody listens."""
         self._session = session
         if session.is_inside:

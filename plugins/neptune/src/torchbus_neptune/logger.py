@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 from torchbus.trackers import Tracker, chosen_by_rank0
 
 from torchbus_neptune.series import Series, storable
@@ -72,7 +70,7 @@ class NeptuneLogger(Tracker):
         self._rank = 0
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._rank = session.rank
         if self._ranks == "all" and session.world_size > 1:
             given = self._given.get("custom_run_id")
@@ -86,7 +84,7 @@ class NeptuneLogger(Tracker):
     def needs_network(self) -> bool:
         return (self._given.get("mode") or os.environ.get("NEPTUNE_MODE")) not in ("offline", "debug")
 
-    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> Any:
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Any:
         run = self._run
         if run is None:
             assert self._client is not None

@@ -11,10 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus import hookimpl
-from torchbus._seams.backward import BackwardCall
-from torchbus._seams.loader import LoaderIterator
-from torchbus._session.notices import warn
+from torchbus.plugin import BackwardCall, LoaderIterator, hookimpl, warn
 
 from torchbus_progress.loss import Loss, MeanLoss
 from torchbus_progress.outputs import Output

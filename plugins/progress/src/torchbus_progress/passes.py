@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus._seams.loader import LoaderIterator
+from torchbus.plugin import LoaderIterator
 
 from torchbus_progress.snapshot import Snapshot
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_progress.listener import Listener
 from torchbus_progress.outputs import Output, choose
@@ -37,7 +35,7 @@ class Progress:
         self._place = ""
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if self._active and session.is_main:
             output = choose(self._every_s, shared=session.options["print_all_ranks"])
             session.on_close.callback(_close, output)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchbus._cli.parser import Parser, complain
 from torchbus._cli.table import table
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 from torchbus_report.runs import finding, reading, summary
 from torchbus_report.runs.run import Run

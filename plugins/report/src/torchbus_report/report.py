@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from torchbus._cli.parser import Parser, complain
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_report.page import page
 from torchbus_report.runs import finding, reading

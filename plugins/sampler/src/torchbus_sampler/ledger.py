@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus._batches.share import Share
+from torchbus.plugin import Share
 
 
 class Ledger:

@@ -19,8 +19,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torchbus._batches.share import Share
-from torchbus._ranks.random_streams import RandomStreams
+from torchbus.plugin import RandomStreams, Share
 
 from torchbus_sampler.shares import one_each, share_out
 

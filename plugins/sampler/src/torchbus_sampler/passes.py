@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchbus._batches.share import Share
-from torchbus._seams.loader import Pass
+from torchbus.plugin import Pass, Share
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.stream import SharedBatch

@@ -9,12 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus import Session, hookimpl
-from torchbus._batches.taken import Origin
-from torchbus._bus.arguments import expect
-from torchbus._seams.backward import BackwardCall
-from torchbus._seams.loader import LoaderIterator, Pass
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import BackwardCall, Context, LoaderIterator, Origin, Pass, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_sampler.content.comparison import OWN, Contents
 from torchbus_sampler.decision import unheard
@@ -64,10 +59,10 @@ class Sampler:
         self.divides_own_batch = batch == "global"  # a step sees no more samples than the script's own
         self._shard_eval = shard_eval
         self._ledger_folder = sample_ledger
-        self._session: Session | None = None
+        self._session: Context | None = None
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
         divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
         unheard.look(session, self._divided_only, divides)
@@ -81,7 +76,7 @@ class Sampler:
         return shard(self._session, value, repeat)
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
         off = session.world_size > 1 and not self._replace
         return {"notes": ["loaders are not divided: replace_sampler=False"]} if off else {}
 
@@ -89,7 +84,7 @@ class Sampler:
 class Divider:
     """Listens where loaders are iterated; registered only where there is something to divide."""
 
-    def __init__(self, session: Session, batch: str, shard_eval: bool, ledger: Ledger | None) -> None:
+    def __init__(self, session: Context, batch: str, shard_eval: bool, ledger: Ledger | None) -> None:
         self._session = session
         self._global = batch == "global"
         self._shard_eval = shard_eval

@@ -8,18 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus import Session
-from torchbus._batches.nested import leaves, map_tensors
-from torchbus._batches.share import Share
-from torchbus._batches.taken import Origin, Taken
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, Origin, Share, Taken, UsageError, leaves, map_tensors
 
 from torchbus_sampler.shares import share_sizes
 
 Take = Callable[[Taken], None]
 
 
-def shard(session: Session, value: Any, repeat: bool) -> Any:
+def shard(session: Context, value: Any, repeat: bool) -> Any:
     """This rank's part of a batch or of an iterable."""
     take = session.batches.took
     if is_batch(value):

@@ -13,9 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
-from torchbus._batches.share import Share
-from torchbus._ranks.random_streams import read, write
-from torchbus._ranks.world import DataPlace
+from torchbus.plugin import DataPlace, Share, random_streams
 
 from torchbus_sampler.shares import share_out, share_sizes
 
@@ -111,10 +109,10 @@ def probe(dataset: Any) -> tuple[int, Iterable[Any] | None]:
 
     Random numbers that the dataset draws for it are put back.
     """
-    state = read()
+    state = random_streams.read()
     source = iter(dataset)
     first = list(islice(source, 1))
-    write(state)
+    random_streams.write(state)
     once = source is dataset or iter(dataset) is source
     return zlib.crc32(_bytes(first)), chain(first, source) if once else None
 

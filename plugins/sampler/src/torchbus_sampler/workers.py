@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torchbus._ranks.random_streams import seed
+from torchbus.plugin import random_streams
 
 STRIDE = 2**20
 
@@ -20,6 +20,6 @@ class SeedWorker:
 
     def __call__(self, worker_id: int) -> None:
         if self._rank:
-            seed(torch.initial_seed() + STRIDE * self._rank)
+            random_streams.seed(torch.initial_seed() + STRIDE * self._rank)
         if self._user is not None:
             self._user(worker_id)

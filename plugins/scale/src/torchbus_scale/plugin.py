@@ -13,11 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._bus.needs import needs
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, needs
 
 from torchbus_scale.search import Function, search
 
@@ -50,7 +46,7 @@ class Scale:
             raise UsageError(f"warmup_steps={warmup_steps}: it must be 0 or more")
         self._rule = scale_lr
         self._warmup_steps = warmup_steps
-        self._session: Session | None = None
+        self._session: Context | None = None
         self._batch_size: int | None = None
         self._batches = self._parts = 1
         self._factor = 1.0
@@ -61,7 +57,7 @@ class Scale:
         self._kept: list[Any] = []
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._session = session
         accumulated = max(getattr(plugin, "grad_batches", 1) for _, plugin in session.bus.plugins())
         self._parts = parts_of_step(session)
@@ -156,7 +152,7 @@ class Scale:
         several = self._session.world_size > 1
         self._searching = several
         try:
-            return search(function, start, self._session, self._session.no_sync if several else nullcontext)
+            return search(function, start, self._session, self._session.user.no_sync if several else nullcontext)
         finally:
             self._searching = False
 
@@ -181,7 +177,7 @@ def refuse_without_rate(optimizer: Optimizer) -> None:
         )
 
 
-def parts_of_step(session: Session) -> int:
+def parts_of_step(session: Context) -> int:
     """How many of the script's batches the ranks take in one step: one where they divide the script's own batch, or compute it together."""
     plugins = [plugin for _, plugin in session.bus.plugins()]
     whole = any(getattr(plugin, "divides_own_batch", False) for plugin in plugins)

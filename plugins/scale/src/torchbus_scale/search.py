@@ -6,14 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torchbus import Session
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError
 
 Function = Callable[[int], Any]
 OUT_OF_MEMORY = "CUDA out of memory."  # what accelerate takes for a reason to go on with less
 
 
-def search(function: Function, start: int, session: Session, alone: Callable[[], AbstractContextManager[Any]]) -> int:
+def search(function: Function, start: int, session: Context, alone: Callable[[], AbstractContextManager[Any]]) -> int:
     """accelerate's find_executable_batch_size, which tries less where any rank has run out of memory."""
     try:
         from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from torchbus import hookimpl
+from torchbus.plugin import hookimpl
 
 if TYPE_CHECKING:
     import wandb

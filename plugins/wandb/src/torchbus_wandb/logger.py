@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 from torchbus.trackers import Tracker, chosen_by_rank0
 from torchbus.trackers.nothing import Nothing
 
@@ -78,7 +76,7 @@ class WandbLogger(Tracker):
         return self._ranks == "all"
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if self._ranks == "all" and session.world_size > 1:
             self._id = chosen_by_rank0(session, "wandb/id", lambda: str(self._given.get("id") or secrets.token_hex(4)))
         if self._checkpoints is not None and session.is_main:
@@ -104,7 +102,7 @@ class WandbLogger(Tracker):
     def needs_network(self) -> bool:
         return (self._mode or os.environ.get("WANDB_MODE")) not in ("offline", "disabled")
 
-    def open_run(self, session: Session, config: dict[str, Any], offline: bool) -> wandb.Run:
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> wandb.Run:
         import wandb
 
         mode = "offline" if offline else self._mode
@@ -141,7 +139,7 @@ class WandbLogger(Tracker):
         settings = self._settings
         return [settings.get("api_key") if isinstance(settings, dict) else getattr(settings, "api_key", None)]
 
-    def _place(self, session: Session, mode: str | None) -> dict[str, Any]:
+    def _place(self, session: Context, mode: str | None) -> dict[str, Any]:
         """Where several ranks report: into one run, or each into one of a group."""
         if self._id is None:
             return {}
@@ -149,7 +147,7 @@ class WandbLogger(Tracker):
             return {"id": f"{self._id}-rank{session.rank}", "group": self._given.get("group", self._id)}
         return {"id": self._id, "mode": "disabled" if mode == "disabled" else "shared"}
 
-    def _all_settings(self, session: Session) -> wandb.Settings:
+    def _all_settings(self, session: Context) -> wandb.Settings:
         """wandb's own limits on time a little below ours, so that it ends by itself. The settings of the caller win."""
         import wandb
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torchbus import Session, hookimpl
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_wandb.logger import WandbLogger
 
@@ -20,7 +20,7 @@ class OneRun:
     """
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.is_main or _reported_by_all(session):
             return
         session.on_close.callback(_restore, os.environ.get("WANDB_MODE"))
@@ -30,13 +30,13 @@ class OneRun:
             session.replace(wandb, "init", _disabled)
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]] | None:
+    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
         if session.world_size == 1 or _reported_by_all(session):
             return None
         return {"loggers": ["wandb: where the script calls it itself, rank 0's calls count"]}
 
 
-def _reported_by_all(session: Session) -> bool:
+def _reported_by_all(session: Context) -> bool:
     """Whether a logger lets every rank write into the run."""
     return any(isinstance(plugin, WandbLogger) and plugin.on_all_ranks for _, plugin in session.bus.plugins())
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torchbus import Session
-from torchbus._batches.taken import Taken
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, Taken, UsageError, inventory
 
 
 class Place:
     """The batch of a loader that the loop works on, and whether a backward came upon it before. Of zipped loaders, the first one's counts."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._batches = session.batches
         self._left: tuple[Taken, ...] = ()
         self._counted: Taken | None = None

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus._batches.feeding import Batches
-from torchbus._batches.taken import Origin, Taken
+from torchbus.plugin import Batches, Origin, Taken
 
 from torchbus_accumulate.place import schedule
 

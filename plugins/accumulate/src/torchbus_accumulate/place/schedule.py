@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 WORDS = "a whole number of batches, at least 1, or a dict from epoch to such a number, as in {0: 8, 4: 4}"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus import Session
-from torchbus._seams.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Context
 
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.windows.weights import Weights
@@ -16,7 +15,7 @@ class Steady:
 
     __slots__ = ("_factor", "_optimizers", "_session", "_share", "_size", "_sum", "_sums", "_weights")
 
-    def __init__(self, session: Session, optimizers: Optimizers, weights: Weights, size: int) -> None:
+    def __init__(self, session: Context, optimizers: Optimizers, weights: Weights, size: int) -> None:
         """After the first backward of a window of ``size`` batches was weighted."""
         self._session, self._share = session, session.share
         self._optimizers, self._sums, self._sum = optimizers, optimizers.sums, optimizers.sums[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.windows.sharded_gradients import is_part
@@ -16,7 +16,7 @@ class OwnSums:
     """For a checkpoint in which each rank has a state of its own. It is loaded after the common one, by the rank that wrote it among as
     many ranks; to others it says nothing."""
 
-    def __init__(self, session: Session, optimizers: Optimizers) -> None:
+    def __init__(self, session: Context, optimizers: Optimizers) -> None:
         self._session = session
         self._optimizers = optimizers
 

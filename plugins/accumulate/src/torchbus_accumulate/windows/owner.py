@@ -10,12 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._batches.taken import Taken
-from torchbus._seams.backward import BackwardCall
-from torchbus._seams.loader import LoaderIterator
-from torchbus._seams.optimizers.skipping import Answer
-from torchbus._session import inventory
+from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Taken, hookimpl, inventory
 
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.place import schedule
@@ -33,7 +28,7 @@ from torchbus_accumulate.windows.weights import Weights
 class Windows:
     """Counts batches of the loader that feeds the backwards; in a loop without one, the steps of each optimizer."""
 
-    def __init__(self, session: Session, windows: Mapping[int, int], place: Place) -> None:
+    def __init__(self, session: Context, windows: Mapping[int, int], place: Place) -> None:
         self._session = session
         self._schedule = windows
         self._place = place

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus import Session
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Context, Unsupported, UsageError
 
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.windows.sharded_gradients import is_part, whole
@@ -24,7 +23,7 @@ def refuse_between(sums: Sequence[WindowSum], position: Position) -> None:
         raise Unsupported("a checkpoint of accumulation between backward() and optimizer.step(): make it after optimizer.step()")
 
 
-def state_of(one: WindowSum, session: Session) -> dict[str, Any]:
+def state_of(one: WindowSum, session: Context) -> dict[str, Any]:
     """Plain numbers, and the gradient committed so far for each parameter or None: with several ranks the mean over
     them, for which all ranks call this alike in an open window."""
     if not one.calls:
@@ -39,7 +38,7 @@ def state_of(one: WindowSum, session: Session) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def mean_over_ranks(session: Session, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def mean_over_ranks(session: Context, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """A gradient that is None on this rank alone counts as zeros. What a strategy divides is a part of the mean already."""
     here = [ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE for gradient in gradients]
     kinds = session.reduce(torch.tensor(here), "max").tolist()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchbus._seams.optimizers.skipping import Answer
+from torchbus.plugin import Answer
 
 NOTHING = Answer()
 

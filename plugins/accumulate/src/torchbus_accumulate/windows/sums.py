@@ -6,9 +6,7 @@ import weakref
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus._loss.gradients import scale_all
-from torchbus._loss.graph import Number
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Number, Unsupported, UsageError, scale_all
 
 from torchbus_accumulate.windows.sharded_gradients import as_parameter
 

@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torchbus import Session
-from torchbus._batches.taken import Taken
-from torchbus._loss.count import Count
-from torchbus._loss.graph import Number
-from torchbus._loss.weights import LossWeights
-from torchbus._seams.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, Taken
 
 from torchbus_accumulate.place.loop import expected_samples
 from torchbus_accumulate.place.position import Position
@@ -29,7 +24,7 @@ class Weights:
     weight is not that of its samples; ``batch_samples``: those of the loader's batch that feeds this backward.
     """
 
-    def __init__(self, session: Session, position: Position) -> None:
+    def __init__(self, session: Context, position: Position) -> None:
         plugins = [plugin for _, plugin in session.bus.plugins()]
         self.is_sum = any(getattr(plugin, "loss_reduction", None) == "sum" for plugin in plugins)
         self._session = session

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchbus import Session
-from torchbus.errors import TorchbusError
+from torchbus.plugin import Context, TorchbusError
 
 from torchbus_checkpoint.agreement import wire
 from torchbus_checkpoint.errors import CheckpointError
@@ -15,7 +14,7 @@ from torchbus_checkpoint.errors import CheckpointError
 class Exchange:
     """Of one checkpoint, whose ``key`` is new. All ranks say the same words in the same order."""
 
-    def __init__(self, session: Session, key: str) -> None:
+    def __init__(self, session: Context, key: str) -> None:
         self._session = session
         self._key = key
         self._said = 0
@@ -65,7 +64,7 @@ class Exchange:
             raise CheckpointError(f"rank {teller} did not write its part of a checkpoint within {seconds:g} s ({name})")
 
 
-def agree(session: Session, key: str, choose: Callable[[], str]) -> str:
+def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
     """What rank 0 has chosen, on every rank, without a collective."""
     if session.world_size == 1:
         return choose()

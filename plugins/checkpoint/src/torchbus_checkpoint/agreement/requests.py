@@ -19,8 +19,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from torchbus import Session
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError
 
 from torchbus_checkpoint.errors import CheckpointError
 
@@ -33,7 +32,7 @@ SIGNALLED = "checkpoint/signal"
 class Requests:
     """``save``: a checkpoint is asked for. ``leave``: the exit status to leave with after it, 128 + the signal's number."""
 
-    def __init__(self, session: Session, time_is_up: Callable[[], bool], time_limit_s: float | None) -> None:
+    def __init__(self, session: Context, time_is_up: Callable[[], bool], time_limit_s: float | None) -> None:
         self._session = session
         self._time_is_up = time_is_up
         self._ends_s = None if time_limit_s is None else time.monotonic() + time_limit_s
@@ -100,14 +99,14 @@ class Requests:
             self._previous[number] = signal.signal(number, self._received)
         job = self._session.job
         if job is not None:
-            job.guard.handled.update(SIGNALS)
+            job.leave_signals(set(SIGNALS))
         self._session.on_close.callback(self._stop)
 
     def _stop(self) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         if self._session.job is not None:
-            self._session.job.guard.handled.clear()
+            self._session.job.leave_signals(set())
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         """The first one asks for a checkpoint; a second one, or one with which the guard ends this rank, is obeyed at once."""
@@ -115,7 +114,7 @@ class Requests:
         if os.getpid() != self._pid:  # a worker of a loader
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif self._signal or (job is not None and job.guard.reason is not None):
+        elif self._signal or (job is not None and job.is_ending):
             self._obey(number, frame)
         else:
             self._signal = number

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from torchbus._bus.arguments import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchbus._cli.parser import Parser, complain
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 from torchbus_checkpoint.command.export import FORMATS, export
 from torchbus_checkpoint.command.show import show

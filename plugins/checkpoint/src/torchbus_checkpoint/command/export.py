@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.show import amount

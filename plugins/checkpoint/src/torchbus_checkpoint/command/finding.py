@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.disk import choice, folder
 

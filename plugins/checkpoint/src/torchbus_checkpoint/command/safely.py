@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError

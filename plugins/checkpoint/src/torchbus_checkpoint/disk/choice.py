@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint.disk import folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat

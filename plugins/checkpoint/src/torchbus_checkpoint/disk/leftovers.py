@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchbus._files.locks import OpenHere, try_lock
+from torchbus.plugin import OpenHere, try_lock
 
 PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending"
 

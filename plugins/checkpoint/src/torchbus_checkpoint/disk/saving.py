@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.disk import divided, folder
 from torchbus_checkpoint.loop.contents import Contents

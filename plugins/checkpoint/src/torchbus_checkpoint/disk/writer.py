@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import folder, leftovers, packed
@@ -27,7 +27,7 @@ class Writer:
     Where not all hosts share the folder (``hosts_share``), rank 0 writes for those that do not see it.
     """
 
-    def __init__(self, session: Session, in_background: bool, hosts_share: bool = True) -> None:
+    def __init__(self, session: Context, in_background: bool, hosts_share: bool = True) -> None:
         self._session = session
         self._hosts_share = hosts_share
         self._in_background = in_background

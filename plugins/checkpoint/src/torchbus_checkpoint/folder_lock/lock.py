@@ -12,8 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from torchbus._files.locks import OpenHere, try_lock
-from torchbus._session.notices import warn
+from torchbus.plugin import OpenHere, try_lock, warn
 
 from torchbus_checkpoint.disk import leftovers
 from torchbus_checkpoint.errors import CheckpointError

@@ -13,9 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, hookimpl, inventory
 
 from torchbus_checkpoint.loop import frames
 
@@ -45,7 +43,7 @@ class Finder:
     schedulers that no variable names.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-from torchbus._session import local_variables
+from torchbus.plugin import local_variables
 
 Counters = dict[str, Any]
 Loop = tuple[str, int]  # the frame's place, and where in its code the loop asks for its next item

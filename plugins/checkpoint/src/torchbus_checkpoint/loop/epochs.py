@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
@@ -16,7 +16,7 @@ LEFT = -1  # of a loop that was left by break
 class Epochs:
     """The loops are numbered in the order in which the script begins them. ``boundary`` is called before each epoch."""
 
-    def __init__(self, session: Session, position: Position, steps: Steps, boundary: Callable[[], None]) -> None:
+    def __init__(self, session: Context, position: Position, steps: Steps, boundary: Callable[[], None]) -> None:
         self._session = session
         self._position = position
         self._steps = steps

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from torch.nn import Module
-from torchbus._session import local_variables
+from torchbus.plugin import local_variables
 
 LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 OURS = ("torchbus", "pluggy", "torch.")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus._batches.taken import Origin
-from torchbus._seams.loader import LoaderIterator
+from torchbus.plugin import LoaderIterator, Origin
 
 from torchbus_checkpoint.loop.counters import Counters
 from torchbus_checkpoint.replay.history import Section

@@ -12,9 +12,7 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._seams.loader import LoaderIterator
-from torchbus._session.notices import warn
+from torchbus.plugin import Context, LoaderIterator, hookimpl, warn
 
 from torchbus_checkpoint.loop import counters, generators, samples, wrappers
 from torchbus_checkpoint.loop.counters import Counters
@@ -33,7 +31,7 @@ State = dict[str, Any]
 class Position:
     """Listens to loaders. ``num_steps`` is kept by the plugin; here it only says whether training has begun."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self.history = History()
         self.gaps = Gaps(session)

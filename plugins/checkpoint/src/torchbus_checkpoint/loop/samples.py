@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint.loop.generators import parts
 from torchbus_checkpoint.state.hashes import digest

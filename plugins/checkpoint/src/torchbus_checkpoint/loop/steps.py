@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus import hookimpl
-from torchbus._seams.loader import LoaderIterator
+from torchbus.plugin import LoaderIterator, hookimpl
 
 
 class Steps:

@@ -20,9 +20,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus._batches.taken import collect
-from torchbus._session import local_variables
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, collect, local_variables
 
 from torchbus_checkpoint.loop import counters, generators
 from torchbus_checkpoint.loop.frames import is_users_class

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchbus import Session
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError
 
 if TYPE_CHECKING:
     from torchbus_checkpoint.loop.passes import OpenPass
 
 
-def waiting(session: Session, one: OpenPass) -> int:
+def waiting(session: Context, one: OpenPass) -> int:
     """Batches of a pass that a wrapper has fetched, and the loop has not used."""
     return 0 if one.origin is None else session.batches.waiting(one.origin)
 
 
-def used(session: Session, one: OpenPass) -> int:
+def used(session: Context, one: OpenPass) -> int:
     """Batches of a pass that the loop is done with."""
     iterator = one.alive
     taken = iterator.taken if iterator is not None else (one.origin.length or 0) if one.origin is not None else 0
     return taken - waiting(session, one)
 
 
-def refuse_hidden_batches(session: Session) -> None:
+def refuse_hidden_batches(session: Context) -> None:
     """Raise UsageError where the loop's batches come from something that a replay can't lead back to where it was."""
     for one in session.batches.feeding:
         if one.origin.threaded or one.origin.kept:

@@ -7,9 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from torchbus import Session
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder, leftovers
 from torchbus_checkpoint.errors import CheckpointError
@@ -74,7 +72,7 @@ def bring(store: Store, name: str, final: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def to_this_host(session: Session, options: Options, chosen: Path) -> Path:
+def to_this_host(session: Context, options: Options, chosen: Path) -> Path:
     """Where this host's ranks find what rank 0 has chosen: where they do not see rank 0's folder, the first of them brings it."""
     if options.url is None or options.folder is None:
         return chosen

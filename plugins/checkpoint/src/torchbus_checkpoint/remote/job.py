@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.options import Options
@@ -19,7 +19,7 @@ PATIENCE_AFTER_ERROR_S = 5.0
 class RemoteJob:
     """The local folder is this job's already. Raises CheckpointError where it can't begin."""
 
-    def __init__(self, session: Session, options: Options) -> None:
+    def __init__(self, session: Context, options: Options) -> None:
         assert options.url is not None and options.folder is not None
         self._session = session
         store = Store(options.url)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 EXTRA = 'pip install "torchbus-checkpoint[remote]"'
 COLLAPSED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")

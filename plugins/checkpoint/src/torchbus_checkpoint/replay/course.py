@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint.loop.counters import Counters
 from torchbus_checkpoint.replay import gaps

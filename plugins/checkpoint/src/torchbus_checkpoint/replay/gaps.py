@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_checkpoint.loop import variables
 from torchbus_checkpoint.state.hashes import digest
@@ -24,7 +24,7 @@ class Gaps:
     """Where the generators stood when the gap began. ``is_open``: no pass has begun since. ``fetched_ahead``: the pass that ended last was read
     ahead of the loop. ``saves``: how often the script has called ``s.save`` in it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._start: Standing | None = None
         self.is_open = self.fetched_ahead = False

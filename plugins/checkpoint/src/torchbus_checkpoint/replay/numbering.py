@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_checkpoint.loop.counters import Counters, place
 from torchbus_checkpoint.loop.frames import is_users, user_frames
@@ -19,7 +19,7 @@ class Numbering:
     that enumerates is the ``reader`` of the loader itself, it is counted from ``taken``, the number of batches that are behind.
     """
 
-    def __init__(self, session: Session, heads: Counters, reader: str, on_the_way: Callable[[], bool]) -> None:
+    def __init__(self, session: Context, heads: Counters, reader: str, on_the_way: Callable[[], bool]) -> None:
         self._session = session
         self._on_the_way = on_the_way
         self._reader = reader

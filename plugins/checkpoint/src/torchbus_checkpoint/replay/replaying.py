@@ -15,11 +15,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._seams.loader import LoaderIterator
-from torchbus._seams.optimizers.skipping import Answer
-from torchbus._session.notices import warn
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import Answer, Context, LoaderIterator, TorchbusError, UsageError, hookimpl, warn
 
 from torchbus_checkpoint.loop import counters, samples
 from torchbus_checkpoint.loop.frames import user_frames
@@ -37,7 +33,7 @@ class Replay:
     checkpoint has this rank's own random numbers; batches were larger by ``scale`` where there was another number of ranks."""
 
     def __init__(
-        self, session: Session, position: Position, saved: dict[str, Any], put_back: Callable[[], None], rank_alike: bool, scale: float
+        self, session: Context, position: Position, saved: dict[str, Any], put_back: Callable[[], None], rank_alike: bool, scale: float
     ) -> None:
         self._session = session
         self._position = position

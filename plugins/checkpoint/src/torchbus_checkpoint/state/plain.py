@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)

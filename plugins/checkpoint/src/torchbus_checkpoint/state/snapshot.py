@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchbus import Session
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder, saving
 from torchbus_checkpoint.disk.writer import Writer
@@ -24,7 +22,7 @@ from torchbus_checkpoint.state.plain import decode, encode
 class Snapshot:
     """The loop's objects, where it is, and the plugins' states. All ranks call all of it alike."""
 
-    def __init__(self, session: Session, options: Options, finder: Finder, position: Position, steps: Steps, epochs: Epochs) -> None:
+    def __init__(self, session: Context, options: Options, finder: Finder, position: Position, steps: Steps, epochs: Epochs) -> None:
         self._session = session
         self._options = options
         self._finder = finder

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus._loss.count import Count
+from torchbus.plugin import Count
 
 
 class MeanOverRanks(torch.autograd.Function):

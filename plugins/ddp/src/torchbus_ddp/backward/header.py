@@ -12,9 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchbus._loss import count as loss_count
-from torchbus._loss.count import Count
-from torchbus._loss.graph import Number
+from torchbus.plugin import Count, Number, loss_count
 
 OWN = 10
 LOSS, RAW_LOSS, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(OWN)

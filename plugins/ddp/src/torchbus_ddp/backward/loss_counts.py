@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchbus import Session
-from torchbus._loss.count import Count, Scales
-from torchbus._loss.gradients import scale_all
-from torchbus._loss.graph import Number
-from torchbus._loss.weights import LossWeights
-from torchbus._seams.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, Scales, scale_all
 
 from torchbus_ddp.backward.header import COUNTED, DeviceHeader, Header
 
@@ -25,7 +20,7 @@ READ_AT_ONCE = 3
 class Counted:
     """Divides what one backward has made, and finds what the loop is to read as its loss."""
 
-    def __init__(self, session: Session, strategy: DDP) -> None:
+    def __init__(self, session: Context, strategy: DDP) -> None:
         self._session = session
         self._is_sum = strategy.loss_reduction == "sum"
         by_samples = session.bus.hook.parameters_may_differ(session=session) or session.world.data.parts == 1

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchbus import Session
-from torchbus.errors import Unsupported
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_ddp.backward.engine import Engine, run
 from torchbus_ddp.backward.header import WEIGHT, make_header
@@ -25,7 +24,7 @@ class Plan:
     """
 
     def __init__(
-        self, session: Session, parameters: Sequence[nn.Parameter], holders: Sequence[Hashable], sparse: set[int], options: dict[str, Any]
+        self, session: Context, parameters: Sequence[nn.Parameter], holders: Sequence[Hashable], sparse: set[int], options: dict[str, Any]
     ) -> None:
         self.parameters = list(parameters)
         self.header = make_header(self.parameters[0], len(self.parameters))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchbus import Session
+from torchbus.plugin import Context
 
 HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
@@ -54,7 +54,7 @@ class ParameterHolder(nn.Module):
 class Reducer:
     """Averages the parameters numbered ``members``, and the header with them."""
 
-    def __init__(self, session: Session, members: Sequence[int], ddp: DistributedDataParallel) -> None:
+    def __init__(self, session: Context, members: Sequence[int], ddp: DistributedDataParallel) -> None:
         self.members = frozenset(members)
         self._ddp = ddp
         self._rebuilt: bool = getattr(ddp, "keeps_buckets", False)
@@ -71,7 +71,7 @@ class Reducer:
 
 
 def make_reducer(
-    session: Session, parameters: Sequence[Any], members: Sequence[int], header: Any, sparse: set[int], options: dict[str, Any]
+    session: Context, parameters: Sequence[Any], members: Sequence[int], header: Any, sparse: set[int], options: dict[str, Any]
 ) -> Reducer:
     """Ask the plugins for the DDP (event ``configure_ddp``), or make it. ``sparse`` holds ids of parameters."""
     holder = ParameterHolder([*(parameters[index] for index in members), header], sparse)

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._loss.count import Count
-from torchbus._loss.gradients import made_anew
-from torchbus._loss.graph import Number
-from torchbus._seams.backward import BackwardCall, as_list
-from torchbus.errors import Unsupported
+from torchbus.plugin import BackwardCall, Context, Count, Number, Unsupported, as_list, hookimpl, made_anew
 
 from torchbus_ddp.backward import create_graph as double
 from torchbus_ddp.backward import header
@@ -46,7 +41,7 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``."""
 
-    def __init__(self, session: Session, strategy: DDP) -> None:
+    def __init__(self, session: Context, strategy: DDP) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job
@@ -95,7 +90,7 @@ class GradientSync:
                 self._synchronised(call, engine, count)
             self._assigned.synchronised()
         finally:
-            self._job.waiting = None
+            self._job.go_on()
             self._lock.release()
             hooks.put_back(held)
         hooks.run(held)
@@ -111,7 +106,7 @@ class GradientSync:
 
     def _synchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         plan = self._plan()
-        self._job.waiting = ("backward", self._job.backwards + 1)
+        self._job.wait_in("backward", self._job.backwards + 1)
         count = self._counted.meet(count)
         if call.create_graph:
             tensors, plain = call.start()
@@ -130,7 +125,7 @@ class GradientSync:
         elif inputs is not None:
             inputs = [*as_list(inputs), plan.header.parameter]
         plan.backward(engine, tensors, gradients, call.retain_graph, inputs, slots, loss, self._local)
-        self._job.backwards += 1
+        self._job.count_backward()
         if self._local:
             self._local.difference_update(plan.synchronised())
         self._buffers.copy_from_rank0()

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
-from torchbus import Session
-from torchbus._session.notices import warn
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import Context, RanksDiverged, warn
 
 from torchbus_ddp.backward.header import MODULUS
 from torchbus_ddp.checks import hyperparameters as settings
@@ -45,7 +43,7 @@ class Look(NamedTuple):
 class Constants:
     """``optimizers`` gives the hyperparameters of those that all ranks know."""
 
-    def __init__(self, session: Session, optimizers: Callable[[], settings.Settings]) -> None:
+    def __init__(self, session: Context, optimizers: Callable[[], settings.Settings]) -> None:
         self._session = session
         self._optimizers = optimizers
         self._looks: dict[int, Look] = {}

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torchbus import Session
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import Context, RanksDiverged
 
 from torchbus_ddp.backward import header
 from torchbus_ddp.backward.header import DeviceHeader, Header
@@ -42,7 +41,7 @@ class HeaderCheck:
     at once would wait for it."""
 
     def __init__(
-        self, session: Session, facts: Callable[[], Facts], watch: Watch, constants: Constants, look: Callable[[list[float]], None]
+        self, session: Context, facts: Callable[[], Facts], watch: Watch, constants: Constants, look: Callable[[list[float]], None]
     ) -> None:
         self._session = session
         self._facts = facts
@@ -94,7 +93,7 @@ class HeaderCheck:
         raise RanksDiverged(f"the ranks made different numbers of backward calls, or are at different places of the loop: {facts}")
 
 
-def refuse_unlike(session: Session, parameters: list[Tensor]) -> None:
+def refuse_unlike(session: Context, parameters: list[Tensor]) -> None:
     """At the end of a loop without a backward. Raises RanksDiverged, on all ranks, if it has trained all the same."""
     sums = [float(parameter.detach().double().sum()) for parameter in parameters]
     told = session.all_gather_object(sums)

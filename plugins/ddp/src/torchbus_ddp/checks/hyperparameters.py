@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus._ranks.collectives import all_gather_object
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import RanksDiverged, all_gather_object
 
 Setting = float | str
 Settings = dict[str, Setting]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torchbus._session.notices import warn
+from torchbus.plugin import warn
 
 ARITHMETIC = ("AddBackward0", "SubBackward0", "NegBackward0", "MulBackward0")
 REDUCTIONS = ("none", "mean", "sum")

@@ -7,10 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus import Session, hookimpl
-from torchbus._batches.taken import Origin
-from torchbus._seams.loader import LoaderIterator
-from torchbus._session.notices import warn
+from torchbus.plugin import Context, LoaderIterator, Origin, hookimpl, warn
 
 from torchbus_ddp.checks.replicas import weighted_sum
 
@@ -26,7 +23,7 @@ class RepeatedWork:
     """Counts modules' calls in training mode until the first backward; evaluation of a loader is none of it. Ranks tell each other what
     they have seen by the store, and rank 0 looks at the second backward, by when all have."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._without, self._with = 0, 0
         self._inputs: list[float] = []

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
-from torchbus._session.notices import warn
+from torchbus.plugin import Context, hookimpl, inventory, warn
 
 from torchbus_ddp.backward import header
 
@@ -22,7 +20,7 @@ class ReplicaWatch:
     """Warns once when all ranks had the same losses in the first steps, or (dropout differs) the same inputs: then
     nothing was divided."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._looks = 0
         self._equal = 0

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._seams.modules.forward import Surround
-from torchbus._session import inventory
-from torchbus._session.notices import warn
+from torchbus.plugin import Context, Surround, hookimpl, inventory, warn
 
 from torchbus_ddp.dp.exchange import part
 from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves
@@ -31,7 +28,7 @@ class DividedForward:
     outputs depend on the batch. ``reduction``: what numbers that a forward returns are, "mean" or "sum" over samples; None: not known.
     """
 
-    def __init__(self, session: Session, team: Team, dim: int | None, reduction: str | None) -> None:
+    def __init__(self, session: Context, team: Team, dim: int | None, reduction: str | None) -> None:
         self._session = session
         self._team = team
         self._dim = dim or 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_ddp.dp.exchange import averaged, joined
 from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 from torch.nn import Module
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_ddp.dp.rows import Rows
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
-from torchbus import Session, World, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._ranks.world import DataPlace
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl
 
 from torchbus_ddp.dp import derivatives
 from torchbus_ddp.dp.forward import DividedForward
@@ -56,26 +52,26 @@ class DP(DDP):
         self.numbers = loss_reduction
 
     @hookimpl
-    def launch(self, session: Session) -> World:
+    def launch(self, session: Context) -> World:
         world = session.start_ranks(self.form)
-        session.world = dataclasses.replace(world, data_place=self.data_place(world))
+        session.change_world(data_place=self.data_place(world))
         return session.world
 
     def data_place(self, world: World) -> DataPlace:
         """All ranks have all data."""
         return DataPlace(0, 1)
 
-    def make_team(self, session: Session) -> Team:
+    def make_team(self, session: Context) -> Team:
         """The ranks that compute a batch together. All ranks call it."""
         return everyone(session)
 
-    def make_sync(self, session: Session) -> TeamSync:
+    def make_sync(self, session: Context) -> TeamSync:
         team = self.make_team(session)
         session.bus.register(DividedForward(session, team, self.batch_dim, self.numbers), f"{self.name}.forward")
         session.replace(torch.autograd, "grad", derivatives.over_team(team))
         return TeamSync(session, self, team)
 
-    def make_watch(self, session: Session) -> Any:
+    def make_watch(self, session: Context) -> Any:
         return SameLoss()
 
     def words(self) -> str:
@@ -95,15 +91,15 @@ class DDP2(DP):
     def data_place(self, world: World) -> DataPlace:
         return DataPlace(world.node_rank, world.num_nodes)
 
-    def make_team(self, session: Session) -> Team:
+    def make_team(self, session: Context) -> Team:
         """Nodes may differ in the number of their ranks: all tell where they are."""
         nodes = session.all_gather_object(session.world.node_rank)
         numbers = sorted(set(nodes))
         place = DataPlace(numbers.index(session.world.node_rank), len(numbers))
-        session.world = dataclasses.replace(session.world, data_place=place)
+        session.change_world(data_place=place)
         return of_node(session, nodes)
 
-    def make_watch(self, session: Session) -> Any:
+    def make_watch(self, session: Context) -> Any:
         return super(DP, self).make_watch(session) if session.world.data.parts > 1 else SameLoss()
 
     def words(self) -> str:

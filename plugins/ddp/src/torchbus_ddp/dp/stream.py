@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torchbus._ranks.random_streams import read, seed, write
+from torchbus.plugin import random_streams
 
 
 class OwnStream:
     """Begun from the common stream, which stays where it is."""
 
     def __init__(self, rank: int) -> None:
-        common = read()
-        seed(int(torch.randint(2**62, (1,))) + rank)
-        self._state = read()
-        write(common)
+        common = random_streams.read()
+        random_streams.seed(int(torch.randint(2**62, (1,))) + rank)
+        self._state = random_streams.read()
+        random_streams.write(common)
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
-        common = read()
-        write(self._state)
+        common = random_streams.read()
+        random_streams.write(self._state)
         try:
             yield
         finally:
-            self._state = read()
-            write(common)
+            self._state = random_streams.read()
+            random_streams.write(common)

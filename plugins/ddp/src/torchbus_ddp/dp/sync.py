@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchbus import Session
-from torchbus._loss.count import Count
-from torchbus._seams.backward import BackwardCall
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import BackwardCall, Context, Count, RanksDiverged
 
 from torchbus_ddp.backward import header
 from torchbus_ddp.backward.sync import GradientSync
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 class TeamSync(GradientSync):
     """The mean over ranks of gradients that ``exchange`` has made of each rank's rows."""
 
-    def __init__(self, session: Session, strategy: DP, team: Team) -> None:
+    def __init__(self, session: Context, strategy: DP, team: Team) -> None:
         super().__init__(session, strategy)
         self._team = team
 

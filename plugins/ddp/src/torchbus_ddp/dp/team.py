@@ -9,10 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus import Session
-from torchbus._launch.store.listening import gloo_on_loopback
-from torchbus._launch.watch.guard import shut, sockets_opened
-from torchbus._ranks.collectives import all_gather_object
+from torchbus.plugin import Context, all_gather_object, gloo_on_loopback, shut, sockets_opened
 
 SLOTS = 64
 
@@ -51,14 +48,14 @@ class Team:
         return [part[: len(numbers)].tolist() for part in gathered]
 
 
-def everyone(session: Session) -> Team:
+def everyone(session: Context) -> Team:
     """All ranks. All of them call it."""
     ranks = list(range(session.world_size))
     control = _group(session, [ranks], "gloo") if dist.get_backend() != "gloo" else None
     return Team(session.rank, session.world_size, None, control)
 
 
-def of_node(session: Session, node_of_rank: Sequence[int]) -> Team:
+def of_node(session: Context, node_of_rank: Sequence[int]) -> Team:
     """The ranks of this rank's node. All ranks of all nodes call it."""
     teams = [[rank for rank, node in enumerate(node_of_rank) if node == one] for one in sorted(set(node_of_rank))]
     mine = next(team for team in teams if session.rank in team)
@@ -67,12 +64,12 @@ def of_node(session: Session, node_of_rank: Sequence[int]) -> Team:
     return Team(mine.index(session.rank), len(mine), group, control)
 
 
-def _group(session: Session, teams: list[list[int]], backend: str | None) -> Any:
+def _group(session: Context, teams: list[list[int]], backend: str | None) -> Any:
     """This rank's group of those that all ranks make; a rank that fails closes its connections, so that no other one waits."""
     before = sockets_opened()
     with gloo_on_loopback(session.world.one_host):
         groups = [dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams]
     own = sockets_opened() - before
     assert session.job is not None
-    session.job.guard.on_release(lambda: shut(own))
+    session.job.on_release(lambda: shut(own))
     return next(group for group, ranks in zip(groups, teams, strict=True) if session.rank in ranks)

@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor
-from torchbus import Session
-from torchbus._batches.share import Share
-from torchbus._session.notices import warn
-from torchbus.errors import Unsupported
+from torchbus.plugin import Context, Share, Unsupported, warn
 
 from torchbus_ddp.checks.replicas import weighted_sum
 
@@ -36,7 +33,7 @@ class View(NamedTuple):
 class OwnTensors:
     """They keep each rank's values. Their gradient is that of the loss over all ranks, as in one process with the whole batch."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._warned: set[str] = set()

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from torchbus._ranks.collectives import all_gather_object
-from torchbus.errors import RanksDiverged, UsageError
+from torchbus.plugin import RanksDiverged, UsageError, all_gather_object
 
 from torchbus_ddp.checks import hyperparameters as settings
 

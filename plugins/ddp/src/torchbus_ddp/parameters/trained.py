@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
+from torchbus.plugin import Context, hookimpl, inventory
 
 from torchbus_ddp.checks import hyperparameters as settings
 from torchbus_ddp.parameters.batchnorm import convert
@@ -25,7 +24,7 @@ class Trained:
     """Hears of optimizers and of models. ``parameters`` are in the order in which they were found, which is that of all ranks;
     ``changed`` is called when they are others."""
 
-    def __init__(self, session: Session, sync_batchnorm: bool, changed: Callable[[], None]) -> None:
+    def __init__(self, session: Context, sync_batchnorm: bool, changed: Callable[[], None]) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job

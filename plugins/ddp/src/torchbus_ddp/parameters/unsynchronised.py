@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_ddp.parameters.trained import Trained
 
@@ -15,7 +15,7 @@ from torchbus_ddp.parameters.trained import Trained
 class Unsynchronised:
     """``local`` are the ids of the parameters that have some. The state holds this rank's, and for another number of ranks the mean."""
 
-    def __init__(self, session: Session, trained: Trained, local: set[int]) -> None:
+    def __init__(self, session: Context, trained: Trained, local: set[int]) -> None:
         self._session = session
         self._trained = trained
         self._local = local

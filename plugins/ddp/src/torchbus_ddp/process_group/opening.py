@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # imported any later, its functions' defaults would hold on to the process group for good
-from torchbus import Session
-from torchbus._launch.start.relaunch import visible_device
-from torchbus._launch.store.listening import gloo_on_loopback
-from torchbus._launch.watch.guard import shut, sockets_opened
-from torchbus._ranks.collectives import broadcast_object
-from torchbus._ranks.random_streams import read, write
-from torchbus.errors import LaunchError, UsageError
+from torchbus.plugin import Context, LaunchError, UsageError, broadcast_object, gloo_on_loopback, random_streams, shut, sockets_opened, visible_device
 
 
-def choose_backend(session: Session, backend: str | None) -> str:
+def choose_backend(session: Context, backend: str | None) -> str:
     """The backend asked for, or the usual one of the device."""
     chosen = backend or ("nccl" if session.device.type == "cuda" else "gloo")
     if not dist.is_backend_available(chosen):
@@ -29,7 +22,7 @@ def choose_backend(session: Session, backend: str | None) -> str:
     return chosen
 
 
-def claim_device(session: Session) -> None:
+def claim_device(session: Context) -> None:
     """Make this rank's GPU the only one it sees, if CUDA is not initialised yet, so that "cuda:0" means it too."""
     if session.device.type != "cuda":
         return
@@ -37,7 +30,7 @@ def claim_device(session: Session) -> None:
         before = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(session.device)
         session.on_close.callback(_restore_visible, before)
-        session.world = dataclasses.replace(session.world, device=torch.device("cuda", 0))
+        session.change_world(device=torch.device("cuda", 0))
     torch.cuda.set_device(session.device)
 
 
@@ -48,7 +41,7 @@ def _restore_visible(before: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
-def open_group(session: Session, backend: str) -> None:
+def open_group(session: Context, backend: str) -> None:
     """Make the default process group, unless the script has made one already."""
     if dist.is_initialized():
         return
@@ -66,7 +59,7 @@ def open_group(session: Session, backend: str) -> None:
     finally:
         sys.excepthook = hook  # torch replaces it and does not put it back
     own = sockets_opened() - before
-    session.job.guard.on_release(lambda: _release(own))
+    session.job.on_release(lambda: _release(own))
     session.on_close.callback(_close)
 
 
@@ -87,10 +80,10 @@ def _close() -> None:
             engines.clear()
 
 
-def share_random_state(session: Session) -> None:
+def share_random_state(session: Context) -> None:
     """All ranks go on with rank 0's random numbers: an unseeded script initialises alike, and draws the same order."""
-    state = broadcast_object(read() if session.is_main else None)
+    state = broadcast_object(random_streams.read() if session.is_main else None)
     if not session.is_main:
-        write(state)
+        random_streams.write(state)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus import Session, hookimpl
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_ddp import events
 from torchbus_ddp.process_group import opening as group
@@ -22,7 +22,7 @@ class ProcessGroup:
     declares_events = Events
 
     @hookimpl(tryfirst=True)
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.world_size == 1:
             return
         strategies = [plugin for _, plugin in session.bus.plugins() if "strategy" in getattr(plugin, "owns", ())]

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torchbus import hookimpl
+from torchbus.plugin import hookimpl
 
 from torchbus_gpu.diagnoses.clocks import clock_of
 

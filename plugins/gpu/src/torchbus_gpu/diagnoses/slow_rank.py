@@ -7,7 +7,7 @@ import platform
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_gpu.notices import Notices
 
@@ -33,7 +33,7 @@ class SlowRank:
     """Each rank leaves its report in the store that all share; rank 0 compares them. Nothing is sent from the loop, and no
     collective is involved."""
 
-    def __init__(self, session: Session, notices: Notices) -> None:
+    def __init__(self, session: Context, notices: Notices) -> None:
         self._rank = session.rank
         self._device = str(session.device)
         self._keys = [str(rank) for rank in range(session.world_size)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_gpu.lint.cache import EmptyCache
 from torchbus_gpu.lint.dataset import ObjectsInDataset
@@ -13,7 +13,7 @@ from torchbus_gpu.lint.zero_grad import KeptGradients
 from torchbus_gpu.monitor import Monitor
 
 
-def listeners(session: Session, monitor: Monitor) -> list[tuple[str, object]]:
+def listeners(session: Context, monitor: Monitor) -> list[tuple[str, object]]:
     """What listens to the loop; methods of torch are replaced until the session ends."""
     steps = Steps()
     for lint in (Synchronisation(steps, session.device), EmptyCache(steps), KeptGradients(steps)):

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
-from torchbus import Session, hookimpl
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_gpu.users_code import Line, line_of, outwards
 
@@ -23,7 +23,7 @@ class ObjectsInDataset:
     """Reading an object writes its reference count: each forked worker copies the pages in which it lies, until it holds them all
     (https://github.com/pytorch/pytorch/issues/13246)."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._seen: set[int] = set()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_gpu.monitor import Monitor
 from torchbus_gpu.users_code import Line, line_of, outwards
@@ -22,7 +22,7 @@ BUSY_GPU_PCT = 90.0
 class LoaderAdvice:
     """Once, when the loop is known to have waited for its training loader in more than a fifth of its time."""
 
-    def __init__(self, session: Session, monitor: Monitor) -> None:
+    def __init__(self, session: Context, monitor: Monitor) -> None:
         self._session = session
         self._monitor = monitor
         self._told = False
@@ -41,7 +41,7 @@ class LoaderAdvice:
         warnings.warn_explicit(text, UserWarning, line.file, line.number)
 
 
-def advice(loader: DataLoader[Any], share: float, session: Session) -> str:
+def advice(loader: DataLoader[Any], share: float, session: Context) -> str:
     cores = max(1, _cores() // session.world.local_world_size)
     wanted = workers_needed(loader.num_workers, share)
     words = [f"num_workers={min(wanted, cores)} instead of {loader.num_workers}" if min(wanted, cores) > loader.num_workers else ""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch.optim import Optimizer
-from torchbus import hookimpl
+from torchbus.plugin import hookimpl
 
 
 class Steps:

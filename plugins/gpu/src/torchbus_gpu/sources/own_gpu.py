@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 import torch
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_gpu.notices import Notices
 from torchbus_gpu.sources.allocator import Allocator
@@ -14,7 +14,7 @@ from torchbus_gpu.sources.nvml import NvidiaGpu, uuid_of
 class OwnGpu:
     """Reads nothing until the loop has initialised CUDA: asking for the UUID earlier would do so, and forbid a later fork."""
 
-    def __init__(self, session: Session, notices: Notices) -> None:
+    def __init__(self, session: Context, notices: Notices) -> None:
         self._session = session
         self._notices = notices
         self._gpu: NvidiaGpu | None = None

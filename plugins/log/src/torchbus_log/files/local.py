@@ -9,10 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._redaction import Redactor
-from torchbus._session.notices import warn
+from torchbus.plugin import Context, Redactor, expect, hookimpl, warn
 from torchbus.trackers import chosen_by_rank0, describe_run
 
 from torchbus_log.files.folder import JsonLines, new_name, write_config
@@ -52,7 +49,7 @@ class Local:
         self.folder: Path | None = None
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         self._redactor = session.redactor
         self._started_s, self._pid = time.monotonic(), os.getpid()
         self.folder = folder = self._root / chosen_by_rank0(session, "log/folder", new_name)

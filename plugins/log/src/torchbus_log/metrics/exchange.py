@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torchbus import Session
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import Context, RanksDiverged
 
 HEADER = 3  # step, digest of the keys, how many numbers
 NUMBERS_AT_FIRST = 512
@@ -28,7 +27,7 @@ class Key(NamedTuple):
 class Exchange:
     """Every rank's numbers on every rank. The message has the same size everywhere: it grows when all ranks agree to."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._capacity = NUMBERS_AT_FIRST
 
@@ -65,11 +64,11 @@ class Exchange:
         gathered = [torch.empty_like(mine) for _ in range(self._session.world_size)]
         job = self._session.job
         if job is not None:
-            job.waiting = ("the log point at step", step)
+            job.wait_in("the log point at step", step)
         dist.all_gather(gathered, mine)
         told: list[list[float]] = torch.stack(gathered).tolist()
         if job is not None:
-            job.waiting = None
+            job.go_on()
         return told
 
     def _raise_diverged(self, step: int, keys: Sequence[Key]) -> None:

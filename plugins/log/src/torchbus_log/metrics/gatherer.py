@@ -9,8 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._seams.loader import LoaderIterator
+from torchbus.plugin import Context, LoaderIterator, hookimpl
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.exchange import Exchange, Key
@@ -33,7 +32,7 @@ class Gatherer:
     loop logs itself.
     """
 
-    def __init__(self, session: Session, every: int, passes: Passes, autolog: Autolog | None) -> None:
+    def __init__(self, session: Context, every: int, passes: Passes, autolog: Autolog | None) -> None:
         self._session = session
         self._every = every
         self._autolog = autolog

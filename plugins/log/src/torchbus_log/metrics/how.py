@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 Value: TypeAlias = float | Tensor
 """A number, or a 0-dim tensor on a device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 FOLDER = "torchbus-logs"
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchbus._redaction import Redactor
+from torchbus.plugin import Redactor
 
 from torchbus_report.runs import files
 from torchbus_report.runs.files import Unreadable

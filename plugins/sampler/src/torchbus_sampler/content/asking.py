@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from torchbus._ranks.random_streams import read, seed, write
+from torchbus.plugin import random_streams
 
 from torchbus_sampler.content.items import Field, fields_of
 
@@ -42,16 +42,16 @@ def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
     if any(_is_read_once(value) for one in inside for value in vars(one).values()):
         raise CanNotBeAsked("it holds an iterator, which it may read on")
     indices = sorted({0, random.Random(SEED).randrange(length), length - 1})
-    before = read()
+    before = random_streams.read()
     try:
-        seed(SEED)
+        random_streams.seed(SEED)
         with as_before(inside, keeps_open):
             items = zip(indices, _items(dataset, indices), strict=True)
             return {path: field for index, item in items for path, field in fields_of(item, f"item {index}").items()}
     except Exception as error:
         raise CanNotBeAsked(f"item {indices[0]} raises {type(error).__name__}") from error
     finally:
-        write(before)
+        random_streams.write(before)
 
 
 def _items(dataset: Any, indices: list[int]) -> list[Any]:

@@ -6,10 +6,7 @@ import weakref
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
-from torchbus._session.notices import users_frame, warn
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import Context, RanksDiverged, hookimpl, inventory, users_frame, warn
 
 from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.items import Field
@@ -40,7 +37,7 @@ OWN = "not divided, its data set holds other samples on each rank, and the scrip
 class Contents:
     """Ranks compare what a few indices of each data set hold: one collective for a data set that nobody has compared yet."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._compared: dict[int, weakref.ref[Any]] = {}
         self._own: set[int] = set()

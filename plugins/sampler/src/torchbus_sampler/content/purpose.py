@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchbus import Session
+from torchbus.plugin import Context
 
 FUNCTIONS = frozenset({"get_rank", "get_local_rank", "get_node_local_rank"})
 VARIABLES = frozenset({
@@ -18,7 +18,7 @@ VARIABLES = frozenset({
 STARTED_HERE = ("session", "fork", "spawn")  # these ranks see no launcher's variables
 
 
-def asks_for_rank(session: Session, dataset: Any) -> bool:
+def asks_for_rank(session: Context, dataset: Any) -> bool:
     """It has read ``s.rank``, or its text (the main file, and the one that defines the data set's class) names what tells a rank:
     torch.distributed's ``get_rank``, or where a launcher has set them its variables."""
     told = FUNCTIONS if session.world.launched_by in STARTED_HERE else FUNCTIONS | VARIABLES

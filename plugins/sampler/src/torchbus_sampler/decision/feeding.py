@@ -10,12 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus import Session
-from torchbus._batches.taken import Origin, Taken
-from torchbus._seams.backward import BackwardCall, as_list
-from torchbus._session import inventory
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import BackwardCall, Context, Origin, Taken, UsageError, as_list, inventory, warn
 
 UNFED = (
     "a loader over {} was divided over the ranks, but fed no backward: what was computed from it is one rank's share. Iterate it under "
@@ -32,7 +27,7 @@ WITHOUT_GRADIENTS = "to train, take its batches outside torch.no_grad() and infe
 class Feeding:
     """Loaders of divided passes that have fed a backward train. Of a pass that counts as evaluation, a step is refused."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._trains: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self._origin: Origin | None = None

@@ -7,8 +7,7 @@ import weakref
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus import hookimpl
-from torchbus._session import inventory
+from torchbus.plugin import hookimpl, inventory
 
 
 class DecidingModels:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus import Session
-from torchbus._session.notices import warn
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, warn
 
 
 def checked(divides: bool, **options: object) -> dict[str, object]:
@@ -20,7 +18,7 @@ def _refuse(options: dict[str, object], because: str) -> None:
         raise UsageError(f"{', '.join(asked)} with {because}: no loader is divided, so it would do nothing. Leave one of them out")
 
 
-def look(session: Session, options: dict[str, object], divides: bool) -> None:
+def look(session: Context, options: dict[str, object], divides: bool) -> None:
     """On several ranks without a strategy that divides loaders, refuse them; on one rank say that there is no ledger."""
     if session.world_size > 1 and not divides:
         _refuse(options, f"strategy={session.options['strategy']!r}")

@@ -10,16 +10,10 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus import Session, hookimpl
-from torchbus._launch.store.listening import gloo_on_loopback
-from torchbus._launch.watch.guard import shut, sockets_opened
-from torchbus._loss import count as loss_count
-from torchbus._loss import term_weights
-from torchbus._ranks.collectives import all_gather_object
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import TERM_NUMBERS, Context, RanksDiverged, all_gather_object, gloo_on_loopback, hookimpl, loss_count, shut, sockets_opened
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-NUMBERS = max(1 + loss_count.SLOTS, term_weights.NUMBERS)
+NUMBERS = max(1 + loss_count.SLOTS, TERM_NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 
@@ -35,7 +29,7 @@ class Agreement:
     """Has connections of its own: there a collective of one rank never meets another one of another rank, which aborts gloo, hangs NCCL,
     or, where the sizes agree by chance, mixes up what is sent. For the same reason all its messages have one size."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         before = sockets_opened()
         with gloo_on_loopback(session.world.one_host):
@@ -43,7 +37,7 @@ class Agreement:
         own = sockets_opened() - before
         assert session.job is not None
         self._job = session.job
-        self._job.guard.on_release(lambda: shut(own))
+        self._job.on_release(lambda: shut(own))
         session.bus.register(self, "fsdp.agreement")
         session.on_close.callback(self._forget)
         self._counted = _counter()
@@ -73,9 +67,12 @@ class Agreement:
         """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
         what = f"{what}, after {self._steps} optimizer steps"
         self.passing(what)
-        waiting, self._job.waiting = self._job.waiting, self._job.waiting or (what,)
+        waits_already = self._job.waiting is not None
+        if not waits_already:
+            self._job.wait_in(what)
         told = self._gather(HEAD.pack(self._passed, *numbers, *NO_NUMBERS[len(numbers) :]) + flags.ljust(self.room, b"\0"))
-        self._job.waiting = waiting
+        if not waits_already:
+            self._job.go_on()
         self._passed = self._steps = 0
         heads = [HEAD.unpack_from(message) for message in told]
         if any(digest != heads[0][0] for digest, *_ in heads):

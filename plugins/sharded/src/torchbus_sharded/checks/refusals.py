@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_sharded.checks.stale import Moved
 from torchbus_sharded.engine.fsdp2 import original_class, pairs_in, units_in

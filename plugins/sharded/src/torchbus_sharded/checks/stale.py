@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 GETTER = "__get__"
 EMPTIED = [getattr(Tensor, name).__get__ for name in ("grad", "data", "shape")]

@@ -7,14 +7,13 @@ import weakref
 from collections.abc import Collection
 
 from torch.nn import Module, Parameter
-from torchbus import Session
-from torchbus.errors import RanksDiverged, Unsupported
+from torchbus.plugin import Context, RanksDiverged, Unsupported
 
 
 class WholeModels:
     """They may compute, and must not be trained."""
 
-    def __init__(self, session: Session, divided: Collection[Module]) -> None:
+    def __init__(self, session: Context, divided: Collection[Module]) -> None:
         self._session = session
         self._divided = divided
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import RanksDiverged
 
 from torchbus_sharded.checks.agreement import REMEDY, Agreement
 from torchbus_sharded.engine.fsdp2 import original_class, pairs_in

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_sharded.dtensor.deepcopy import copied
 from torchbus_sharded.dtensor.random import draw_whole
@@ -24,7 +24,7 @@ METHODS = {
 }  # fmt: skip
 
 
-def as_whole(session: Session) -> None:
+def as_whole(session: Context) -> None:
     """Until the end of the block. All ranks do these alike: they gather."""
     undo = {"item": read_whole(), "normal_": draw_whole()} | {name: _replace(name, ours) for name, ours in METHODS.items()}
     for name, put_back in undo.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_sharded.dtensor.reading import whole
 from torchbus_sharded.optimizers.swap import like

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_borrowed
@@ -23,7 +23,7 @@ CLOSELY = 3
 class Passes:
     """Hooks on the model and its units, in front of torch's own."""
 
-    def __init__(self, session: Session, agreement: Agreement) -> None:
+    def __init__(self, session: Context, agreement: Agreement) -> None:
         assert session.job is not None
         self._job = session.job
         self._session = session

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, _redistribute
 from torch.nn import Module
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 ParamInit = Callable[[Module], object]
 METHODS = ("reset_parameters", "_reset_parameters")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 
 def move(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:

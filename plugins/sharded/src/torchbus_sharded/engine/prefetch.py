@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from torch.nn import Module
-from torchbus import Session
+from torchbus.plugin import Context
 
 from torchbus_sharded.engine.fsdp2 import units_in
 
@@ -16,7 +16,7 @@ from torchbus_sharded.engine.fsdp2 import units_in
 class Ahead:
     """The order of the units is learnt from the first forwards. One that comes by another way later gathers what it needs, as without this."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._learns = session.device.type == "cpu"
         self._orders: weakref.WeakKeyDictionary[Module, list[list[Module]]] = weakref.WeakKeyDictionary()
         self._order: list[Module] = []

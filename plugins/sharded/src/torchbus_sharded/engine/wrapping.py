@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from torch.nn import Module
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, inventory
 
 Policy = str | int | Collection[type[Module]] | None
 def check(policy: Policy) -> None:

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.nn import Module
-from torchbus import Session, hookimpl
-from torchbus._loss.count import Count
-from torchbus._loss.gradients import made_anew
-from torchbus._seams.backward import BackwardCall
-from torchbus.errors import Unsupported
+from torchbus.plugin import BackwardCall, Context, Count, Unsupported, hookimpl, made_anew
 
 from torchbus_sharded.engine.forward_hooks import CLOSELY
 from torchbus_sharded.fsdp.loss_counts import Counted
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 class ShardedBackward:
     """Owns ``backward``."""
 
-    def __init__(self, session: Session, models: ShardedModels, loose: LooseTensors, counted: Counted) -> None:
+    def __init__(self, session: Context, models: ShardedModels, loose: LooseTensors, counted: Counted) -> None:
         assert session.job is not None
         self._loose = loose
         self._session = session
@@ -61,7 +57,7 @@ class ShardedBackward:
         have done before they use the gradients. The number of collectives tells waiting ranks apart, one of which has made another call before."""
         number = self._job.backwards + 1
         agreement = self._models.agreement
-        self._job.waiting = ("backward", number, "after", agreement.collectives(), "collectives")
+        self._job.wait_in("backward", number, "after", agreement.collectives(), "collectives")
         if not self._counted.losses.meets:
             closely = number <= CLOSELY or dist.get_backend() != "gloo"
             (agreement.meet if closely else agreement.passing)(f"backward {number}")
@@ -77,8 +73,8 @@ class ShardedBackward:
         return told.totals
 
     def _end(self) -> None:
-        self._job.waiting = None
-        self._job.backwards += 1
+        self._job.go_on()
+        self._job.count_backward()
         if not self._session.random.is_split:
             self._session.random.split(self._session.rank)
         if self._job.backwards == CLOSELY:
@@ -87,7 +83,7 @@ class ShardedBackward:
 
     @hookimpl
     def backward_failed(self) -> None:
-        self._job.waiting = None
+        self._job.go_on()
         self._models.passes.reset_all()
 
     @hookimpl

@@ -7,12 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus import Session
-from torchbus._loss.count import Count
-from torchbus._loss.gradients import scale_all
-from torchbus._loss.graph import Number
-from torchbus._loss.weights import LossWeights
-from torchbus._seams.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, scale_all
 
 from torchbus_sharded.checks.agreement import Agreement
 
@@ -23,7 +18,7 @@ READ_AT_ONCE = 3
 class Counted:
     """What each backward counts under fsdp, which reduces every one, also in the middle of a window."""
 
-    def __init__(self, session: Session, loss_reduction: str, loss_weight: str, agreement: Agreement) -> None:
+    def __init__(self, session: Context, loss_reduction: str, loss_weight: str, agreement: Agreement) -> None:
         self._session = session
         self._is_sum = loss_reduction == "sum"
         self._agreement = agreement

@@ -6,7 +6,7 @@ from collections import Counter
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus._session import inventory
+from torchbus.plugin import inventory
 
 from torchbus_sharded.checks.agreement import Agreement
 

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus import Session
-from torchbus._loss.count import Count
-from torchbus._loss.graph import Number
-from torchbus._seams.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Context, Count, Number
 
 from torchbus_sharded.checks.agreement import NO_NUMBERS
 
@@ -22,7 +19,7 @@ class MeanLoss:
     whatever its loss is.
     """
 
-    def __init__(self, session: Session, call: BackwardCall, count: Count) -> None:
+    def __init__(self, session: Context, call: BackwardCall, count: Count) -> None:
         self._world_size = session.world_size
         loss = call.loss
         self._loss = loss if _is_the_loops_own(call) else None

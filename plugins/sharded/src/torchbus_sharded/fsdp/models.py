@@ -12,10 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._launch.watch.place import END
-from torchbus._session import inventory
-from torchbus.errors import UsageError
+from torchbus.plugin import END, Context, UsageError, hookimpl, inventory
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_copies, refuse_derivatives, refuse_optimizer, translate
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 class ShardedModels:
     """Divides a model when an optimizer gets its parameters, or at its first call."""
 
-    def __init__(self, session: Session, strategy: FSDP) -> None:
+    def __init__(self, session: Context, strategy: FSDP) -> None:
         assert session.job is not None
         self._job = session.job
         self._session = session
@@ -173,7 +170,7 @@ class ShardedModels:
             raise refusal from error
         if error is None:
             self.agreement.meet("the end of the block")
-            self._job.waiting = (END,)  # that ranks, and nodes, gather at unlike speed is no sign of anything
+            self._job.wait_in(END)  # that ranks, and nodes, gather at unlike speed is no sign of anything
             self.whole.refuse_trained()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._strategy.forward_methods)

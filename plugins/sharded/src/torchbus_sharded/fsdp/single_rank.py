@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
+from torchbus.plugin import Context, hookimpl, inventory
 
 from torchbus_sharded.engine.meta import MetaModules, ParamInit
 from torchbus_sharded.optimizers.swap import named, swap
@@ -15,7 +14,7 @@ from torchbus_sharded.optimizers.swap import named, swap
 class OneRank:
     """Listens as the models of many ranks do."""
 
-    def __init__(self, session: Session, param_init_fn: ParamInit | None) -> None:
+    def __init__(self, session: Context, param_init_fn: ParamInit | None) -> None:
         self._session = session
         self._param_init_fn = param_init_fn
         self._replaced: dict[int, nn.Parameter] = {}

@@ -7,11 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
-from torchbus import Session, World, hookimpl
-from torchbus._bus.arguments import expect
-from torchbus._launch.store.listening import gloo_on_loopback
-from torchbus._loss.weights import MODES
-from torchbus.errors import UsageError
+from torchbus.plugin import Context, UsageError, World, check_loss_weight, expect, gloo_on_loopback, hookimpl
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.fsdp2 import forget_meshes
@@ -65,8 +61,7 @@ class FSDP:
             raise UsageError(f"mixed_precision={mixed_precision!r} is unknown: use 'bf16', '16' or None")
         if loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum'")
-        if loss_weight not in MODES:
-            raise UsageError(f"loss_weight={loss_weight!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or {MODES[-1]!r}")
+        check_loss_weight(loss_weight)
         expect("forward_methods", forward_methods, (tuple, list), "names of methods, such as ('loss',)")
         if param_init_fn is not None and not callable(param_init_fn):
             raise UsageError(f"param_init_fn={param_init_fn!r}: it must be a function of a module, or None")
@@ -82,11 +77,11 @@ class FSDP:
         self.backend = backend
 
     @hookimpl
-    def launch(self, session: Session) -> World:
+    def launch(self, session: Context) -> World:
         return session.start_ranks()
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.world_size == 1:
             alone = OneRank(session, self.param_init_fn)
             session.bus.register(alone, "fsdp.alone")
@@ -108,7 +103,7 @@ class FSDP:
         session.bus.register(ShardedBackward(session, models, loose, self._counted), "fsdp.backward")
         models.divide_made_before()
 
-    def mesh(self, session: Session) -> DeviceMesh:
+    def mesh(self, session: Context) -> DeviceMesh:
         """One dimension, or nodes x ranks of a node."""
         with gloo_on_loopback(session.world.one_host):
             if not self.hybrid:
@@ -127,7 +122,7 @@ class FSDP:
         return options
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
         if session.world_size == 1:
             return {"strategy": ["fsdp on one rank: nothing to divide"]}
         when = "after its backward" if self.reshard_after_forward is False else "after its forward and its backward"

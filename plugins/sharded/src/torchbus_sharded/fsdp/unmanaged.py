@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus import Session, hookimpl
-from torchbus._session import inventory
+from torchbus.plugin import Context, hookimpl, inventory
 
 from torchbus_ddp.parameters.assigned import Assigned
 from torchbus_ddp.parameters.averaging import average
@@ -22,7 +21,7 @@ from torchbus_sharded.engine.wrapping import called_parts
 class LooseTensors:
     """Hears of an optimizer when its models are divided already."""
 
-    def __init__(self, session: Session, forward_methods: Collection[str]) -> None:
+    def __init__(self, session: Context, forward_methods: Collection[str]) -> None:
         self._session = session
         self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}

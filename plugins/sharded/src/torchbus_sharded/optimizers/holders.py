@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus import Session
-from torchbus._session import inventory
+from torchbus.plugin import Context, inventory
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.optimizers.local_steps import LocalSteps
@@ -20,7 +19,7 @@ from torchbus_sharded.optimizers.swap import like, swap
 class Optimizers:
     """In an order that all ranks have in common: states are gathered."""
 
-    def __init__(self, session: Session, agreement: Agreement) -> None:
+    def __init__(self, session: Context, agreement: Agreement) -> None:
         self._session = session
         self._agreement = agreement
         self._local_steps = LocalSteps(session)

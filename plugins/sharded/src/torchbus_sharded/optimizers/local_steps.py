@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus import Session
+from torchbus.plugin import Context
 
 BY_ELEMENT = ("adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
 """Modules of torch.optim, each with a function of its name by which the step updates lists of tensors in place."""
@@ -20,7 +20,7 @@ BY_ELEMENT = ("adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam",
 class LocalSteps:
     """Replaces these functions. What hooks see around a step, and the state, are DTensors as ever."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._replaced: set[ModuleType] = set()
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
-from torchbus import Session
+from torchbus.plugin import Context
 
 
-def whole_states(session: Session) -> Callable[..., None]:
+def whole_states(session: Context) -> Callable[..., None]:
     """``model.state_dict()`` has whole tensors, on all ranks. All of them call it. For each module, since a part may be asked by itself."""
 
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

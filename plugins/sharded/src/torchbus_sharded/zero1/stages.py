@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus import Session, hookimpl
-from torchbus._bus.arguments import expect
+from torchbus.plugin import Context, expect, hookimpl
 
 from torchbus_sharded.fsdp.strategy import FSDP
 from torchbus_sharded.zero1.strategy import ShardedOptimizer
@@ -19,7 +18,7 @@ class ShardedGradients(FSDP):
         super().__init__(reshard_after_forward=False)
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
         if session.world_size == 1:
             return super().explain_lines(session)
         line = "ddp_sharded: gradients and optimizer states are divided over ranks, by the engine of fsdp; parameters are whole from forward to the "

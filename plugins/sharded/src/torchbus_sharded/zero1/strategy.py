@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
-from torchbus import Session, hookimpl
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
 
 from torchbus_sharded.optimizers.own_methods import surround
 from torchbus_sharded.zero1.owners import EVERY_RANK, Owners
@@ -30,7 +29,7 @@ class ShardedOptimizer:
     companions = ("ddp", "sampler")
 
     @hookimpl
-    def session_start(self, session: Session) -> None:
+    def session_start(self, session: Context) -> None:
         if session.bus.hook.parameters_may_differ(session=session):
             raise UsageError(
                 "strategy='ddp_sharded' with ranks that step by themselves (gradient_algorithm='local_sgd' and others that average models): each "
@@ -41,14 +40,14 @@ class ShardedOptimizer:
             session.bus.register(Steps(session), "sharded.steps")  # last of all: clipping must see every gradient
 
     @hookimpl
-    def explain_lines(self, session: Session) -> dict[str, list[str]]:
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
         return {"states": [f"divided over {session.world_size} ranks: each steps its part of the parameters, and sends them to the others"]}
 
 
 class Steps:
     """Around every optimizer's step."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
@@ -134,9 +133,9 @@ class Steps:
         if self._whole or optimizer not in self._stepped or optimizer in self._complete:
             return
         assert self._session.job is not None
-        self._session.job.waiting = (f"{type(optimizer).__name__}.{method}",)
+        self._session.job.wait_in(f"{type(optimizer).__name__}.{method}")
         _fill(optimizer, optimizer.state_dict()["state"])
-        self._session.job.waiting = None
+        self._session.job.go_on()
         self._complete.add(optimizer)
 
     def _give_whole(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -1,0 +1,153 @@
+"""What plugins get of a session: everything that a loop's author has no use for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torchbus._batches.feeding import Batches
+from torchbus._batches.share import Share
+from torchbus._bus import arguments
+from torchbus._bus.bus import Bus
+from torchbus._launch import Call, Job, Request, start
+from torchbus._launch.join import joining
+from torchbus._launch.start import inherited
+from torchbus._ranks.devices import plan_devices
+from torchbus._ranks.random_streams import RandomStreams
+from torchbus._ranks.ranks import Ranks
+from torchbus._ranks.world import World
+from torchbus._redaction import Redactor
+from torchbus._seams import Seams
+from torchbus._session.adoption import Adopted
+from torchbus._session.block import Block
+
+if TYPE_CHECKING:
+    from torchbus.session import Session
+
+
+class Context(Ranks):
+    """The parts of one session, and what its plugins may do with them.
+
+    ``user``: the ``Session`` that the loop's author holds. ``bus``: who listens to what. ``seams``: what is replaced in torch. ``job``:
+    the tie to the other ranks, None where there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of them feeds
+    a backward. ``random``: the streams of random numbers. ``on_close``: undone at the end of the block, the last first. ``options``: the
+    words of the call. ``redactor``: takes secrets out of what is written down.
+    """
+
+    def __init__(self, user: Session, plugins: tuple[object, ...], words: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """``words``: the session's own, checked. ``options``: those of plugins."""
+        self.user = user
+        self._devices = inherited.device_plan() or plan_devices(words["devices"], words["accelerator"])
+        self._request = Request(
+            self._devices, words["num_nodes"], words["launch"], words["devices"] != "auto", words["print_all_ranks"],
+            timedelta(seconds=words["timeout_s"]), words["hang_timeout"], words["freeze_timeout"],
+        )  # fmt: skip
+        strategy = words["strategy"] if words["strategy"] != "auto" else "ddp" if self.has_many_ranks() else None
+        named = arguments.resolve(plugins, strategy, words["logger"], options)
+        self.call: Call | None = None
+        self.world = World(device=self._devices.device(0))
+        self.job: Job | None = None
+        self.bus = Bus(dir(type(user)))
+        self.seams = Seams(self.bus)
+        self.under_command = False  # `torchbus run`
+        self.adopted = Adopted(self.bus, words["capture"])
+        self.block = Block(self)
+        self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
+        self.share = Share()
+        self.redactor = Redactor()
+        self.batches = Batches(self)
+        self.on_close = ExitStack()
+        self.gathers_states = True
+        self.rank_asked = False
+        """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on each rank."""
+        self.options = {**words, **options}
+        for name, plugin in named:
+            self.bus.register(plugin, name)
+        self.bus.check_pending()
+        arguments.refuse_deaf(self.bus, strategy=words["strategy"], logger=words["logger"])
+
+    def captures(self, thing: object) -> bool:
+        """Whether the session may act on this model, optimizer or loader."""
+        return self.adopted.includes(thing)
+
+    @property
+    def timeout(self) -> timedelta:
+        """After how long torch gives a collective up."""
+        return self._request.timeout
+
+    def start_ranks(self, launch: str | None = None) -> World:
+        """For strategies: join or start the ranks (in the form ``launch``, if it is given), and return this one's world. A
+        world of one needs nothing."""
+        if not self.has_many_ranks():
+            return self.world
+        self.job = start(self._request if launch is None else dataclasses.replace(self._request, launch=launch), self.call)
+        self.job.evaluates = lambda: self.random.current == "evaluation"
+        self.world = self.job.world
+        return self.world
+
+    def change_world(self, **changes: Any) -> None:
+        """For strategies: this rank has another device, or the data another division."""
+        self.world = dataclasses.replace(self.world, **changes)
+
+    def add_plugin(self, plugin: object, name: str | None = None) -> None:
+        """Register one more plugin. Where the session has begun, it is started at once."""
+        self.bus.register(plugin, name)
+        try:
+            self.bus.check_pending()
+            if self.block.has_begun:
+                self.bus.start(plugin, self)
+        except BaseException:
+            self.bus.unregister(plugin)
+            raise
+        if self.is_inside:
+            self.seams.refresh()
+
+    @property
+    def ranks_asked_for(self) -> int:
+        """As the call says, or, where there is a strategy, a launcher's variables."""
+        named = self._devices.count * self._request.num_nodes if self._request.explicit_devices else self._request.num_nodes
+        return named if self.options["strategy"] is None else max(named, joining.world_size_seen())
+
+    def has_many_ranks(self) -> bool:
+        """Whether the call, or a launcher, asks for more than one rank."""
+        return self._devices.count * self._request.num_nodes > 1 or joining.world_size_seen() > 1
+
+    @property
+    def frame(self) -> FrameType | None:
+        """Where the block was entered, while that runs."""
+        return self.block.frame
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the loop runs: False until ``session_start`` is over, and after the end."""
+        return self.block.runs
+
+    @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Meanwhile ``state_dict()`` of divided models and optimizers has this rank's parts, and nothing is sent; strategies that divide them
+        look at ``gathers_states``."""
+        before, self.gathers_states = self.gathers_states, False
+        try:
+            yield
+        finally:
+            self.gathers_states = before
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Until the end of the block ``owner.name`` is ``make(original)``; ``explain()`` lists it among the seams."""
+        self.on_close.callback(self.seams.replace(owner, name, make))
+
+    def end_discovery(self) -> None:
+        """The models are known: remove the hook that looks for them."""
+        self.seams.retire("model_found")
+
+    def forget(self) -> None:
+        """A closed session holds on to nothing of the caller's."""
+        self.world = dataclasses.replace(self.world, store=None)
+        self.call = None
+        self.user.forget_listeners()
+        self.adopted.clear()
+        self.batches.clear()

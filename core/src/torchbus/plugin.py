@@ -1,0 +1,78 @@
+"""The one module that a plugin imports.
+
+Loggers also import ``torchbus.trackers``, and tests ``torchbus.testing``. Every other module of the core is private.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import ClassVar
+
+from torchbus._batches.feeding import Batches
+from torchbus._batches.nested import leaves, map_tensors
+from torchbus._batches.share import Share
+from torchbus._batches.taken import Origin, Taken, collect
+from torchbus._bus.arguments import expect
+from torchbus._bus.needs import needs
+from torchbus._cli.parser import Parser, complain
+from torchbus._cli.table import table
+from torchbus._files.locks import OpenHere, try_lock
+from torchbus._launch.start.relaunch import visible_device
+from torchbus._launch.store.listening import gloo_on_loopback
+from torchbus._launch.watch import thread_frames
+from torchbus._launch.watch.guard import shut, sockets_opened
+from torchbus._launch.watch.place import END
+from torchbus._loss import count as loss_count
+from torchbus._loss.count import Count, Scales
+from torchbus._loss.gradients import made_anew, scale_all
+from torchbus._loss.graph import Number
+from torchbus._loss.term_weights import NUMBERS as TERM_NUMBERS
+from torchbus._loss.weights import LossWeights
+from torchbus._loss.weights import check_mode as check_loss_weight
+from torchbus._ranks import random_streams
+from torchbus._ranks.collectives import all_gather_object, broadcast_object
+from torchbus._ranks.devices import threads_per_rank
+from torchbus._ranks.random_streams import RandomStreams
+from torchbus._ranks.world import DataPlace, World
+from torchbus._redaction import Redactor, redacted
+from torchbus._seams.backward import BackwardCall, as_list
+from torchbus._seams.loader import LoaderIterator, Pass
+from torchbus._seams.modules.forward import Surround
+from torchbus._seams.optimizers.skipping import Answer
+from torchbus._session import inventory, local_variables
+from torchbus._session.context import Context
+from torchbus._session.notices import users_frame, warn
+from torchbus.errors import LaunchError, PluginError, RankFailed, RanksDiverged, TorchbusError, Unsupported, UsageError
+from torchbus.events import hookimpl, hookspec
+
+__all__ = [
+    "END", "TERM_NUMBERS", "Answer", "BackwardCall", "Batches", "Context", "Count", "DataPlace", "LaunchError", "LoaderIterator",
+    "LossWeights", "Number", "OpenHere", "Origin", "Parser", "Pass", "Plugin", "PluginError", "RandomStreams", "RankFailed",
+    "RanksDiverged", "Redactor", "Scales", "Share", "Surround", "Taken", "TorchbusError", "Unsupported", "UsageError", "World",
+    "all_gather_object", "as_list", "broadcast_object", "check_loss_weight", "collect", "complain", "expect", "gloo_on_loopback",
+    "hookimpl", "hookspec", "inventory", "leaves", "local_variables", "loss_count", "made_anew", "map_tensors", "needs",
+    "random_streams", "redacted", "scale_all", "shut", "sockets_opened", "table", "thread_frames", "threads_per_rank", "try_lock",
+    "users_frame", "visible_device", "warn",
+]  # fmt: skip
+
+
+class Plugin:
+    """Every attribute that the bus looks at, with its default. A plugin may inherit from this; it need not."""
+
+    owns: ClassVar[tuple[str, ...]] = ()
+    """What only one active plugin can own, in words: "strategy", "precision". Two owners are a PluginConflict."""
+
+    verbs: ClassVar[tuple[str, ...]] = ()
+    """Names of methods and properties that the loop's author calls on the session: ``s.<verb>``."""
+
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Names of plugins that come along where they are installed."""
+
+    declares_events: ClassVar[ModuleType | type | None] = None
+    """A module or class of functions marked ``hookspec``: events that this plugin adds."""
+
+    divides_data: bool = False
+    """For strategies: each rank trains on its own share of the data."""
+
+    divides_own_batch: bool = False
+    """For samplers: the script's own batch is the global one, of which each rank takes its share."""
