@@ -101,4 +101,4 @@ def test_the_plugin_package_of_the_page_installs_and_works(tmp_path):
     subprocess.run(pip, check=True)
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r}); exec(open('train.py').read())"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (0, "['nan']\n"), result.stderr
+    assert result.returncode == 0 and re.search(r"^plugins +nan", result.stdout, re.M), result.stderr

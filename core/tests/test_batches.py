@@ -92,8 +92,8 @@ def numbers_fed(s: Session) -> list[int]:
 @pytest.fixture
 def s() -> Iterator[Session]:
     with session() as made:
-        made.batches.follow()
-        made.seams.refresh()
+        made._context.batches.follow()
+        made._context.seams.refresh()
         yield made
 
 

@@ -60,7 +60,7 @@ def test_a_compiled_function_hides_its_graph() -> None:
 
     assert terms_of(CompiledFunction.apply(X)) == [Term("hidden")]  # type: ignore[no-untyped-call]
     with session() as s, pytest.warns(UserWarning, match="the loss comes out of a compiled function"):
-        LossWeights(s).of(CompiledFunction.apply(X))  # type: ignore[no-untyped-call]
+        LossWeights(s._context).of(CompiledFunction.apply(X))  # type: ignore[no-untyped-call]
 
 
 def told(counts: list[Any]) -> list[float]:
@@ -70,8 +70,8 @@ def told(counts: list[Any]) -> list[float]:
 
 def test_two_ranks_agree_on_what_to_divide_by() -> None:
     with session() as s:
-        s.share = Share(1.0, 0, (), 4)
-        ranks = [LossWeights(s), LossWeights(s)]
+        s._context.share = Share(1.0, 0, (), 4)
+        ranks = [LossWeights(s._context), LossWeights(s)]
         counts = [ranks[0].of(F.cross_entropy(X, Y)), ranks[1].of(F.cross_entropy(X, Y.clamp(min=0)))]
         assert [count.counted for count in counts] == [True, False]
         scales = [rank.settle(told(counts)) for rank in ranks]
@@ -82,21 +82,21 @@ def test_two_ranks_agree_on_what_to_divide_by() -> None:
 
 def test_nothing_is_divided_where_all_count_alike() -> None:
     with session() as s:
-        s.share = Share(1.0, 0, (), 4)
-        losses = LossWeights(s)
+        s._context.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s._context)
         count = losses.of(X.mean())
         assert (count.weight, count.counted, losses.settle(told([count]))) == (1.0, False, None)
 
 
 def test_a_loss_that_nobody_counts_is_refused_under_tokens() -> None:
     with session() as s, pytest.raises(UsageError, match="does not tell what it is a mean over"):
-        LossWeights(s, "tokens").of(X.square().mean().sqrt())
+        LossWeights(s._context, "tokens").of(X.square().mean().sqrt())
 
 
 def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
     with session() as s:
-        s.share = Share(1.0, 0, (), 4)
-        losses = LossWeights(s)
+        s._context.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s._context)
 
         def step() -> None:
             losses.settle(told([losses.of(X.sum() / 1000)] * 2))
@@ -112,7 +112,7 @@ def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
 
 def test_terms_of_unlike_counts_are_said() -> None:
     with session() as s:
-        losses = LossWeights(s)
+        losses = LossWeights(s._context)
         counts = [losses.of(F.cross_entropy(X, Y) + X.mean()), losses.of(F.cross_entropy(X, Y.clamp(min=0)) + X.mean())]
         with pytest.warns(UserWarning, match="the terms of the loss have begun to be means over unlike counts"):
             losses.settle(told(counts))

@@ -277,7 +277,7 @@ def test_pathlib_is_heard_where_it_keeps_functions_of_its_own(monkeypatch):
     monkeypatch.setattr(paths, "PATHLIBS", paths.PATHLIBS or Accessor)
     heard = []
     with session(strategy=None) as s:
-        paths.replace_everywhere(s, os, "mkdir", lambda original: lambda path, *given: heard.append(os.fspath(path)))
+        paths.replace_everywhere(s._context, os, "mkdir", lambda original: lambda path, *given: heard.append(os.fspath(path)))
         os.mkdir("one")
         paths.PATHLIBS().mkdir("two")
         pathlib.Path("three").mkdir()

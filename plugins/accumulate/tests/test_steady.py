@@ -68,7 +68,7 @@ def test_counts_of_samples_that_change(change: int) -> None:
     with session(accumulate_grad_batches=WINDOW) as s:
         training, share = Training(), Share(count=2)
         for index, (x, y) in enumerate(batches(sizes)):
-            s.share = share = share if index != change else Share(count=4)
+            s._context.share = share = share if index != change else Share(count=4)
             step(training, x, y)
     assert torch.allclose(training.values(), big_batches(sum(sizes[at : at + 3]) for at in (0, 3, 6)), rtol=1e-12)
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_loaded_in_a_steady_loop() -> None:
     first, *rest = batches([4, 2, 2])
     plugin = Accumulate(WINDOW)
     with session(plugin) as s:
-        s.share = Share(count=4)
+        s._context.share = Share(count=4)
         begun = Training()
         step(begun, *first)
         state = plugin.state_dict()
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_loaded_in_a_steady_loop() -> None:
     gc.collect()  # the next session has one optimizer
     plugin = Accumulate(WINDOW)
     with session(plugin) as s:
-        training, s.share = Training(lambda parameters: torch.optim.SGD(parameters, lr=0.0)), Share(count=2)
+        training, s._context.share = Training(lambda parameters: torch.optim.SGD(parameters, lr=0.0)), Share(count=2)
         for x, y in batches([2] * 3):
             step(training, x, y)
         plugin.load_state_dict(state)

@@ -119,7 +119,7 @@ def test_a_rank_without_samples_adds_exact_zeros() -> None:
         from torchbus._batches.share import Share
         net = nn.Linear(3, 1)
         x = data[0].clone().requires_grad_()
-        s.share = Share(weight=2.0 * (s.rank == 0))
+        s._context.share = Share(weight=2.0 * (s.rank == 0))
         loss = (net(x) * (1.0 if s.rank == 0 else float("nan"))).mean()
         loss.backward()
         alone = torch.autograd.grad(net(data[0]).mean(), net.weight)[0]
