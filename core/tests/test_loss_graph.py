@@ -71,7 +71,7 @@ def told(counts: list[Any]) -> list[float]:
 def test_two_ranks_agree_on_what_to_divide_by() -> None:
     with session() as s:
         s._context.share = Share(1.0, 0, (), 4)
-        ranks = [LossWeights(s._context), LossWeights(s)]
+        ranks = [LossWeights(s._context), LossWeights(s._context)]
         counts = [ranks[0].of(F.cross_entropy(X, Y)), ranks[1].of(F.cross_entropy(X, Y.clamp(min=0)))]
         assert [count.counted for count in counts] == [True, False]
         scales = [rank.settle(told(counts)) for rank in ranks]

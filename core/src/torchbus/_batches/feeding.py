@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchbus._batches.taken import Origin, Taken
+from torchbus._batches.taken import Origin, Taken, first_of_each_pass, without_gone
 from torchbus.errors import UsageError
 from torchbus.events import hookimpl
 
@@ -24,7 +24,6 @@ UNKNOWN = (
     "and computes with copies (.float(), .to(...)), of which the originals are gone. It decides {}. Keep the loader's own tensors until they are "
     "used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as well{}"
 )
-
 
 
 class Batches:
@@ -72,7 +71,7 @@ class Batches:
             return
         with self._lock:
             if len(self._fresh) >= self._room["fresh"]:
-                self._fresh = _without_gone(self._fresh)
+                self._fresh = without_gone(self._fresh)
                 self._room["fresh"] = max(KEPT, 2 * len(self._fresh))
             self.count += 1
             taken.serial = self.count
@@ -135,7 +134,7 @@ class Batches:
             fresh = list(self._fresh)
         self._forget_gone()
         candidates = {**self._used, **{one.key: one for one in fresh}}  # a data set may give the same tensors again
-        found = _first_of_each_pass([one for one in reversed(candidates.values()) if one.is_in_graph])
+        found = first_of_each_pass([one for one in reversed(candidates.values()) if one.is_in_graph])
         any_saved = bool(found)
         if found:
             self._mark_ahead(fresh, found)
@@ -232,25 +231,3 @@ class Batches:
 
 def _serial(one: Taken) -> int:
     return one.serial
-
-
-def _first_of_each_pass(found: list[Taken]) -> list[Taken]:
-    """A wrapper may hold views of what it has fetched ahead, which look like a graph's."""
-    first: dict[int, Taken] = {}
-    for one in found:
-        known = first.get(id(one.origin))
-        if known is None or one.number < known.number:
-            first[id(one.origin)] = one
-    return list(first.values())
-
-
-def _without_gone(fresh: list[Taken]) -> list[Taken]:
-    """Of those that are gone, two of each pass are enough to see that there were several."""
-    kept: list[Taken] = []
-    gone: dict[int, int] = {}
-    for one in reversed(fresh):
-        if not one.lives:
-            gone[id(one.origin)] = gone.get(id(one.origin), 0) + 1
-        if one.lives or gone[id(one.origin)] <= 2:
-            kept.append(one)
-    return kept[::-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,3 +126,25 @@ def _parts(value: Any) -> Iterable[Any]:
     attributes = getattr(value, "__dict__", None)
     slots = getattr(type(value), "__slots__", ())
     return [*(attributes or {}).values(), *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]]
+
+
+def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
+    """A wrapper may hold views of what it has fetched ahead, which look like a graph's."""
+    first: dict[int, Taken] = {}
+    for one in found:
+        known = first.get(id(one.origin))
+        if known is None or one.number < known.number:
+            first[id(one.origin)] = one
+    return list(first.values())
+
+
+def without_gone(fresh: Sequence[Taken]) -> list[Taken]:
+    """Of those that are gone, two of each pass are enough to see that there were several."""
+    kept: list[Taken] = []
+    gone: dict[int, int] = {}
+    for one in reversed(fresh):
+        if not one.lives:
+            gone[id(one.origin)] = gone.get(id(one.origin), 0) + 1
+        if one.lives or gone[id(one.origin)] <= 2:
+            kept.append(one)
+    return kept[::-1]

@@ -12,24 +12,22 @@ from collections.abc import Callable
 
 from torchbus._launch.frozen import rest
 from torchbus._launch.frozen.freeze import LOST, Freeze
+from torchbus._launch.parting import end_children
 from torchbus._launch.request import Request
-from torchbus._launch.start.children import Child, end, wait_for
+from torchbus._launch.start.children import Child
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import failure, orphan
 from torchbus._launch.watch.ended import SOME_ENDED, Ended
 from torchbus._launch.watch.failure import Failure
 from torchbus._launch.watch.fair import FairClock
-from torchbus._launch.watch.guard import FORCED, Guard, connected_to, shut
+from torchbus._launch.watch.guard import Guard, connected_to, shut
 from torchbus._launch.watch.lookout import GONE, Lookout, received
 from torchbus._launch.watch.place import Place, find, waited_workers
 from torchbus._launch.watch.say import say
 from torchbus._ranks import collectives
 from torchbus._ranks.world import World
 from torchbus.errors import RankFailed, RanksDiverged
-
-CHILD_GRACE_S = 5.0
-ATEXIT_GRACE_S = 30.0  # where all went well, a rank may have work to do at its exit
 
 
 class Job:
@@ -136,7 +134,7 @@ class Job:
     def part(self, error: BaseException | None) -> None:
         """Let go of the others: wait for the ranks that this one started, and stop the guard."""
         self.guard.leaving = True
-        self._end_children(in_peace=error is None)
+        end_children(self._children, in_peace=error is None)
         self.guard.stop_looking()  # at the store, which goes once all have said that they left
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
@@ -209,21 +207,6 @@ class Job:
         sys.stdout.flush()
         lines = first.traceback.rstrip().splitlines()
         print("\n".join(f"[rank {first.rank}] {line}" for line in lines), file=stream, flush=True)
-
-    def _end_children(self, in_peace: bool) -> None:
-        late = wait_for(self._children, CHILD_GRACE_S)
-        if late and in_peace:
-            ranks = ", ".join(str(child.rank) for child in late)
-            print(f"torchbus: waiting up to {ATEXIT_GRACE_S:.0f} s for rank {ranks}, which still runs after the block", file=sys.__stderr__)
-            wait_for(late, ATEXIT_GRACE_S)
-        for child in end(late, 0.0):
-            print(f"torchbus: rank {child.rank} did not end by itself after the block and {child.words()}", file=sys.__stderr__)
-        for child in self._children:
-            told = child.last_errors()
-            start = told.find(f"torchbus: rank {child.rank} {FORCED}")
-            if start >= 0:
-                print(told[start:].rstrip(), file=sys.__stderr__)
-            child.close()
 
     def _let_all_leave(self, error: BaseException | None) -> None:
         """Rank 0 serves the store: it goes last, so that nobody loses it in the middle of leaving."""

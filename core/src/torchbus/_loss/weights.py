@@ -7,9 +7,7 @@ to be divided by. It rides with what ranks tell each other in each backward, so 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +16,10 @@ from torch import Tensor
 from torchbus._batches.share import Share
 from torchbus._batches.zipped import Behind
 from torchbus._loss.common_divisor import CommonDivisor
+from torchbus._loss.constants import Constants
 from torchbus._loss.count import ALL, ALL_SQUARED, COUNTED, HAVE_RATIO, NORM, RATIO, RATIO_SQUARED, UNTOLD, WEIGHT, Count, Scales
 from torchbus._loss.graph import Divisors, Number, Term, same, terms_of, unless_clamped
-from torchbus._loss.messages import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NEITHER, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
+from torchbus._loss.messages import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
 from torchbus._loss.term_weights import Apart, TermWeights, of_one_batch, unique
 from torchbus._session.notices import warn
 from torchbus.errors import UsageError
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 MODES = ("auto", "samples", "tokens")
 SPREAD = 1e-5  # of squares that are told in float32
-ALIKE_FOR = 3
 
 
 def check_mode(mode: str) -> None:
@@ -57,10 +55,8 @@ class LossWeights:
         """That the loss has whatever the number of rows."""
         self.note = ""
         self._said: set[str] = set()
-        self._constants: set[float] = set()
+        self._constants = Constants(session)
         self._own: Number | None = None
-        self._alike = 0
-        self._before = 0.0
         self._common = CommonDivisor()
         self._each = TermWeights(session, mean or session.reduce)
         self._shared = Share()
@@ -176,11 +172,12 @@ class LossWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
-        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants), "apart": self._each.apart}
-        return found | {"common": self._common.state_dict()}
+        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "apart": self._each.apart}
+        return found | {"constants": sorted(self._constants.found), "common": self._common.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.unit, self.agreed, self._ratio, self._constants = state["unit"], state["agreed"], state["ratio"], set(state["constants"])
+        self.unit, self.agreed, self._ratio = state["unit"], state["agreed"], state["ratio"]
+        self._constants.found = set(state["constants"])
         self._each.apart = state.get("apart", False)
         self._common.load_state_dict(state["common"])
 
@@ -198,12 +195,12 @@ class LossWeights:
         alike = self._common.judge(same_everywhere, self._own, self._session.share.count, self._session.world.data.parts)
         if self._common.has_counted_repeated:
             self._say(REPEATED)
-        if same_everywhere and self._alike < ALIKE_FOR:
-            self._look_at_constant()
+        if same_everywhere and (text := self._constants.look(self._own, self._sizes)):
+            self._say(text)
         if not mean[COUNTED]:
             return None
         self.agreed = True
-        target = self._target(alike)
+        target = self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
         loss = (mean[ALL] if alike else mean[WEIGHT]) or math.nan  # as the mean over nothing
         base = (mean[ALL] if alike and not windows else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
@@ -217,41 +214,10 @@ class LossWeights:
             return None
         alike = (mean[ALL] > 0.0) & (mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED])
         alike = alike & self._common.is_found
-        target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
+        target = torch.where(alike, self._constants.target(self._own, self._divisors, self._sizes), 1.0)
         loss = torch.where(alike, mean[ALL], mean[WEIGHT])
         base = mean[NORM] if windows else torch.where(alike, loss, mean[NORM])
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
-
-    def _target(self, alike: bool) -> float:
-        """The mean weight of what all ranks divide by the same: 1 for a loss that is normalised over ranks already; as many as there are parts
-        for one that all of them divide by the number of samples of all."""
-        own, share, parts = self._own, self._session.share, self._session.world.data.parts
-        if not alike or own is None or isinstance(own, Tensor) or not share.count:
-            return 1.0
-        if share.count >= 2 * parts and self._divides_by(share.count):
-            self._constants.add(own)  # all ranks have rows of their own, so it is not one rank's number
-        if own in self._constants:
-            return float(parts)
-        return 1.0
-
-    def _look_at_constant(self) -> None:
-        """Say so where all ranks divide by the same all the time, and it is no number of samples."""
-        own, share = self._own, self._session.share
-        if own is None or isinstance(own, Tensor) or not share.count:
-            return
-        rows = round(share.weight * share.count / self._session.world.data.parts)
-        known = same(own, rows) or same(own, share.count) or own in self._constants or own in accumulate(self._sizes, operator.mul)
-        self._alike = self._alike + 1 if own == self._before and not known else 0
-        self._before = own
-        if self._alike == ALIKE_FOR:
-            self._say(NEITHER.format(own, rows, share.count))
-
-    def _divides_by(self, count: int) -> bool:
-        """Whether the loss is a sum over so many. Where the script does not give its whole batch to be divided, it may also be the number of
-        elements that were summed on this rank."""
-        found = any(not isinstance(number, Tensor) and same(number, count) for number in self._divisors)
-        whole = any(getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins())
-        return found and (whole or isinstance(self._session.share.indices, range) or count not in accumulate(self._sizes, operator.mul))
 
     def _unlike(self, windows: bool) -> None:
         """Terms count unlike things, which nobody knew before."""

@@ -6,9 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from torchbus._cli.parser import Parser, complain
-from torchbus._cli.table import table
-from torchbus.plugin import TorchbusError
+from torchbus.plugin import Parser, TorchbusError, complain, table
 
 from torchbus_report.runs import finding, reading, summary
 from torchbus_report.runs.run import Run

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus._cli.parser import Parser, complain
-from torchbus.plugin import TorchbusError
+from torchbus.plugin import Parser, TorchbusError, complain
 
 from torchbus_checkpoint.command.export import FORMATS, export
 from torchbus_checkpoint.command.show import show

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchbus._cli.table import table
+from torchbus.plugin import table
 
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.contents import Described, described

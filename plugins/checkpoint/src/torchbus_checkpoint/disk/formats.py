@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchbus
+from torchbus.plugin import VERSION
 
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 
@@ -21,7 +21,7 @@ FORMAT = 2
 
 def facts() -> dict[str, Any]:
     """What the manifest says of the program that writes it."""
-    return {"version": FORMAT, "written_by": {"torchbus": torchbus.__version__, "torch": str(torch.__version__)}}
+    return {"version": FORMAT, "written_by": {"torchbus": VERSION, "torch": str(torch.__version__)}}
 
 
 def check(content: dict[str, Any], folder: Path) -> None:
@@ -34,7 +34,7 @@ def check(content: dict[str, Any], folder: Path) -> None:
         remedy = f"pip install 'torchbus-checkpoint>={writer}'" if writer else "install the version that wrote it"
         raise NewerFormat(
             f"checkpoint {folder} has format {number}, written by torchbus {writer or 'of a later version'}; this is torchbus "
-            f"{torchbus.__version__}, which reads formats 1 to {FORMAT}: {remedy}"
+            f"{VERSION}, which reads formats 1 to {FORMAT}: {remedy}"
         )
 
 

@@ -97,7 +97,7 @@ class GradientSync:
 
     def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         """What this rank has by itself is averaged with the next synchronised backward, or at ``optimizer.step``."""
-        tensors, gradients = _started(call, count)
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         trained = [parameter for parameter in self.trained.parameters if parameter.requires_grad]
         self._local.update(map(id, trained))
         if count.is_zero:
@@ -111,7 +111,7 @@ class GradientSync:
         if call.create_graph:
             tensors, plain = call.start()
             return double.backward(engine, plan.parameters, tensors, plain, call.inputs, count)
-        tensors, gradients = _started(call, count)
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         loss = _scalar(call)
         if not self._loss_note and loss is not None and self._job.backwards == 0 and self._session.is_main:
             self._loss_note = self._look_at(loss)
@@ -240,10 +240,6 @@ class GradientSync:
 def _scalar(call: BackwardCall) -> Tensor | None:
     loss = call.loss
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point() else None
-
-
-def _started(call: BackwardCall, count: Count) -> tuple[list[Any], list[Any]]:
-    return call.start(1.0 if count.is_zero else count.weight)
 
 
 def _sparse(models: list[Module]) -> set[int]:
