@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torchbus import Session
+from torchbus.common_constants import Constants
 from torchbus.errors import RanksDiverged
 
 from torchbus_ddp import header
-from torchbus_ddp.constants import Constants
 from torchbus_ddp.header import DeviceHeader, Header
 
 SEED = (

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import Session, hookimpl
+from torchbus.common_constants import Constants
 from torchbus.errors import Unsupported
 from torchbus.gradients import made_anew
 from torchbus.loss_count import Count
@@ -20,7 +21,6 @@ from torchbus.seams.backward import BackwardCall, as_list
 from torchbus_ddp import double, header, hooks, reductions
 from torchbus_ddp.assigned import Assigned
 from torchbus_ddp.check import Facts, HeaderCheck, refuse_unlike
-from torchbus_ddp.constants import Constants
 from torchbus_ddp.counted import Counted
 from torchbus_ddp.engine import Engine
 from torchbus_ddp.header import Header

@@ -17,7 +17,7 @@ from torchbus.launch.guard import shut, sockets_opened
 from torchbus.launch.listening import gloo_on_loopback
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-NUMBERS = max(1 + loss_count.SLOTS, term_weights.NUMBERS)
+NUMBERS = max(3 + loss_count.SLOTS, term_weights.NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 
