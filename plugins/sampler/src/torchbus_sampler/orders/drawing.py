@@ -67,6 +67,7 @@ class Drawing:
         self._memory = memory
         self._pieces: list[tuple[int, int, OrderArray]] = []  # from, to, array
         self._drawn = 0
+        self._finished = False
 
     def reach(self, start: int, stop: int) -> None:
         while self._pieces and self._pieces[0][1] <= start:
@@ -85,7 +86,9 @@ class Drawing:
 
     def finish(self, start: int) -> None:
         self.reach(start, self.total)
-        self._draws.finish()
+        if not self._finished:
+            self._finished = True
+            self._draws.finish()
 
     def indices(self, start: int, stop: int) -> list[Any]:
         found: list[Any] = []

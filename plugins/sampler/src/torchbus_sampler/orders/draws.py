@@ -48,7 +48,7 @@ class Permutations:
         self._length = length
         self.total = total
         self.generator = generator
-        self._one_more = one_more and total % length == 0
+        self._one_more = total % length == 0 and one_more
 
     @property
     def name(self) -> str:

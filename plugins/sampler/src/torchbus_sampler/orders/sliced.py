@@ -68,11 +68,13 @@ class Slices:
 
     def skip(self, count: int) -> None:
         """Go past so many steps. Raises StopIteration where there are not as many."""
-        if count:
-            self._step += count - 1
-            next(self)
-            self._order.pending.pop()
-            self._order._skipped += count
+        repeats = not self._step and not self._portions.of(self._order._rank, self._step_size).length  # what it had at first
+        for steps in (1, count - 1) if repeats else (count,):
+            if steps > 0:
+                self._step += steps - 1
+                next(self)
+                self._order.pending.pop()
+        self._order._skipped += count
 
     def _take(self) -> tuple[int, int, Portion]:
         """Where the next step begins, how many samples it has, and which are this rank's."""
