@@ -142,7 +142,7 @@ def test_skipping_is_as_going_there(case: dict[str, Any], skipped: int, before: 
 
 
 def test_batches_that_workers_load_are_forgotten_beside_those_skipped() -> None:
-    order, state = Passes({"kind": "random", "samples": 60, "batch_size": 2, "drop_last": False, "ranks": 2, "global_batch": False,
+    order, _state = Passes({"kind": "random", "samples": 60, "batch_size": 2, "drop_last": False, "ranks": 2, "global_batch": False,
                            "own_generator": True, "pad": True, "first_own": False}).begin(sliced, 0)  # fmt: skip
     indices = iter(order)
     indices.skip(3)
@@ -158,9 +158,9 @@ def test_portions_are_what_is_shared_out(count: int, ranks: int, size: int, at_l
     batches = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
     portions = Portions(ranks, size, at_least)
     shares = share_out(batches, ranks, size if at_least == 2 else None, at_least)
-    assert [list(range(count))[start : start + length] for start, length in map(lambda rank: portions.of(rank, count), range(ranks))] == shares
+    assert [list(range(count))[start : start + length] for start, length in (portions.of(rank, count) for rank in range(ranks))] == shares
     first = one_each(batches, ranks) or shares
-    assert [list(range(count))[start : start + length] for start, length in map(lambda rank: portions.own(rank, count), range(ranks))] == first
+    assert [list(range(count))[start : start + length] for start, length in (portions.own(rank, count) for rank in range(ranks))] == first
 
 
 # What is torch's, and what is not ------------------------------------------------------------------------------------
