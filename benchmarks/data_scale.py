@@ -9,13 +9,14 @@ Each line is a process of its own, whose data set holds nothing but its length. 
 - DistributedSampler: the same in one process of four that torchrun would start; the memory of four is four times that.
 
 "seconds" and "CPU s" are those of the slowest rank; on a busy machine CPU time says more. "GB": what the ranks have taken together since the
-start of the pass (proportional set size, in which memory that ranks share counts once). "peak": the largest resident set of one rank, with
-what the process had before. A line that would take more than ``--most-gb`` is not run.
+start of the pass: the growth of their proportional set sizes, and each file in memory that they share, once. "peak": the largest resident set
+of one rank, with what the process had before. A line that would take more than ``--most-gb`` is not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import subprocess
@@ -51,7 +52,7 @@ class Numbers(Dataset[Tensor]):
         return torch.tensor(index)
 
 
-def first_batch(loader: DataLoader[Tensor], skipped: int) -> dict[str, float]:
+def first_batch(loader: DataLoader[Tensor], skipped: int) -> dict[str, Any]:
     before, begun, cpu = proportional_gb(), time.perf_counter(), time.process_time()
     batches = iter(loader)
     if skipped:
@@ -59,7 +60,17 @@ def first_batch(loader: DataLoader[Tensor], skipped: int) -> dict[str, float]:
     next(batches)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return {"seconds": seconds, "CPU s": cpu, "GB": proportional_gb() - before, "peak": peak}
+    return {"seconds": seconds, "CPU s": cpu, "GB": proportional_gb() - before, "peak": peak, "shared": shared_gb()}
+
+
+def shared_gb() -> dict[int, float]:
+    """By inode: files in memory that this process has open, mapped or not."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:torchbus" in str(link.readlink()):
+                found[link.stat().st_ino] = link.stat().st_blocks * 512 / 1e9
+    return found
 
 
 def proportional_gb() -> float:
@@ -87,7 +98,8 @@ def cell(name: str, samples: int, ranks: int) -> dict[str, float]:
         loader = loader_of(name, samples, ranks)
         found = s.all_gather_object(first_batch(loader, len(loader) // 2 if "resumed" in name else 0))
     together = {key: max(one[key] for one in found) for key in ("seconds", "CPU s", "peak")}
-    return together | {"GB": sum(one["GB"] for one in found)}
+    shared = {inode: size for one in found for inode, size in one["shared"].items()}
+    return together | {"GB": sum(one["GB"] for one in found) + sum(shared.values())}
 
 
 def run(name: str, samples: int, ranks: int) -> dict[str, float]:

@@ -93,20 +93,21 @@ def _is_plain(indices: Any) -> bool:
 def draws_as_known(kind: type) -> bool:
     """Whether this version of torch draws as this module has it: tried once, on a few indices."""
     with torch.random.fork_rng(devices=[]):
-        return all(_is_alike(make, stop) for make in EXAMPLES[kind] for stop in (1, 7, 40, 41))
+        return all(_is_alike(make, stop) for make in EXAMPLES[kind] for stop in (7, 40, 41))
 
 
 def _is_alike(make: Callable[[Generator], Any], stop: int) -> bool:
     (sampler, generator), (other, its) = ((make(one), one) for one in (Generator().manual_seed(7), Generator().manual_seed(7)))
     torch.manual_seed(3)
     drawn = [index for _, index in zip(range(stop), sampler, strict=False)] if stop <= len(sampler) else [*sampler]
-    expected = (drawn, generator.get_state().tolist(), torch.get_rng_state().tolist())
+    state = torch.get_rng_state()
     torch.manual_seed(3)
     order = begin(other, Memory())
     order.reach(0, len(drawn))
     if stop > len(other):
         order.finish(0)
-    return (order.indices(0, len(drawn)), its.get_state().tolist(), torch.get_rng_state().tolist()) == expected
+    stand_alike = torch.equal(generator.get_state(), its.get_state()) and torch.equal(state, torch.get_rng_state())
+    return stand_alike and order.indices(0, len(drawn)) == drawn
 
 
 EXAMPLES: dict[type, list[Callable[[Generator], Any]]] = {
