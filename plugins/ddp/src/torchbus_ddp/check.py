@@ -89,7 +89,9 @@ class HeaderCheck:
         told = [Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))]
         lines = [_by_rank(name, [getattr(facts, name) for facts in told]) for name in ("backward_calls", "optimizer_steps")]
         if len({facts.position for facts in told}) > 1:
-            lines.append(f"the ranks do not have the same order of the data, or are not at the same place in it ({SEED})")
+            calls = {facts.backward_calls for facts in told}
+            at = f"at backward call {calls.pop()} " if len(calls) == 1 else ""
+            lines.append(f"{at}the ranks do not have the same order of the data, or are not at the same place in it ({SEED})")
         facts = "; ".join(line for line in lines if line) or "their counts differ"
         raise RanksDiverged(f"the ranks made different numbers of backward calls, or are at different places of the loop: {facts}")
 
