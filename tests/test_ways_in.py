@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import runpy
 import socket
@@ -126,7 +127,7 @@ def test_two_nodes_by_hand(devices, launch, reference):
 
 def test_slurm(reference):
     common = {
-        "SLURM_JOB_ID": str(free_port() - 20000), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2",
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2",
         "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0",
     }  # fmt: skip
     variables = [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]

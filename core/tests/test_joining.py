@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from torchbus import session
 from torchbus._launch import Request
@@ -12,6 +14,7 @@ from torchbus.errors import UsageError
 
 PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "MV2_", "MPI_", "NODE_RANK", "GROUP_RANK", "TORCHELASTIC_")
 AT = {"MASTER_ADDR": "host", "MASTER_PORT": "1234"}
+PORT_123 = 20000 + zlib.crc32(b"123.0") % 12000
 CASES = {
     "by hand": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"},
@@ -19,16 +22,20 @@ CASES = {
     ),
     "torchrun, two nodes": (
         {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "x", **AT},
-        Place("torchrun", 3, 4, 1, 2, 1, "host", 1234),
+        Place("torchrun", 3, 4, 1, 2, 1, "host", 1234, job="x"),
     ),
     "SLURM": (
         {
             "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0",
             "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "123",
         },
-        Place("SLURM", 5, 8, 1, 4, 1, "gpu07", 20123),
+        Place("SLURM", 5, 8, 1, 4, 1, "gpu07", PORT_123, job="123.0"),
     ),
     "Open MPI": (
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "123.0"},
+        Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", PORT_123, True, "123.0"),
+    ),
+    "Open MPI, an address": (
         {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", **AT},
         Place("MPI", 3, 4, 1, 2, 1, "host", 1234),
     ),

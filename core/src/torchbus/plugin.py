@@ -15,11 +15,15 @@ from torchbus._batches.share import Share
 from torchbus._batches.taken import Origin, Taken, collect
 from torchbus._bus.arguments import expect
 from torchbus._bus.needs import needs
+from torchbus._checks import hyperparameters
+from torchbus._checks.common_constants import MODULUS, Constants, told_alike
+from torchbus._checks.hyperparameters import Settings
 from torchbus._cli.parser import Parser, complain
 from torchbus._cli.table import table
 from torchbus._files.locks import OpenHere, try_lock
 from torchbus._launch.start.relaunch import visible_device
 from torchbus._launch.store.listening import gloo_on_loopback
+from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import thread_frames
 from torchbus._launch.watch.guard import shut, sockets_opened
 from torchbus._launch.watch.place import END
@@ -47,66 +51,13 @@ from torchbus.errors import LaunchError, PluginError, RankFailed, RanksDiverged,
 from torchbus.events import hookimpl, hookspec
 
 __all__ = [
-    "END",
-    "TERM_NUMBERS",
-    "VERSION",
-    "Answer",
-    "BackwardCall",
-    "Batches",
-    "Context",
-    "Count",
-    "DataPlace",
-    "LaunchError",
-    "LoaderIterator",
-    "LossWeights",
-    "Number",
-    "OpenHere",
-    "Origin",
-    "Parser",
-    "Pass",
-    "Plugin",
-    "PluginError",
-    "RandomStreams",
-    "RankFailed",
-    "RanksDiverged",
-    "Redactor",
-    "Scales",
-    "Share",
-    "Surround",
-    "Taken",
-    "TorchbusError",
-    "Unsupported",
-    "UsageError",
-    "World",
-    "all_gather_object",
-    "as_list",
-    "broadcast_object",
-    "check_loss_weight",
-    "collect",
-    "complain",
-    "expect",
-    "gloo_on_loopback",
-    "hookimpl",
-    "hookspec",
-    "inventory",
-    "leaves",
-    "local_variables",
-    "loss_count",
-    "made_anew",
-    "map_tensors",
-    "needs",
-    "random_streams",
-    "redacted",
-    "scale_all",
-    "shut",
-    "sockets_opened",
-    "table",
-    "thread_frames",
-    "threads_per_rank",
-    "try_lock",
-    "users_frame",
-    "visible_device",
-    "warn",
+    "END", "MODULUS", "TERM_NUMBERS", "VERSION", "Answer", "BackwardCall", "Batches", "Constants", "Context", "Count", "DataPlace",
+    "LaunchError", "LoaderIterator", "LossWeights", "Number", "OpenHere", "Origin", "Parser", "Pass", "Plugin", "PluginError",
+    "RandomStreams", "RankFailed", "RanksDiverged", "Redactor", "Scales", "SealedStore", "Settings", "Share", "Surround", "Taken",
+    "TorchbusError", "Unsupported", "UsageError", "World", "all_gather_object", "as_list", "broadcast_object", "check_loss_weight",
+    "collect", "complain", "expect", "gloo_on_loopback", "hookimpl", "hookspec", "hyperparameters", "inventory", "leaves",
+    "local_variables", "loss_count", "made_anew", "map_tensors", "needs", "random_streams", "redacted", "scale_all", "shut",
+    "sockets_opened", "table", "thread_frames", "threads_per_rank", "told_alike", "try_lock", "users_frame", "visible_device", "warn",
 ]  # fmt: skip
 
 

@@ -75,7 +75,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(patience, "FIRST_S", 0.05)
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.5)
     monkeypatch.setattr(job, "PATIENCE_AFTER_ERROR_S", 30.0)
 
 
@@ -225,7 +224,9 @@ def test_a_store_that_is_away_stops_nothing(s3: str, way: Any, capfd: pytest.Cap
     assert [one.local for one in names.there(Store(s3))][-1] == "step-00000010" and len(whole(s3)) == 2
 
 
-def test_a_store_that_is_away_at_the_end(s3: str, way: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_store_that_is_away_at_the_end(
+    s3: str, way: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The local copies stay, which is said; the next run sends them."""
 
     def at(step: int) -> None:
@@ -233,7 +234,8 @@ def test_a_store_that_is_away_at_the_end(s3: str, way: Any, capfd: pytest.Captur
             wait_for(lambda: "step-00000002" in whole(s3))
             way.cut()
 
-    with session(checkpoint=s3, every_n_steps=1, keep=2) as s:
+    with monkeypatch.context() as soon, session(checkpoint=s3, every_n_steps=1, keep=2) as s:
+        soon.setattr(mirror, "PATIENCE_S", 0.5)
         train(s, at=at)
     said, here = capfd.readouterr().err, tmp_path / "checkpoints" / s3.replace("://", "/")
     assert f"torchbus: {s3} can't be reached (" in said and f"training goes on, and checkpoints stay in {here} until it is back" in said
@@ -243,6 +245,26 @@ def test_a_store_that_is_away_at_the_end(s3: str, way: Any, capfd: pytest.Captur
         way.begin()
         train(s, 6)
     assert [one.local for one in names.there(Store(s3))] == ["step-00000005", "step-00000006"]
+
+
+def test_a_store_that_is_slow_when_it_is_back(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose transfer shows no sign of life takes longer than a store that is away is waited for."""
+    put, tries, place = Store.put, [], f"memory://{uuid.uuid4().hex}/run"
+
+    def slowly(store: Store, local: Path, name: str, moved: Callable[[int], None]) -> None:
+        tries.append(name)
+        if len(tries) == 1:
+            raise StoreError("away")
+        time.sleep(2.5 * (len(tries) == 2))
+        put(store, local, name, moved)
+
+    monkeypatch.setattr(Store, "put", slowly)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 1.0)
+    with session(checkpoint=place, every_n_steps=100) as s:
+        train(s, 2)
+    assert whole(place) == ["step-00000002"]
+    said = capfd.readouterr().err
+    assert f"{place} is back" in said and "not in" not in said
 
 
 def test_a_store_that_is_away_in_the_beginning(s3: str, way: Any) -> None:

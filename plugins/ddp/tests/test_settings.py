@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-import torch
-from torch import nn
 from torchbus.testing import fork_script
-
-from torchbus_ddp.checks import hyperparameters as settings
-from torchbus_ddp.checks import loss_constants
-from torchbus_ddp.checks.constants import suspicious
 
 HEAD = """
 import json, warnings, torch
@@ -147,38 +139,3 @@ print(json.dumps({name: train(plain, loss) for name, loss in cases.items()}))
     assert told == "ok" and len(warned) == 1 and "a factor of the loss is not the same on all ranks" in warned[0] and "s.reduce(number)" in warned[0]
     told, warned = found["whole"]
     assert told == "ok" and any("3 on rank 0, 2 on rank 1" in text for text in warned)
-
-
-def test_which_constants_are_read() -> None:
-    x = torch.ones(4, 3, requires_grad=True)
-    loss = 0.3 * x.mean() / 7 - torch.add(x.sum(), x.mean(), alpha=0.5) * torch.tensor(2.0) + x.mean() * x.sum()
-    assert sorted(set(loss_constants.read(loss)[1])) == [0.3, 0.5, 1.0, 2.0, 7.0]
-    loss.backward()
-    assert loss_constants.read(loss) == ((), ())
-    assert loss_constants.read(torch.ones(())) == ((), ())
-
-
-def test_weights_of_a_mixture_may_differ() -> None:
-    assert suspicious([(0.3, 0.6), (0.7, 0.4), (1.0, 1.0)]) == [(), (), ()]
-    assert suspicious([(0.3, 0.6), (0.7, 0.5), (2.0, 2.0)]) == [(0.3, 0.6), (0.7, 0.5), ()]
-
-
-def test_a_search_is_named(monkeypatch) -> None:
-    for name in ("optuna", "torchbus_optuna", "ray.tune"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    assert settings.searches() == ""
-    monkeypatch.setitem(sys.modules, "optuna", sys)
-    assert "pip install torchbus-optuna" in settings.searches()
-    monkeypatch.setitem(sys.modules, "torchbus_optuna", sys)
-    assert settings.searches() == ""
-
-
-def test_settings_are_the_same_in_every_process() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[0] |= {"made_by": lambda: 0, "owner": object(), "mixed": {"a": [1, object()]}, "where": torch.zeros(3)}
-    first = settings.of_optimizer(optimizer) | settings.of_model(model)
-    optimizer.param_groups[0] |= {"made_by": lambda: 1, "owner": object(), "mixed": {"a": [1, object()]}, "lr": 0.1 * (1 + 1e-9)}
-    again = settings.of_optimizer(optimizer) | settings.of_model(model)
-    settings.compare([first, again])
-    assert settings.digest(first) == settings.digest(again)

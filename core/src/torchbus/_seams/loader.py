@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -27,6 +27,14 @@ class Pass:
 
     def __init__(self, **replacements: Any) -> None:
         self.replacements = replacements
+
+
+@runtime_checkable
+class Skipping(Protocol):
+    """An iterator of an order that gets past any number of batches at once."""
+
+    def skip(self, count: int) -> None:
+        """Raises StopIteration where there are not as many."""
 
 
 class LoaderIterator:
@@ -68,11 +76,12 @@ class LoaderIterator:
     def skip(self, count: int) -> None:
         """Go past so many batches. Those of a map-style dataset that this process reads itself are not loaded; others are,
         since workers and streams have a state of their own. Raises StopIteration where there are not as many."""
-        for _ in range(count):
-            if self._reads_by_index:
-                self._inner._next_index()  # type: ignore[attr-defined]
-            else:
-                self._read()
+        indices = self._inner._sampler_iter if self._reads_by_index else None  # type: ignore[attr-defined]
+        if isinstance(indices, Skipping):
+            indices.skip(count)
+        else:
+            for _ in range(count):
+                self._read() if indices is None else next(indices)
         self.taken += count
         self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
 

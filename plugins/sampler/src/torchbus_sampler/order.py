@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -21,6 +19,7 @@ from torch.utils.data import (
 )
 from torchbus.plugin import RandomStreams, Share
 
+from torchbus_sampler.orders.array import checksum_of, digest
 from torchbus_sampler.shares import one_each, share_out
 
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -79,6 +78,11 @@ class DividedOrder:
             last = mine or last or shares[0]
             self.pending.append(Share(weight if self._pad else 1.0, position, tuple(mine), sum(map(len, shares))))
             yield last[0] if self._single else last
+
+    def forget(self, count: int) -> None:
+        """So many of the batches that were drawn are not taken by the loop."""
+        for _ in range(count):
+            self.pending.popleft()
 
     def __len__(self) -> int:
         """Number of batches of this rank."""
@@ -161,14 +165,6 @@ def chosen(dataset: Any) -> int:
             indices: Any = held.get(name)
             indices = indices.tolist() if hasattr(indices, "tolist") else indices
             if isinstance(indices, list | tuple | range) and hasattr(dataset, "__len__") and len(indices) == len(dataset):
-                number = digest(list(indices), number)
+                number = checksum_of(indices, number)
         dataset = held.get("dataset")
     return number
-
-
-def digest(indices: list[Any], before: int) -> int:
-    """A number that is equal on all ranks whose order has been the same so far."""
-    try:
-        return zlib.crc32(array("q", indices).tobytes(), before)
-    except (TypeError, OverflowError):
-        return zlib.crc32(repr(indices).encode(), before)

@@ -18,6 +18,7 @@ from torchbus_sampler.decision.feeding import Feeding
 from torchbus_sampler.decision.models import DecidingModels
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
+from torchbus_sampler.orders.memory import memory_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.sharding import shard
 from torchbus_sampler.stateful import kind_of_order, settle
@@ -96,6 +97,7 @@ class Divider:
         self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
         self._feeding = Feeding(session)
         self._contents = Contents(session)
+        self._memory = memory_of(session.world)
         self._passes: weakref.WeakKeyDictionary[DataLoader[Any], Origin] = weakref.WeakKeyDictionary()
         self._parts: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()  # loaders of which rank 0 got other batches than the script's own
         self._evaluated: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
@@ -127,7 +129,7 @@ class Divider:
         """This rank's share; in evaluation all of it, drawn from the same random stream."""
         batched, pad = loader._auto_collation, not decision.evaluation
         part, parts, batches = (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
-        order = kind_of_order(loader)(
+        order = kind_of_order(loader, self._memory)(
             loader._index_sampler, part, parts, batches, batched, self._session.random, pad, loader.dataset, pad and self._may_be_a_look(loader)
         )  # fmt: skip
         return {"batch_sampler" if batched else "sampler": order}
@@ -199,8 +201,7 @@ class Divider:
         if decision is not None and decision.divide and not decision.evaluation:
             self._feeding.add(loader)  # it did so in an earlier run
         if divided is not None:
-            for _ in range(count):
-                divided.pending.popleft()
+            divided.forget(count)
 
     @hookimpl
     def before_backward(self, call: BackwardCall) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from torchbus_sampler.order import DividedOrder
+from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.sliced import SlicedOrder
 
 STEPS = "torchbus_steps"
 
@@ -64,9 +67,9 @@ class OrderIterator:
         self._batches = self._order.divided()
 
 
-def kind_of_order(loader: DataLoader[Any]) -> type[DividedOrder]:
+def kind_of_order(loader: DataLoader[Any], memory: Memory) -> Callable[..., DividedOrder]:
     """What divides its order."""
-    return StatefulOrder if hasattr(loader, "load_state_dict") else DividedOrder
+    return StatefulOrder if hasattr(loader, "load_state_dict") else partial(SlicedOrder, memory=memory)
 
 
 def settle(order: DividedOrder | None, iterator: Any) -> None:

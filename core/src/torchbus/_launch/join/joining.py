@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +41,8 @@ class Place:
     address: str
     port: int
     one_host: bool = False
+    job: str = ""
+    """The launcher's own name for the job: the same in all its ranks, and no other job's."""
 
 
 def find(request: Request, environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -86,7 +89,7 @@ def _started_by_us(place: Place, request: Request) -> SealedStore:
 
 def _started_by_another(place: Place, request: Request) -> SealedStore:
     """torchrun's agent serves a store, which outlives a session; elsewhere rank 0 does."""
-    key, session = secret.derived(place.port, place.world_size), next(listening.sessions)
+    key, session = secret.derived(place.port, place.world_size, place.job), next(listening.sessions)
     address = listening.LOOPBACK if place.one_host else place.address
     if place.launched_by == "torchrun":
         raw = _unprefixed(next(dist.rendezvous("env://", place.rank, place.world_size, timeout=request.timeout))[0])
@@ -95,7 +98,7 @@ def _started_by_another(place: Place, request: Request) -> SealedStore:
     else:
         raw = listening.reach(address, place.port, request.timeout, session)
     store = SealedStore(raw, key, f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/session {session}/")
-    secret.compare(store, place.rank, range(place.world_size))
+    secret.compare(store, place.rank, range(place.world_size), takes_seat=place.launched_by != "torchrun")
     return store
 
 
@@ -124,7 +127,7 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
         "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment",
         rank, world_size, integer(env, "LOCAL_RANK", rank % max(1, local_world_size)), local_world_size,
         integer(env, "GROUP_RANK", rank // max(1, local_world_size)), env.get("MASTER_ADDR", "127.0.0.1"), integer(env, "MASTER_PORT", 29500),
-        "LOCAL_WORLD_SIZE" in env and local_world_size == world_size,
+        "LOCAL_WORLD_SIZE" in env and local_world_size == world_size, env.get("TORCHELASTIC_RUN_ID", ""),
     )  # fmt: skip
 
 
@@ -134,11 +137,17 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
     local = int(re.split(r"[(,]", env.get("SLURM_TASKS_PER_NODE", env["SLURM_NTASKS"]))[0])
     hosts = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "127.0.0.1"))
     address = env.get("MASTER_ADDR") or first_host(hosts)
-    port = integer(env, "MASTER_PORT", 20000 + int(re.sub(r"\D", "", env.get("SLURM_JOB_ID", "0")) or 0) % 20000)
+    job = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}" if "SLURM_HET_SIZE" not in env else ""
     return Place(
         "SLURM", integer(env, "SLURM_PROCID"), integer(env, "SLURM_NTASKS"), integer(env, "SLURM_LOCALID", 0), local,
-        integer(env, "SLURM_NODEID", 0), address, port, not re.search(r"[\[,]", hosts) and local == integer(env, "SLURM_NTASKS"),
+        integer(env, "SLURM_NODEID", 0), address, _port(env, job), not re.search(r"[\[,]", hosts) and local == integer(env, "SLURM_NTASKS"),
+        job,
     )  # fmt: skip
+
+
+def _port(env: Mapping[str, str], job: str) -> int:
+    """Jobs on one host should not meet. Below those that the system gives to anybody (32768 and more)."""
+    return integer(env, "MASTER_PORT", 20000 + zlib.crc32(job.encode()) % 12000 if job else 29500)
 
 
 def first_host(nodelist: str) -> str:
@@ -155,10 +164,11 @@ def _mpi(env: Mapping[str, str]) -> Place | None:
         local_world_size = integer(env, f"{local}SIZE", integer(env, "MPI_LOCALNRANKS", world_size))
         if local_world_size < world_size and "MASTER_ADDR" not in env:
             raise UsageError("mpirun started ranks on several hosts: pass the first one's address, mpirun -x MASTER_ADDR=...")
+        job = env.get("PMIX_NAMESPACE", "")
         return Place(
             "MPI", rank, world_size, integer(env, f"{local}RANK", integer(env, "MPI_LOCALRANKID", rank % max(1, local_world_size))),
-            local_world_size, rank // max(1, local_world_size), env.get("MASTER_ADDR", "127.0.0.1"), integer(env, "MASTER_PORT", 29500),
-            local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
+            local_world_size, rank // max(1, local_world_size), env.get("MASTER_ADDR", "127.0.0.1"), _port(env, job),
+            local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env), job,
         )  # fmt: skip
     return None
 

@@ -35,7 +35,7 @@ class Nodes:
 
     def open_store(self, request: Request) -> SealedStore:
         """The first node's local rank 0 serves the store; the others connect to it."""
-        key = secret.new() if self.num_nodes == 1 else secret.derived(self.port, self.world_size)
+        key = secret.new() if self.num_nodes == 1 else secret.derived(self.port, self.world_size, job="")
         try:
             return SealedStore(self._connect(request), key)
         except (RuntimeError, OSError) as error:

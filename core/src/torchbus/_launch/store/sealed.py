@@ -97,6 +97,10 @@ class SealedStore:
             if self._swap(name, there, _bytes(desired)):
                 return _bytes(desired)
 
+    def leave(self, name: str, value: str | bytes) -> None:
+        """Set it if nothing is there, by whomever."""
+        self.raw.compare_set(self._prefix + name, "", self._sealed(name, value))  # type: ignore[arg-type]
+
     def add(self, name: str, amount: int) -> int:
         """Count on; returns the sum. Ranks that count at once try again: what many do, each does with a name of its own."""
         while True:

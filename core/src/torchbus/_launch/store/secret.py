@@ -22,7 +22,7 @@ from torchbus.errors import LaunchError, UsageError
 
 VARIABLE = "TORCHBUS_KEY"
 SHORTEST = 16
-STRANGER_S = 1.0  # a stranger's may have been there first
+STRANGER_S = 5.0  # a stranger's may have been there first
 REMEDY = (
     f"Give {VARIABLE} one secret on all hosts (python -c 'import secrets; print(secrets.token_hex())'), or let them share that file"
 )
@@ -33,21 +33,47 @@ def new() -> bytes:
     return secrets.token_bytes(32)
 
 
-def derived(port: int, world_size: int, environ: Mapping[str, str] = os.environ) -> bytes:
-    """For ranks that another launcher starts: the same in all of them. Raises UsageError and LaunchError where there is no secret."""
-    job = json.dumps([port, world_size, environ.get("TORCHELASTIC_RUN_ID", "")])
-    return tag(_of_the_user(environ), job.encode())
+def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = os.environ) -> bytes:
+    """For ranks that another launcher starts: the same in all of them; ``job`` is the launcher's own name for it. Raises UsageError and LaunchError
+    where there is no secret."""
+    return tag(_of_the_user(environ), json.dumps([port, world_size, job]).encode())
 
 
-def compare(store: SealedStore, rank: int, ranks: Sequence[int]) -> None:
-    """Each of these ranks calls it, once. Raises LaunchError on rank 0 and on one whose key is not rank 0's: they could not tell each other later."""
-    store.set(f"torchbus key/{rank}", "")
-    for other in ranks if rank == 0 else [0]:
-        if not _has_signed(store, f"torchbus key/{other}"):
-            raise LaunchError(
-                f"rank {rank or other} has another key than rank 0: the ranks of a job know each other by {VARIABLE} or, without it, by the "
-                f"secret in {places()[0]} of the host they are on. {REMEDY}"
-            )
+def compare(store: SealedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
+    """Each of these ranks calls it, once. Raises LaunchError on rank 0 and on one whose key is not rank 0's: they could not tell each other later.
+
+    A rank takes its seat, unless its launcher may give that to another process: a second job that comes to the port of the first leaves it alone.
+    """
+    if rank != 0 and not _has_signed(store, _seat(0)):
+        store.leave(_seat(rank), "")  # rank 0 need not wait
+        raise _unlike(rank)
+    if takes_seat:
+        _take_seat(store, rank)
+    else:
+        store.set(_seat(rank), "")
+    for other in ranks if rank == 0 else []:
+        if not _has_signed(store, _seat(other)):
+            raise _unlike(other)
+
+
+def _take_seat(store: SealedStore, rank: int) -> None:
+    mine = secrets.token_bytes(8)
+    if store.compare_set(_seat(rank), "", mine) != mine:
+        raise LaunchError(
+            f"rank {rank} of the job that listens there has come already: either it is another job, or rank {rank} was started twice. "
+            "Give each job a MASTER_PORT of its own"
+        )
+
+
+def _unlike(rank: int) -> LaunchError:
+    return LaunchError(
+        f"rank {rank} has another key than rank 0: the ranks of a job know each other by {VARIABLE} or, without it, by the secret in "
+        f"{places()[0]} of the host they are on. {REMEDY}. If they are of two jobs: give each job a MASTER_PORT of its own"
+    )
+
+
+def _seat(rank: int) -> str:
+    return f"torchbus key/{rank}"
 
 
 def _has_signed(store: SealedStore, name: str) -> bool:

@@ -34,7 +34,7 @@ class Mirror:
         self._sent: dict[str, str] = {}
         self._metrics: dict[str, float | None] = {}
         self._moved_s = time.monotonic()
-        self._is_away = self._closing = False
+        self._is_away = self._said_away = self._closing = False
         self._error: CheckpointError | None = None
         self._thread = threading.Thread(target=self._run, name="torchbus-remote", daemon=True)
 
@@ -95,6 +95,7 @@ class Mirror:
         waiting = self._waiting()
         while waiting and not self._end.is_set():
             self._claim.check()
+            self._is_away = False  # it answers: what it takes now, however slowly, is waited for
             self._send(waiting[-1])
             self._say_back()
             waiting = self._waiting()
@@ -151,11 +152,11 @@ class Mirror:
         self._moved_s = time.monotonic()
 
     def _say_away(self, error: StoreError) -> None:
-        if not self._is_away:
+        if not self._said_away:
             say(f"{self._store.url} can't be reached ({error}): training goes on, and checkpoints stay in {self._parent} until it is back")
-        self._is_away = True
+        self._is_away = self._said_away = True
 
     def _say_back(self) -> None:
-        if self._is_away:
+        if self._said_away:
             say(f"{self._store.url} is back")
-        self._is_away = False
+        self._said_away = False

@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchbus.plugin import Count, Number, loss_count
+from torchbus.plugin import MODULUS, Count, Number, loss_count, told_alike
 
 OWN = 10
 LOSS, RAW_LOSS, PROGRESS, PROGRESS_SQUARED, POSITION, POSITION_SQUARED, INPUT, SAMPLE, CONSTANTS, CONSTANTS_SQUARED = range(OWN)
 SLOTS = OWN + loss_count.SLOTS
 WEIGHT, COUNTED = OWN + loss_count.WEIGHT, OWN + loss_count.COUNTED
-MODULUS = 251  # small enough for its square's mean to be told apart in float32
 
 
 def numbers(count: Count, progress: int, position: int, input_sum: float, constants: int = 0) -> list[Any]:
@@ -153,8 +152,8 @@ def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
 
 
 def _is_same(mean: Sequence[float], sent: Sequence[float], slot: int) -> bool:
-    """All ranks gave the same number if the means of it and of its square, in the next slot, are mine."""
-    return abs(mean[slot] - sent[slot]) < 0.01 and abs(mean[slot + 1] - sent[slot + 1]) < 0.3
+    """Its square is in the next slot."""
+    return told_alike(sent[slot], mean[slot], mean[slot + 1])
 
 
 def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, Count, Number, Unsupported, as_list, hookimpl, made_anew
+from torchbus.plugin import BackwardCall, Constants, Context, Count, Number, Unsupported, as_list, hookimpl, made_anew
 
 from torchbus_ddp.backward import create_graph as double
 from torchbus_ddp.backward import header
@@ -20,7 +20,6 @@ from torchbus_ddp.backward.header import Header
 from torchbus_ddp.backward.loss_counts import Counted
 from torchbus_ddp.backward.plan import Plan
 from torchbus_ddp.checks import loss_kind as reductions
-from torchbus_ddp.checks.constants import Constants
 from torchbus_ddp.checks.divergence import Facts, HeaderCheck, refuse_unlike
 from torchbus_ddp.parameters.assigned import Assigned
 from torchbus_ddp.parameters.averaging import average

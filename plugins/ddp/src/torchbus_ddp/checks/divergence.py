@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, RanksDiverged
+from torchbus.plugin import Constants, Context, RanksDiverged
 
 from torchbus_ddp.backward import header
 from torchbus_ddp.backward.header import DeviceHeader, Header
-from torchbus_ddp.checks.constants import Constants
 
 SEED = (
     "seed what draws the order and what chooses the samples (random_split), make both inside the block, and let every rank take every batch, "
@@ -88,7 +87,9 @@ class HeaderCheck:
         told = [Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))]
         lines = [_by_rank(name, [getattr(facts, name) for facts in told]) for name in ("backward_calls", "optimizer_steps")]
         if len({facts.position for facts in told}) > 1:
-            lines.append(f"the ranks do not have the same order of the data, or are not at the same place in it ({SEED})")
+            calls = {facts.backward_calls for facts in told}
+            at = f"at backward call {calls.pop()} " if len(calls) == 1 else ""
+            lines.append(f"{at}the ranks do not have the same order of the data, or are not at the same place in it ({SEED})")
         facts = "; ".join(line for line in lines if line) or "their counts differ"
         raise RanksDiverged(f"the ranks made different numbers of backward calls, or are at different places of the loop: {facts}")
 

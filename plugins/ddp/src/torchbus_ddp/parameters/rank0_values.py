@@ -11,24 +11,22 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from torchbus.plugin import RanksDiverged, UsageError, all_gather_object
-
-from torchbus_ddp.checks import hyperparameters as settings
+from torchbus.plugin import RanksDiverged, Settings, UsageError, all_gather_object, hyperparameters
 
 CHUNK_BYTES = 64 * 2**20
 
 
-def copy_from_rank0(tensors: Sequence[Tensor], what: str, made_with: settings.Settings | None = None) -> None:
+def copy_from_rank0(tensors: Sequence[Tensor], what: str, made_with: Settings | None = None) -> None:
     """Give the tensors rank 0's values, on all ranks, without autograd noticing. All ranks call it alike.
 
     Raises RanksDiverged where the ranks have tensors of different shapes, or other hyperparameters (``made_with``).
     """
     made_with = made_with or {}
     shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    told = all_gather_object((what, [settings.digest(made_with), *shapes]), dist.get_world_size())
+    told = all_gather_object((what, [hyperparameters.digest(made_with), *shapes]), dist.get_world_size())
     _refuse_unlike(told)
     if len({theirs[0] for _, theirs in told}) > 1:
-        settings.refuse_unlike(made_with, dist.get_world_size())
+        hyperparameters.compare(all_gather_object(made_with, dist.get_world_size()))
     for chunk in _chunks([tensor for tensor in tensors if tensor.numel()]):
         broadcast(chunk)
 
@@ -39,7 +37,7 @@ def _refuse_unlike(told: list[tuple[str, list[Any]]]) -> None:
         if type(theirs) is not type(first) or theirs[1:] != first[1:]:
             raise RanksDiverged(
                 f"rank {rank} comes with {their_what} ({len(theirs) - 1} tensors) where rank 0 comes with {what} ({len(first) - 1} tensors): "
-                f"all ranks must build and first use their models in the same order.{settings.searches()}"
+                f"all ranks must build and first use their models in the same order.{hyperparameters.searches()}"
             )
 
 

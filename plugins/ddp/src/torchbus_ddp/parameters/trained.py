@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl, inventory
+from torchbus.plugin import Context, Settings, hookimpl, hyperparameters, inventory
 
-from torchbus_ddp.checks import hyperparameters as settings
 from torchbus_ddp.parameters.batchnorm import convert
 from torchbus_ddp.parameters.per_rank import OwnTensors
 from torchbus_ddp.parameters.rank0_values import copy_from_rank0, refuse_empty
@@ -62,7 +61,7 @@ class Trained:
         if new:
             refuse_empty(new, models)
             what = f"the parameters of {type(optimizer).__name__}" if optimizer else "adopted tensors"
-            self._add([*new, *owned], models, what, settings.of_optimizer(optimizer) if optimizer else {})
+            self._add([*new, *owned], models, what, hyperparameters.of_optimizer(optimizer) if optimizer else {})
 
     def _shared(self, optimizer: Optimizer, parameters: list[Tensor], new: list[Tensor], owned: Sequence[Tensor]) -> list[Tensor]:
         """Those that do not belong to the samples of this rank."""
@@ -86,13 +85,13 @@ class Trained:
             return
         self._add(list(model.parameters()), [model], type(model).__name__, {})
 
-    def _add(self, parameters: list[Tensor], models: list[Module], what: str, made_with: settings.Settings) -> None:
+    def _add(self, parameters: list[Tensor], models: list[Module], what: str, made_with: Settings) -> None:
         """Rank 0's values for what is new. All ranks come here alike."""
         self._forget_dead()
         new = {id(tensor): tensor for tensor in parameters if id(tensor) not in self._known}
         buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
         for model in models:
-            made_with |= settings.of_model(model)
+            made_with |= hyperparameters.of_model(model)
         copy_from_rank0([*new.values(), *buffers.values()], what, made_with)
         if self._sync_batchnorm:
             for model in models:
@@ -128,10 +127,9 @@ class Trained:
         """The numbers of the optimizers that hold each of them."""
         return [tuple(sorted(self._holders.get(id(parameter), ()))) for parameter in parameters]
 
-    def optimizer_settings(self) -> settings.Settings:
+    def optimizer_settings(self) -> Settings:
         """Hyperparameters of the optimizers that are alive here, each by its number among all of them."""
-        known = sorted(self._numbers.items(), key=lambda pair: pair[1])
-        return {f"optimizer {number}, {name}": value for optimizer, number in known for name, value in settings.of_optimizer(optimizer).items()}
+        return hyperparameters.of_numbered(sorted([(number, optimizer) for optimizer, number in self._numbers.items()], key=lambda pair: pair[0]))
 
     def models(self, parameters: Sequence[Tensor]) -> list[Module]:
         """The models that own them, but those which are distributed already."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchbus.plugin import TERM_NUMBERS, Context, RanksDiverged, all_gather_object, gloo_on_loopback, hookimpl, loss_count, shut, sockets_opened
 
 REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-NUMBERS = max(1 + loss_count.SLOTS, TERM_NUMBERS)
+NUMBERS = max(3 + loss_count.SLOTS, TERM_NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.nn import Module
-from torchbus.plugin import BackwardCall, Context, Count, Unsupported, hookimpl, made_anew
+from torchbus.plugin import MODULUS, BackwardCall, Constants, Context, Count, Unsupported, hookimpl, made_anew, told_alike
 
 from torchbus_sharded.engine.forward_hooks import CLOSELY
 from torchbus_sharded.fsdp.loss_counts import Counted
@@ -29,6 +29,7 @@ class ShardedBackward:
         self._models = models
         self._counted = counted
         self._job = session.job
+        self._constants = Constants(session, models.optimizer_settings)
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
@@ -39,13 +40,14 @@ class ShardedBackward:
         count = self._counted.of(call)
         count = self._begin(count)
         loss = MeanLoss(self._session, call, count)
+        constants = self._constants.number(call.loss, self._session.share.weight, self._job.backwards)
         tensors, gradients = call.start(count.weight)
         holders = self._models.gradient_holders()
         with made_anew(holders) if count.anew else nullcontext(), self._loose.averaged() as loose:
             self._models.reached.begin()
             engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
             counts = not isinstance(count.weight, float) or count.weight != 0.0
-            means = loss.means(self._settle(counts, loss.numbers))
+            means = loss.means(self._settle(counts, loss.numbers, constants))
             scale = self._counted.settle(call, count, means[1:], [*holders, *loose])
         loss.put(means[0] * scale)
         self._models.share_buffers()
@@ -63,14 +65,20 @@ class ShardedBackward:
             (agreement.meet if closely else agreement.passing)(f"backward {number}")
         return self._counted.losses.meet(count)
 
-    def _settle(self, counts: bool, numbers: Sequence[float]) -> list[float]:
-        """Returns the sums of all ranks' numbers."""
+    def _settle(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
+        """Returns the sums of all ranks' numbers. ``constants``: the checksum of those that all ranks should have in common."""
         self._models.end_backward()
         agreement, reached = self._models.agreement, self._models.reached
         agreement.passing(f"{agreement.collectives()} collectives")
-        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), numbers)
+        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), [*numbers, constants, constants**2])
         reached.settle(told.flags)
-        return told.totals
+        self._compare(constants, *told.totals[len(numbers) : len(numbers) + 2])
+        return told.totals[: len(numbers)]
+
+    def _compare(self, constants: int, total: float, total_of_squares: float) -> None:
+        size = self._session.world_size
+        if not told_alike(constants, total / size, total_of_squares / size):
+            self._constants.judge(self._job.backwards % MODULUS)
 
     def _end(self) -> None:
         self._job.go_on()

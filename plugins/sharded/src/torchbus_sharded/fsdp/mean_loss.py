@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Context, Count, Number
+from torchbus.plugin import BackwardCall, Context, Count, Number, loss_count
 
-from torchbus_sharded.checks.agreement import NO_NUMBERS
+NUMBERS = 1 + loss_count.SLOTS
 
 
 class MeanLoss:
@@ -25,7 +25,7 @@ class MeanLoss:
         self._loss = loss if _is_the_loops_own(call) else None
         self._totals: Tensor | None = None
         self._work: Any = None
-        self.numbers = NO_NUMBERS
+        self.numbers = [0.0] * NUMBERS
         if loss is None or loss.dim():
             return
         told = [_weighted(loss.detach(), count.weight) if count.value is None else count.value, *count.told()]

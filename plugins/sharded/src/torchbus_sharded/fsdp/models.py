@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import END, Context, UsageError, hookimpl, inventory
+from torchbus.plugin import END, Context, Settings, UsageError, hookimpl, hyperparameters, inventory
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_copies, refuse_derivatives, refuse_optimizer, translate
@@ -63,7 +63,7 @@ class ShardedModels:
         refuse_optimizer(optimizer)
         self._optimizers.add(optimizer)
         for model in inventory.models_of([parameter for parameter in parameters if not isinstance(parameter, DTensor)]):
-            self._divide_parts(model)
+            self._divide_parts(model, hyperparameters.of_optimizer(optimizer))
         swap(optimizer, self._replaced | {id(whole): part for model in self._models for whole, part in gathered_in(model)})
 
     @hookimpl
@@ -74,7 +74,7 @@ class ShardedModels:
         if calling:
             self.whole.add(model)
         else:
-            self._divide_parts(model)
+            self._divide_parts(model, {})
 
     def gradient_holders(self) -> list[Any]:
         """This rank's parts of all parameters, which have gradients."""
@@ -102,17 +102,23 @@ class ShardedModels:
         for optimizer in common_optimizers(self.agreement):
             self.parameters_added(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
 
-    def _divide_parts(self, model: Module) -> None:
-        for part in called_parts(model, self._strategy.forward_methods):
-            self._divide(part)
+    def optimizer_settings(self) -> Settings:
+        """The hyperparameters that optimizers have now."""
+        return self._optimizers.settings()
 
-    def _divide(self, model: Module) -> None:
+    def _divide_parts(self, model: Module, made_with: Settings) -> None:
+        for part in called_parts(model, self._strategy.forward_methods):
+            self._divide(part, made_with)
+
+    def _divide(self, model: Module, made_with: Settings) -> None:
         """Rank 0's values, in parts. All ranks come here alike."""
         if model in self._models or not _can_be_divided(model):
             return
         on_meta = MetaModules(model, self._strategy.param_init_fn)
-        sizes = [parameter.numel() for parameter in model.parameters()]
-        self.agreement.meet(f"dividing {type(model).__name__}, model {len(self._models) + 1}: {sum(sizes)} numbers in {len(sizes)} tensors")
+        name, sizes = type(model).__name__, [parameter.numel() for parameter in model.parameters()]
+        self.agreement.meet(f"dividing {name}, model {len(self._models) + 1}")
+        tensors: Settings = {f"{name}: parameters": f"{sum(sizes)} numbers in {len(sizes)} tensors"}
+        hyperparameters.refuse_unlike(made_with | hyperparameters.of_model(model) | tensors, self.agreement.told)
         for tensor in [*model.parameters(), *model.buffers()]:
             if not tensor.is_meta:
                 dist.broadcast(tensor.data, 0)

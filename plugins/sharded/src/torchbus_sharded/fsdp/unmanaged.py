@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl, inventory
+from torchbus.plugin import Context, hookimpl, hyperparameters, inventory
 
 from torchbus_ddp.parameters.assigned import Assigned
 from torchbus_ddp.parameters.averaging import average
@@ -39,7 +39,7 @@ class LooseTensors:
         own = [] if optimizer is None else self._own.find(loose, what)
         shared = {id(tensor): tensor for tensor in loose if not any(tensor is one for one in own)}
         if shared:
-            copy_from_rank0(list(shared.values()), what)
+            copy_from_rank0(list(shared.values()), what, {} if optimizer is None else hyperparameters.of_optimizer(optimizer))
             self._shared |= shared
         if optimizer is not None:
             self._assigned.watch(optimizer, self._shared_by(optimizer))

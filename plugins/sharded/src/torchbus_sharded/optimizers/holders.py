@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, inventory
+from torchbus.plugin import Context, Settings, hyperparameters, inventory
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.optimizers.local_steps import LocalSteps
@@ -44,6 +44,11 @@ class Optimizers:
                 found.append((min(held), optimizer))
         for _, optimizer in sorted(found, key=lambda pair: pair[0]):
             self.add(optimizer)
+
+    def settings(self) -> Settings:
+        """Hyperparameters of those that are alive here."""
+        numbered = [(number, reference()) for number, reference in enumerate(self._known)]
+        return hyperparameters.of_numbered([(number, optimizer) for number, optimizer in numbered if optimizer is not None])
 
     def swap(self, replaced: Mapping[int, nn.Parameter]) -> None:
         for optimizer in [reference() for reference in self._known]:

@@ -6,13 +6,14 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import RanksDiverged, all_gather_object
+
+from torchbus.errors import RanksDiverged
 
 Setting = float | str
 Settings = dict[str, Setting]
@@ -35,6 +36,11 @@ def of_optimizer(optimizer: Optimizer) -> Settings:
     return found
 
 
+def of_numbered(optimizers: Iterable[tuple[int, Optimizer]]) -> Settings:
+    """Those of several optimizers, each with its number among all of them."""
+    return {f"optimizer {number}, {name}": value for number, optimizer in optimizers for name, value in of_optimizer(optimizer).items()}
+
+
 def of_model(model: Module) -> Settings:
     """Its repr, line by line."""
     try:
@@ -50,9 +56,10 @@ def digest(settings: Settings) -> int:
     return zlib.crc32(repr(plain).encode(errors="replace"))
 
 
-def refuse_unlike(settings: Settings, world_size: int) -> None:
-    """All ranks call it, once their digests differ. Raises RanksDiverged that names the first difference, if there is one after all."""
-    compare(all_gather_object(settings, world_size))
+def refuse_unlike(settings: Settings, gather: Callable[[Any], list[Any]]) -> None:
+    """All ranks call it. ``gather``: gives what each rank says, by rank. Raises RanksDiverged that names the first difference, if there is one."""
+    if len(set(gather(digest(settings)))) > 1:
+        compare(gather(settings))
 
 
 def compare(told: Sequence[Settings]) -> None:

@@ -1,7 +1,7 @@
 """Numbers that must be the same on all ranks though no gradient shows them: constants of the loss, and optimizers' hyperparameters.
 
-They ride as a checksum in the header of the first backwards and of every hundredth. Only where checksums differ do ranks tell each other
-the numbers, and judge.
+They ride as a checksum in what ranks tell each other in the first backwards and in every hundredth. Only where checksums differ do ranks
+tell each other the numbers, and judge.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
-from torchbus.plugin import Context, RanksDiverged, warn
 
-from torchbus_ddp.backward.header import MODULUS
-from torchbus_ddp.checks import hyperparameters as settings
-from torchbus_ddp.checks import loss_constants
+from torchbus._checks import hyperparameters, loss_constants
+from torchbus._checks.hyperparameters import Settings
+from torchbus._session.notices import warn
+from torchbus.errors import RanksDiverged
+
+if TYPE_CHECKING:
+    from torchbus._session.context import Context
 
 LOOKS = 10
+MODULUS = 251  # small enough for its square's mean to be told apart in float32
 EVERY = 100
 COUNTS_STAY = 4  # looks
 FIXED = (
@@ -37,13 +41,13 @@ class Look(NamedTuple):
     weight: float
     kinds: tuple[str, ...]
     values: tuple[float, ...]
-    settings: settings.Settings
+    settings: Settings
 
 
 class Constants:
     """``optimizers`` gives the hyperparameters of those that all ranks know."""
 
-    def __init__(self, session: Context, optimizers: Callable[[], settings.Settings]) -> None:
+    def __init__(self, session: Context, optimizers: Callable[[], Settings]) -> None:
         self._session = session
         self._optimizers = optimizers
         self._looks: dict[int, Look] = {}
@@ -58,14 +62,14 @@ class Constants:
         kinds, values = loss_constants.read(loss) if loss is not None else ((), ())
         look = Look(weight, kinds, values, self._optimizers())
         self._looks = {**dict(list(self._looks.items())[-1:]), progress % MODULUS: look}
-        plain = (progress, kinds, [f"{value:.5g}" for value in values], settings.digest(look.settings))
+        plain = (progress, kinds, [f"{value:.5g}" for value in values], hyperparameters.digest(look.settings))
         return zlib.crc32(repr(plain).encode(errors="replace")) % MODULUS
 
     def judge(self, progress: int) -> None:
         """All ranks call it once what they have sent in a backward differs. Raises RanksDiverged, on all ranks, or warns."""
         told = [Look(*look) for look in self._session.all_gather_object(tuple(self._looks[progress]))]
         common = set.intersection(*[set(look.settings) for look in told])
-        settings.compare([{name: look.settings[name] for name in look.settings if name in common} for look in told])
+        hyperparameters.compare([{name: look.settings[name] for name in look.settings if name in common} for look in told])
         if len({look.kinds for look in told}) == 1 and len({round(look.weight, 6) for look in told}) == 1:
             self._judge_loss(told[0].kinds, [look.values for look in told])
 
@@ -84,9 +88,9 @@ class Constants:
         shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in enumerate(column))
         counts = all(_is_count(value) or (not value and max(column) > 1.0) for value in column)  # of a mask that leaves nothing, too
         if stays and not counts:
-            raise RanksDiverged(FIXED.format(shown, settings.searches()))
+            raise RanksDiverged(FIXED.format(shown, hyperparameters.searches()))
         if stays >= COUNTS_STAY:
-            self._warn(FIXED.format(shown, settings.searches()))
+            self._warn(FIXED.format(shown, hyperparameters.searches()))
         elif not (counts or _equal(old)):
             self._warn(MOVES.format(shown))
 
@@ -94,6 +98,11 @@ class Constants:
         if not self._warned and self._session.is_main:
             warn(text)
         self._warned = True
+
+
+def told_alike(mine: float, mean: float, mean_of_squares: float) -> bool:
+    """Whether all ranks gave the same whole number: then the means over ranks of it and of its square are mine."""
+    return abs(mean - mine) < 0.01 and abs(mean_of_squares - mine * mine) < 0.3
 
 
 def suspicious(columns: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:

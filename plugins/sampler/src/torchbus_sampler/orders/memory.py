@@ -1,0 +1,62 @@
+"""Where the arrays of an order lie: one for all ranks of a node where it is large, one in each rank otherwise."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from hashlib import blake2b
+
+from torchbus.plugin import SealedStore, World, warn
+
+from torchbus_sampler.orders.array import OrderArray, own
+from torchbus_sampler.orders.draws import Draws
+from torchbus_sampler.orders.shared import NoRoom, NotShared, shared
+
+SHARED_FROM = 2**20  # samples: below this an array takes less time to draw than to ask for
+TOO_SMALL = "the order of {} samples does not fit into shared memory ({}): each rank keeps one of its own, {:.1f} GB"
+
+
+class Memory:
+    """``store``: by which the ranks of this node find one another; None where there is one. Nobody waits for a rank that does not draw: the
+    first to come draws, and those that come while it does wait for it."""
+
+    def __init__(self, store: SealedStore | None = None, shared_from: int = SHARED_FROM) -> None:
+        self._store = store
+        self._shared_from = shared_from
+        self._drawn: Counter[str] = Counter()
+        self._names: list[tuple[str, weakref.ref[OrderArray]]] = []
+
+    def array(self, length: int, draws: Draws) -> OrderArray:
+        """The next ``length`` indices. The generator stands behind them afterwards, whoever has drawn them."""
+        if self._store is not None and draws.shared and length >= self._shared_from:
+            try:
+                return self._shared(self._store, length, draws)
+            except NoRoom as error:
+                warn(TOO_SMALL.format(length, error, length * 8 / 1e9))
+            except NotShared:
+                pass
+        return own(length, draws.fill)
+
+    def _shared(self, store: SealedStore, length: int, draws: Draws) -> OrderArray:
+        for name, array in self._names:
+            if array() is None:
+                store.delete_key(name)
+        self._names = [(name, array) for name, array in self._names if array() is not None]
+        name = self._name(length, draws)
+        found = shared(store, name, length, draws)
+        self._names.append((name, weakref.ref(found)))
+        return found
+
+    def _name(self, length: int, draws: Draws) -> str:
+        """Equal on ranks that would draw the same, for the same time."""
+        state = bytes(draws.generator.get_state().tolist())
+        what = blake2b(state + f"{length} {draws.name}".encode(), digest_size=16).hexdigest()
+        self._drawn[what] += 1
+        return f"{what}/{self._drawn[what]}"
+
+
+def memory_of(world: World) -> Memory:
+    """For the ranks of this rank's node."""
+    if world.store is None or world.local_world_size < 2:
+        return Memory()
+    return Memory(world.store.within(f"orders/{world.node_rank}"))

@@ -1,0 +1,125 @@
+"""A divided order of one of torch's samplers: each step reads this rank's slice of it, however many ranks there are."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from torchbus.plugin import Share
+
+from torchbus_sampler.order import DividedOrder, chosen
+from torchbus_sampler.orders import kinds
+from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.portions import Portion, Portions
+
+
+class SlicedOrder(DividedOrder):
+    """Draws as its base does, and gives the same, where the sampler is not one of torch's."""
+
+    def __init__(self, *place: Any, memory: Memory) -> None:
+        super().__init__(*place)
+        self._memory = memory
+        self._skipped = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        batching = kinds.is_batching(self._inner)
+        sampler = self._inner.sampler if batching else self._inner  # type: ignore[attr-defined]
+        self._skipped = 0
+        if (batching or not self._batched) and kinds.is_known(sampler):
+            return Slices(self, sampler, self._inner.batch_size if batching else None)  # type: ignore[attr-defined]
+        return super().__iter__()
+
+    def forget(self, count: int) -> None:
+        known, self._skipped = self._skipped, 0
+        super().forget(count - known)
+
+
+class Slices:
+    """The iterator. Torch draws at the first ``next``, and so does it. ``batch_size`` None: the sampler gives one index at a time."""
+
+    def __init__(self, order: SlicedOrder, sampler: Any, batch_size: int | None) -> None:
+        self._order = order
+        self._sampler = sampler
+        self._single = batch_size is None
+        size = batch_size or 1
+        self._step_size = size * order._batches_per_step
+        self._portions = Portions(order._num_ranks, size, 1 if self._single else 2)
+        self._drops = bool(getattr(order._inner, "drop_last", False))
+        self._step = 0
+        self._over = False
+        self._last: list[Any] = []
+        self._drawn: Any = None  # begun at the first step
+
+    def __iter__(self) -> Slices:
+        return self
+
+    def __next__(self) -> Any:
+        start, count, portion = self._take()
+        order = self._order
+        mine = self._drawn.indices(start + portion.start, start + portion.start + portion.length)
+        if not mine and not order._pad:
+            self._end()
+        self._last = mine or self._last or self._drawn.indices(start, start + self._portion(0, start, count).length)
+        weight = portion.length * order._num_ranks / count if order._pad else 1.0
+        order.pending.append(Share(weight, self._position(start, start + count), tuple(mine), count))
+        return self._last[0] if self._single else self._last
+
+    def skip(self, count: int) -> None:
+        """Go past so many steps. Raises StopIteration where there are not as many."""
+        repeats = not self._step and not self._portions.of(self._order._rank, self._step_size).length  # what it had at first
+        for steps in (1, count - 1) if repeats else (count,):
+            if steps > 0:
+                self._step += steps - 1
+                next(self)
+                self._order.pending.pop()
+        self._order._skipped += count
+
+    def _take(self) -> tuple[int, int, Portion]:
+        """Where the next step begins, how many samples it has, and which are this rank's."""
+        if self._over:
+            raise StopIteration
+        if self._drawn is None:
+            with self._order._random.order():
+                self._begin()
+                start, count = self._reach()
+        else:
+            start, count = self._reach()
+        self._step += 1
+        if not count:
+            self._end()
+        return start, count, self._portion(self._order._rank, start, count)
+
+    def _begin(self) -> None:
+        order = self._order
+        order.pending.clear()
+        self._base = chosen(order._dataset)
+        self._drawn = kinds.begin(self._sampler, order._memory)
+        count = min(self._step_size, self._drawn.total)
+        first = min(self._step_size // order._batches_per_step, count)
+        order.began_whole = not count or self._portion(0, 0, count).length == first
+
+    def _reach(self) -> tuple[int, int]:
+        drawn, start = self._drawn, self._step * self._step_size
+        stop = start + self._step_size
+        if stop <= drawn.total:
+            drawn.reach(start, stop)
+            return start, self._step_size
+        start = min(start, drawn.total)
+        drawn.finish(start)
+        return start, 0 if self._drops else drawn.total - start
+
+    def _portion(self, rank: int, start: int, count: int) -> Portion:
+        if not start and self._order._first_own:
+            return self._portions.own(rank, count)
+        return self._portions.of(rank, count)
+
+    def _position(self, start: int, stop: int) -> int:
+        drawn = self._drawn
+        return zlib.crc32(struct.pack("<qqqq", start, stop, drawn.digest(stop), drawn.checksum), self._base)
+
+    def _end(self) -> None:
+        self._over = True
+        self._drawn.close()
+        raise StopIteration
