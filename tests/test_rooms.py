@@ -69,6 +69,11 @@ def test_no_source_is_long() -> None:
     assert {path: length for path, length in lengths.items() if length > LINES_AT_MOST} == {}
 
 
+def test_the_rooms_of_the_contributors_page_are_there() -> None:
+    rooms = re.findall(r"^\| [^|]+ \| `((?:core|plugins)/[\w/]+)` \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    assert len(rooms) == 10 and [room for room in rooms if not (ROOT / room).is_dir()] == []
+
+
 def test_each_room_says_what_lives_there() -> None:
     rooms = [init for source in SOURCES for init in source.rglob("__init__.py")]
     assert [str(init.relative_to(ROOT)) for init in rooms if not ast.get_docstring(ast.parse(init.read_text("utf-8")))] == []
