@@ -27,7 +27,7 @@ UNDER_FSDP = [
         pytest.param({"strategy": "ddp", "devices": 2, "window": 3}, id="ddp, windows"),
         # Left out: a window of one ragged batch (docs/limits.md), and a batch without anything behind its mask, which is NaN in one process, too.
         pytest.param({"strategy": "ddp", "devices": 3, "window": 3, "but": ["sum over a constant"]}, id="ddp, 3 ranks, windows", marks=SLOW),
-        pytest.param({"strategy": "fsdp", "devices": 2, "cases": UNDER_FSDP}, id="fsdp"),
+        pytest.param({"strategy": "fsdp", "devices": 2, "cases": UNDER_FSDP}, id="fsdp", marks=SLOW),
         pytest.param({"strategy": "fsdp", "devices": 2, "window": 3, "cases": UNDER_FSDP, "others": True}, id="fsdp, windows"),
         pytest.param({"strategy": "fsdp", "devices": 3, "cases": UNDER_FSDP}, id="fsdp, 3 ranks", marks=SLOW),
         pytest.param({"strategy": "ddp_sharded", "devices": 2, "window": 3}, id="ddp_sharded, windows", marks=SLOW),

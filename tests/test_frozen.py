@@ -24,7 +24,7 @@ WAITS = {  # whose guard lives: it ends by itself, and says
     "worker stopped": "of its DataLoader is stopped by a signal, for 3 s (freeze_timeout)",
     "worker's file": "of its DataLoader waits for an answer of the file {folder}/dead mount, for 3 s (freeze_timeout)",
 }
-OFTEN = {("fork", 1, "SIGSTOP"), ("script", 0, "SIGSTOP"), ("fork", 0, "lock"), ("fork", 1, "worker stopped"), ("fork", 0, "file")}
+OFTEN = {("fork", 1, "SIGSTOP"), ("script", 0, "lock"), ("fork", 1, "worker stopped")}
 CASES = [(launch, who, how) for launch in ("fork", "script") for how in (*SILENT, *WAITS) for who in (0, 1)]
 
 

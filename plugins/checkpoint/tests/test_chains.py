@@ -56,7 +56,7 @@ def test_the_end_is_that_of_the_loop_alone(number: int, by_epochs: bool) -> None
     check(number, [7, 7, 7], 1, by_epochs)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, len(LOOPS) - 1), CHAINS, EVERY, st.booleans())
 def test_any_chain(number: int, cuts: list[int], every: int, by_epochs: bool) -> None:
     check(number, cuts, every, by_epochs)
