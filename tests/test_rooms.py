@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torchbus import session
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = sorted(path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/src/torchbus_*"))
@@ -72,6 +73,12 @@ def test_no_source_is_long() -> None:
 def test_the_rooms_of_the_contributors_page_are_there() -> None:
     rooms = re.findall(r"^\| [^|]+ \| `((?:core|plugins)/[\w/]+)` \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
     assert len(rooms) == 10 and [room for room in rooms if not (ROOT / room).is_dir()] == []
+
+
+def test_the_members_of_a_context_on_the_page_are_there() -> None:
+    members = re.findall(r"^\| `session\.(\w+)` \|", (ROOT / "docs/writing-a-plugin.md").read_text("utf-8"), re.M)
+    with session() as s:
+        assert len(members) > 10 and [member for member in members if not hasattr(s._context, member)] == []
 
 
 def test_each_room_says_what_lives_there() -> None:

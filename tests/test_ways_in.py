@@ -116,7 +116,7 @@ def test_variables_set_by_hand(reference):
     check(together("start_and_close", [common | {"RANK": str(rank)} for rank in range(2)]), 2, reference(2), after=2)
 
 
-@pytest.mark.parametrize(("devices", "launch"), [pytest.param(1, "script", marks=pytest.mark.slow), (2, "fork"), pytest.param(2, "script", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("devices", "launch"), [(2, "fork"), *(pytest.param(number, "script", marks=pytest.mark.slow) for number in (1, 2))])
 def test_two_nodes_by_hand(devices, launch, reference):
     """The process that was started on each node is its local rank 0, and goes on."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
