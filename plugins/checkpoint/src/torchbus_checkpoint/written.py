@@ -93,8 +93,8 @@ OPEN = {
 }  # fmt: skip
 POSITION = {
     "born": {str: (type(None), LOADER_STATE)}, "variables": {str: {str: plain}}, "counters": {str: (bool, int, str, float)}, "heads": {str: int},
-    "reader": str, "section": section, "sections": [passes], "gaps?": [gap], "gap?": (type(None), standing), "saves?": int, "open": [OPEN], "loaders": [pair],
-    "random": random_state, "loop_ends": [[(type(None), int)]], "ended": bool,
+    "reader": str, "section": section, "sections": [passes], "gaps?": [gap], "gap?": (type(None), standing), "saves?": int, "open": [OPEN],
+    "loaders": [pair], "random": random_state, "loop_ends": [[(type(None), int)]], "ended": bool,
 }  # fmt: skip
 WEIGHTS = {str: object}
 RANK = {"position": POSITION, "plugins": {str: plain}, "steps": int, "made?": [int], "epochs": int, "metric": (type(None), int, float)}
