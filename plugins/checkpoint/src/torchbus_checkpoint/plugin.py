@@ -15,7 +15,7 @@ from torchbus.errors import UsageError
 from torchbus.needs import needs
 from torchbus.seams.loader import LoaderIterator
 
-from torchbus_checkpoint import choice, options, wrappers
+from torchbus_checkpoint import choice, options, shapes, wrappers
 from torchbus_checkpoint.contents import Finder
 from torchbus_checkpoint.epochs import Epochs
 from torchbus_checkpoint.exchange import agree
@@ -243,7 +243,8 @@ class Checkpoint:
             self._when.saved(self._steps.count, self._steps.epochs)
 
         self._resumed_from = found
-        self._replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
+        with shapes.as_written(found, "the position in it"):
+            self._replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
         self._epochs.replay = self._replay
         self._session.bus.register(self._replay, "checkpoint.replay")
         return self._replay
