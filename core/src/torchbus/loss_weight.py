@@ -7,19 +7,18 @@ to be divided by. It rides with what ranks tell each other in each backward, so 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchbus.common_divisor import CommonDivisor
+from torchbus.constant_divisors import ConstantDivisors
 from torchbus.errors import UsageError
 from torchbus.loss_count import ALL, ALL_SQUARED, COUNTED, HAVE_RATIO, NORM, RATIO, RATIO_SQUARED, UNTOLD, WEIGHT, Count, Scales
-from torchbus.loss_graph import Divisors, Number, Term, same, terms_of, unless_clamped
-from torchbus.loss_words import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NEITHER, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
+from torchbus.loss_graph import UNKNOWN, Divisors, Number, Term, same, terms_of, unless_clamped
+from torchbus.loss_words import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
 from torchbus.notices import warn
 from torchbus.share import Share
 from torchbus.term_weights import Apart, TermWeights, of_one_batch, unique
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 MODES = ("auto", "samples", "tokens")
 SPREAD = 1e-5  # of squares that are told in float32
-ALIKE_FOR = 3
 
 
 class LossWeights:
@@ -51,10 +49,8 @@ class LossWeights:
         """That the loss has whatever the number of rows."""
         self.note = ""
         self._said: set[str] = set()
-        self._constants: set[float] = set()
+        self._constants = ConstantDivisors(session)
         self._own: Number | None = None
-        self._alike = 0
-        self._before = 0.0
         self._common = CommonDivisor()
         self._each = TermWeights(session, mean or session.reduce)
         self._shared = Share()
@@ -70,10 +66,25 @@ class LossWeights:
 
     def of_number(self, number: float, expected: float) -> Count:
         """The loop has said what its loss is a mean of."""
-        self._own, self._shared = number, self._session.share
+        self._shared = self._session.share
         count = self._weighted(number / (expected * self.unit))
-        count.anew = True
+        count.anew, count.term = True, Term("mean", number)
+        return self.take(count)
+
+    def take(self, count: Count) -> Count:
+        """This backward counts what somebody else has found: the loop, or windows."""
+        self._each.let_go()
+        term = count.term or UNKNOWN
+        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
         return count
+
+    def agree_on_unit(self, count: Count) -> None:
+        """At the first backward of windows: how much one sample counts. All ranks call it, once."""
+        weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
+        told = torch.tensor([weight, total, total * total], dtype=torch.float64)
+        several = self._session.world.data.parts > 1
+        mean, whole, squared = (self._session.reduce(told) if several else told).tolist()
+        self.unit = mean / self._target(whole > 0.0 and _spread(whole, squared) <= SPREAD) or 1.0
 
     @property
     def meets(self) -> bool:
@@ -116,14 +127,14 @@ class LossWeights:
             return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
         ratio = ratio if self._behind.is_told else UNTOLD
         assert loss is not None
-        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
         scale = expected * self.unit
         count = self._weighted(unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio)
-        count.apart = apart
+        count.apart, count.term = apart, term
+        self.take(count)
         if count.counted:
             self.note = self.note or WORDS["divided" if term.divisors else "elements" if term.sizes else "targets"]
             if not settles and not self._waits and not self.agreed:
-                return Count(share.weight, True)
+                return self.take(Count(share.weight, True))
         return count
 
     def of_sum(self, loss: Tensor | None) -> Count:
@@ -170,12 +181,13 @@ class LossWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
-        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "constants": sorted(self._constants), "apart": self._each.apart}
-        return found | {"common": self._common.state_dict()}
+        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "apart": self._each.apart}
+        return found | {"common": self._common.state_dict(), **self._constants.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.unit, self.agreed, self._ratio, self._constants = state["unit"], state["agreed"], state["ratio"], set(state["constants"])
+        self.unit, self.agreed, self._ratio = state["unit"], state["agreed"], state["ratio"]
         self._each.apart = state.get("apart", False)
+        self._constants.load_state_dict(state)
         self._common.load_state_dict(state["common"])
 
     # After the ranks have told each other ----------------------------------------------------------------------
@@ -190,16 +202,16 @@ class LossWeights:
             self._unlike(windows)
         same_everywhere = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         alike = self._common.judge(same_everywhere, self._own, self._session.share.count, self._session.world.data.parts)
+        if same_everywhere and (odd := self._constants.look(self._own, self._sizes)):
+            self._say(odd)
         if self._common.has_counted_repeated:
             self._say(REPEATED)
-        if same_everywhere and self._alike < ALIKE_FOR:
-            self._look_at_constant()
         if not mean[COUNTED]:
             return None
         self.agreed = True
         target = self._target(alike)
-        loss = (mean[ALL] if alike else mean[WEIGHT]) or math.nan  # as the mean over nothing
-        base = (mean[ALL] if alike and not windows else mean[NORM]) or 1.0
+        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or math.nan  # as the mean over nothing
+        base = (mean[ALL] if alike else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
             self.unit *= base / target
         return Scales(_one(target / base), _one(target / loss))
@@ -213,39 +225,12 @@ class LossWeights:
         alike = alike & self._common.is_found
         target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
         loss = torch.where(alike, mean[ALL], mean[WEIGHT])
-        base = mean[NORM] if windows else torch.where(alike, loss, mean[NORM])
+        base = torch.where(alike, mean[ALL], mean[NORM])
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
 
     def _target(self, alike: bool) -> float:
-        """The mean weight of what all ranks divide by the same: 1 for a loss that is normalised over ranks already; as many as there are parts
-        for one that all of them divide by the number of samples of all."""
-        own, share, parts = self._own, self._session.share, self._session.world.data.parts
-        if not alike or own is None or isinstance(own, Tensor) or not share.count:
-            return 1.0
-        if share.count >= 2 * parts and self._divides_by(share.count):
-            self._constants.add(own)  # all ranks have rows of their own, so it is not one rank's number
-        if own in self._constants:
-            return float(parts)
-        return 1.0
-
-    def _look_at_constant(self) -> None:
-        """Say so where all ranks divide by the same all the time, and it is no number of samples."""
-        own, share = self._own, self._session.share
-        if own is None or isinstance(own, Tensor) or not share.count:
-            return
-        rows = round(share.weight * share.count / self._session.world.data.parts)
-        known = same(own, rows) or same(own, share.count) or own in self._constants or own in accumulate(self._sizes, operator.mul)
-        self._alike = self._alike + 1 if own == self._before and not known else 0
-        self._before = own
-        if self._alike == ALIKE_FOR:
-            self._say(NEITHER.format(own, rows, share.count))
-
-    def _divides_by(self, count: int) -> bool:
-        """Whether the loss is a sum over so many. Where the script does not give its whole batch to be divided, it may also be the number of
-        elements that were summed on this rank."""
-        found = any(not isinstance(number, Tensor) and same(number, count) for number in self._divisors)
-        whole = any(getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins())
-        return found and (whole or isinstance(self._session.share.indices, range) or count not in accumulate(self._sizes, operator.mul))
+        """The mean weight of what all ranks divide by the same."""
+        return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
 
     def _unlike(self, windows: bool) -> None:
         """Terms count unlike things, which nobody knew before."""
