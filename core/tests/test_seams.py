@@ -168,6 +168,30 @@ def test_what_the_seams_wrap_works_as_before(tmp_path):
         assert torch.load(tmp_path / "x.pt", weights_only=True) == {"x": 1}
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
+def test_batches_that_are_skipped_are_those_that_come_first(count, shuffle, drop_last):
+    loader = DataLoader(range(10), 3, shuffle=shuffle, drop_last=drop_last, generator=torch.Generator().manual_seed(1))
+    expected = [batch.tolist() for batch in loader]
+    loader.generator.manual_seed(1)
+    with session(listener("batches_skipped"), strategy=None):
+        passing = iter(loader)
+        if count > len(expected):
+            with pytest.raises(StopIteration):
+                passing.skip(count)
+        else:
+            passing.skip(count)
+            assert [batch.tolist() for batch in passing] == expected[count:]
+
+
+def test_any_number_of_batches_is_skipped_at_once():
+    with session(listener("batches_skipped"), strategy=None):
+        passing = iter(DataLoader(range(10**12), 4))
+        passing.skip(10**11)
+        assert next(passing).tolist() == [4 * 10**11 + place for place in range(4)]
+
+
 def test_a_nested_backward_is_not_heard():
     from torch.utils.checkpoint import checkpoint
 

@@ -31,9 +31,9 @@ from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count, Scales
 from torchbus._loss.gradients import made_anew, scale_all
 from torchbus._loss.graph import Number
+from torchbus._loss.modes import check_mode as check_loss_weight
 from torchbus._loss.term_weights import NUMBERS as TERM_NUMBERS
 from torchbus._loss.weights import LossWeights
-from torchbus._loss.weights import check_mode as check_loss_weight
 from torchbus._ranks import random_streams
 from torchbus._ranks.collectives import all_gather_object, broadcast_object
 from torchbus._ranks.devices import threads_per_rank

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -50,10 +51,10 @@ print("begun at", s.explain().count("resumed from"), "ended at", step)
 """
 
 
-def train(s: Any) -> None:
+def train(s: Any, count: int = 3) -> None:
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in s.epochs(3):
+    for _ in s.epochs(count):
         (weight * 2.0).sum().backward()
         optimizer.step()
 
@@ -231,6 +232,18 @@ def test_one_that_can_not_be_removed_ends_no_training(tmp_path: Path) -> None:
         (tmp_path / ".step-00000001.trash").touch()
         train(s)
     assert [one.name for one in folder.found(tmp_path)] == ["step-00000001", "step-00000003"]
+
+
+def test_checkpoints_that_are_links(written: Path, tmp_path: Path) -> None:
+    """Moved to another disk: gone on from; one that ``keep`` does not keep is unlinked, and what it led to stays."""
+    for name in ("step-00000002", "step-00000003"):
+        (written / name).rename(tmp_path / name)
+        (written / name).symlink_to(tmp_path / name)
+    with warnings.catch_warnings(), session(checkpoint=written, every_n_steps=1, keep=1) as s:
+        warnings.simplefilter("error")
+        train(s, 6)
+    assert [one.name for one in folder.found(written)] == ["step-00000006"] and not list(written.glob(".*trash"))
+    assert len(folder.found(tmp_path)) == 2
 
 
 # What can't be read ------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.array import BLOCK, checksum_of, own
 from torchbus_sampler.orders.kinds import is_known
 from torchbus_sampler.orders.memory import Memory
-from torchbus_sampler.orders.portions import Portions
+from torchbus_sampler.orders.portions import Portions, even
 from torchbus_sampler.orders.sliced import SlicedOrder, Slices
-from torchbus_sampler.shares import one_each, share_out
+from torchbus_sampler.shares import one_each, share_out, share_sizes
 
 Make = Callable[[int, Any], Any]
 SAMPLERS: dict[str, Make] = {
@@ -118,7 +118,7 @@ def test_the_same_as_iterating_the_sampler(case: dict[str, Any]) -> None:
     assert all(longest[: len(mine)] == mine for mine in positions)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(case=cases, skipped=st.integers(0, 12), before=st.integers(0, 3))
 def test_skipping_is_as_going_there(case: dict[str, Any], skipped: int, before: int) -> None:
     passes, rank = Passes(case), case["ranks"] - 1
@@ -151,14 +151,15 @@ def test_batches_that_workers_load_are_forgotten_beside_those_skipped() -> None:
     assert [list(share.indices) for share in order.pending] == ahead[2:]
 
 
-@given(count=st.integers(1, 60), ranks=st.integers(1, 9), size=st.integers(1, 9), at_least=st.integers(1, 2), per_step=st.booleans())
+@given(count=st.integers(0, 1000), ranks=st.integers(1, 9), size=st.integers(1, 9), at_least=st.integers(1, 2), per_step=st.booleans())
 def test_portions_are_what_is_shared_out(count: int, ranks: int, size: int, at_least: int, per_step: bool) -> None:
     size, at_least = (size, at_least) if at_least == 2 else (1, 1)
-    count = min(count, size * (ranks if per_step else 1))
+    count = 1 + count % (size * (ranks if per_step else 1))
     batches = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
     portions = Portions(ranks, size, at_least)
     shares = share_out(batches, ranks, size if at_least == 2 else None, at_least)
     assert [list(range(count))[start : start + length] for start, length in (portions.of(rank, count) for rank in range(ranks))] == shares
+    assert [even(rank, count, ranks, at_least).length for rank in range(ranks)] == share_sizes(count, ranks, at_least)
     first = one_each(batches, ranks) or shares
     assert [list(range(count))[start : start + length] for start, length in (portions.own(rank, count) for rank in range(ranks))] == first
 
@@ -225,7 +226,7 @@ def test_blocks(length: int) -> None:
         other = order.clone()
         other[place] += 1
         changed = own(length, lambda out, other=other: out.copy_(other))
-        for stop in range(1, length + 1, BLOCK // 4):
+        for stop in {1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, length} & set(range(1, length + 1)):
             same = base.checksum(stop) == changed.checksum(stop)
             assert same == (place >= -(-stop // BLOCK) * BLOCK)
 

@@ -91,6 +91,10 @@ with session(strategy="ddp", devices=3, launch="fork") as s:
     for name, make in {SAMPLERS!r}.items():
         generator = torch.Generator().manual_seed(5)
         found[name] = steps(s, eval(make), 4, generator), s.all_gather_object(memory())
+    N = 10**12
+    batches = iter(DataLoader(Large(), 4))
+    batches.skip(5 * 10**10)
+    found["skipped"] = s.all_gather_object(next(batches).flatten().tolist())
 print(json.dumps(found))
 """).json()
     for name in SAMPLERS:
@@ -103,6 +107,7 @@ print(json.dumps(found))
         assert {permissions for one in maps for permissions, _ in one} == {"r--s"}
         assert sorted(rank[1][1] for rank in ranks) == [1, 1, 2]  # the one that has drawn keeps the file, for those who come later
         assert after == [[[], 0]] * 3
+    assert [index for rank in found["skipped"] for index in rank] == list(range(6 * 10**11, 6 * 10**11 + 12))
     torch.manual_seed(7)
     torch.empty((), dtype=torch.int64).random_()  # the loader's own seed
     places = torch.randperm(SAMPLES)[:48].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchbus._loss.graph import Number
+from torchbus._loss.graph import Number, Term, same
 
 if TYPE_CHECKING:
     from torchbus._loss.term_weights import Apart
@@ -22,10 +22,11 @@ class Count:
     hold after it. ``counted``: weights are not those of samples. ``total``: the count over the unit, where it may be the same on all
     ranks. ``ratio``: of the counts of several terms. ``left``: the plugin that has set it divides the gradients itself, by ``scale``, which is
     known after a synchronised backward. ``anew``: gradients from before must be kept apart from what this backward makes. ``apart``: terms
-    that may weigh apart. ``value``: the weighted loss, where it is not simply the loss times ``weight``.
+    that may weigh apart. ``value``: the weighted loss, where it is not simply the loss times ``weight``. ``term``: of the loss, by which
+    it was counted.
     """
 
-    __slots__ = ("anew", "apart", "counted", "left", "norm", "ratio", "scale", "total", "value", "weight")
+    __slots__ = ("anew", "apart", "counted", "left", "norm", "ratio", "scale", "term", "total", "value", "weight")
 
     def __init__(self, weight: Number, counted: bool = False, total: Number = 0.0, ratio: float = 0.0, apart: Apart | None = None) -> None:
         self.weight = self.norm = weight
@@ -34,6 +35,7 @@ class Count:
         self.scale: Number = 1.0
         self.apart = apart
         self.value: Number | None = None
+        self.term: Term | None = None
 
     @property
     def is_zero(self) -> bool:
@@ -51,3 +53,13 @@ class Scales(NamedTuple):
 
     gradient: Number
     loss: Number
+
+
+def spread(mean: float, squared: float) -> float:
+    """The variance of numbers relative to their mean square."""
+    return (squared - mean * mean) / squared if squared else 0.0
+
+
+def one(scale: float) -> float:
+    """Exactly 1.0 where it is that but for rounding."""
+    return 1.0 if same(scale, 1.0) else scale

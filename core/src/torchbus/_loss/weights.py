@@ -16,9 +16,9 @@ from torch import Tensor
 from torchbus._batches.share import Share
 from torchbus._batches.zipped import Behind
 from torchbus._loss.common_divisor import CommonDivisor
-from torchbus._loss.constants import Constants
-from torchbus._loss.count import ALL, ALL_SQUARED, COUNTED, HAVE_RATIO, NORM, RATIO, RATIO_SQUARED, UNTOLD, WEIGHT, Count, Scales
-from torchbus._loss.graph import Divisors, Number, Term, same, terms_of, unless_clamped
+from torchbus._loss.constant_divisors import ConstantDivisors
+from torchbus._loss.count import ALL, ALL_SQUARED, COUNTED, HAVE_RATIO, NORM, RATIO, RATIO_SQUARED, UNTOLD, WEIGHT, Count, Scales, one, spread
+from torchbus._loss.graph import UNKNOWN, Divisors, Number, Term, same, terms_of, unless_clamped
 from torchbus._loss.messages import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
 from torchbus._loss.term_weights import Apart, TermWeights, of_one_batch, unique
 from torchbus._session.notices import warn
@@ -27,14 +27,7 @@ from torchbus.errors import UsageError
 if TYPE_CHECKING:
     from torchbus._session.context import Context
 
-MODES = ("auto", "samples", "tokens")
 SPREAD = 1e-5  # of squares that are told in float32
-
-
-def check_mode(mode: str) -> None:
-    """Raises UsageError for what ``loss_weight=`` can't be."""
-    if mode not in MODES:
-        raise UsageError(f"loss_weight={mode!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or {MODES[-1]!r}")
 
 
 class LossWeights:
@@ -44,8 +37,7 @@ class LossWeights:
     def __init__(self, session: Context, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None) -> None:
         self._session = session
         self.mode = mode
-        self.unit = 1.0
-        self.agreed = False
+        self.unit, self.agreed = 1.0, False
         self._waits = session.device.type == "cpu"
         self._terms: list[Number] = []
         self._ratio = 0.0
@@ -55,7 +47,7 @@ class LossWeights:
         """That the loss has whatever the number of rows."""
         self.note = ""
         self._said: set[str] = set()
-        self._constants = Constants(session)
+        self._constants = ConstantDivisors(session)
         self._own: Number | None = None
         self._common = CommonDivisor()
         self._each = TermWeights(session, mean or session.reduce)
@@ -72,10 +64,25 @@ class LossWeights:
 
     def of_number(self, number: float, expected: float) -> Count:
         """The loop has said what its loss is a mean of."""
-        self._own, self._shared = number, self._session.share
+        self._shared = self._session.share
         count = self._weighted(number / (expected * self.unit))
-        count.anew = True
+        count.anew, count.term = True, Term("mean", number)
+        return self.take(count)
+
+    def take(self, count: Count) -> Count:
+        """This backward counts what somebody else has found: the loop, or windows."""
+        self._each.let_go()
+        term = count.term or UNKNOWN
+        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
         return count
+
+    def agree_on_unit(self, count: Count) -> None:
+        """At the first backward of windows: how much one sample counts. All ranks call it, once."""
+        weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
+        told = torch.tensor([weight, total, total * total], dtype=torch.float64)
+        several = self._session.world.data.parts > 1
+        mean, whole, squared = (self._session.reduce(told) if several else told).tolist()
+        self.unit = mean / self._target(whole > 0.0 and spread(whole, squared) <= SPREAD) or 1.0
 
     @property
     def meets(self) -> bool:
@@ -118,14 +125,14 @@ class LossWeights:
             return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
         ratio = ratio if self._behind.is_told else UNTOLD
         assert loss is not None
-        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
         scale = expected * self.unit
         count = self._weighted(unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio)
-        count.apart = apart
+        count.apart, count.term = apart, term
+        self.take(count)
         if count.counted:
             self.note = self.note or WORDS["divided" if term.divisors else "elements" if term.sizes else "targets"]
             if not settles and not self._waits and not self.agreed:
-                return Count(share.weight, True)
+                return self.take(Count(share.weight, True))
         return count
 
     def of_sum(self, loss: Tensor | None) -> Count:
@@ -173,12 +180,12 @@ class LossWeights:
     def state_dict(self) -> dict[str, Any]:
         """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
         found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "apart": self._each.apart}
-        return found | {"constants": sorted(self._constants.found), "common": self._common.state_dict()}
+        return found | {"common": self._common.state_dict(), **self._constants.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.unit, self.agreed, self._ratio = state["unit"], state["agreed"], state["ratio"]
-        self._constants.found = set(state["constants"])
         self._each.apart = state.get("apart", False)
+        self._constants.load_state_dict(state)
         self._common.load_state_dict(state["common"])
 
     # After the ranks have told each other ----------------------------------------------------------------------
@@ -189,23 +196,23 @@ class LossWeights:
         if self._have_met:
             return None
         have = mean[HAVE_RATIO]
-        if mean[RATIO] < 0.0 or (have and _spread(mean[RATIO] / have, mean[RATIO_SQUARED] / have) > SPREAD):
+        if mean[RATIO] < 0.0 or (have and spread(mean[RATIO] / have, mean[RATIO_SQUARED] / have) > SPREAD):
             self._unlike(windows)
-        same_everywhere = mean[ALL] > 0.0 and _spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
+        same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         alike = self._common.judge(same_everywhere, self._own, self._session.share.count, self._session.world.data.parts)
+        if same_everywhere and (odd := self._constants.look(self._own, self._sizes)):
+            self._say(odd)
         if self._common.has_counted_repeated:
             self._say(REPEATED)
-        if same_everywhere and (text := self._constants.look(self._own, self._sizes)):
-            self._say(text)
         if not mean[COUNTED]:
             return None
         self.agreed = True
-        target = self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
-        loss = (mean[ALL] if alike else mean[WEIGHT]) or math.nan  # as the mean over nothing
-        base = (mean[ALL] if alike and not windows else mean[NORM]) or 1.0
+        target = self._target(alike)
+        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or math.nan  # as the mean over nothing
+        base = (mean[ALL] if alike else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
             self.unit *= base / target
-        return Scales(_one(target / base), _one(target / loss))
+        return Scales(one(target / base), one(target / loss))
 
     def settle_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
         """The same, where nobody waits for the numbers."""
@@ -214,10 +221,14 @@ class LossWeights:
             return None
         alike = (mean[ALL] > 0.0) & (mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED])
         alike = alike & self._common.is_found
-        target = torch.where(alike, self._constants.target(self._own, self._divisors, self._sizes), 1.0)
+        target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
         loss = torch.where(alike, mean[ALL], mean[WEIGHT])
-        base = mean[NORM] if windows else torch.where(alike, loss, mean[NORM])
+        base = torch.where(alike, mean[ALL], mean[NORM])
         return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
+
+    def _target(self, alike: bool) -> float:
+        """The mean weight of what all ranks divide by the same."""
+        return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
 
     def _unlike(self, windows: bool) -> None:
         """Terms count unlike things, which nobody knew before."""
@@ -237,12 +248,3 @@ class LossWeights:
 
 def _is_divided_by(rows: int, term: Term) -> bool:
     return any(not isinstance(number, Tensor) and same(number, rows) for number in term.over)
-
-
-def _spread(mean: float, squared: float) -> float:
-    """The variance of numbers relative to their mean square."""
-    return (squared - mean * mean) / squared if squared else 0.0
-
-
-def _one(scale: float) -> float:
-    return 1.0 if same(scale, 1.0) else scale

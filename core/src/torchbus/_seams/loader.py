@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from torchbus._batches.taken import Origin
@@ -79,6 +79,8 @@ class LoaderIterator:
         indices = self._inner._sampler_iter if self._reads_by_index else None  # type: ignore[attr-defined]
         if isinstance(indices, Skipping):
             indices.skip(count)
+        elif indices is not None and not self.taken and _is_sequential(self._inner._index_sampler, count):  # type: ignore[attr-defined]
+            self._inner._sampler_iter = _batches_behind(self._inner._index_sampler, count)  # type: ignore[attr-defined]
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)
@@ -129,6 +131,16 @@ class LoaderIterator:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._inner.__reduce_ex__(protocol)
+
+
+def _is_sequential(batches: Any, count: int) -> bool:
+    """Whether it cuts a data set into batches in its own order, by torch's own classes, and into as many as ``count``."""
+    return type(batches) is BatchSampler and type(batches.sampler) is SequentialSampler and count <= len(batches)
+
+
+def _batches_behind(batches: BatchSampler, count: int) -> Iterator[list[int]]:
+    rest = range(len(batches.sampler))[count * batches.batch_size :]  # type: ignore[arg-type]
+    return iter(BatchSampler(rest, batches.batch_size, batches.drop_last))
 
 
 @contextmanager

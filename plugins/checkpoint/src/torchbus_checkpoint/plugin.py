@@ -26,6 +26,7 @@ from torchbus_checkpoint.remote import fetch
 from torchbus_checkpoint.remote.job import RemoteJob
 from torchbus_checkpoint.remote.url import shown
 from torchbus_checkpoint.replay.replaying import Replay
+from torchbus_checkpoint.state import shapes
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 
@@ -241,7 +242,8 @@ class Checkpoint:
             self._when.saved(self._steps.count, self._steps.epochs)
 
         self._resumed_from = found
-        self._replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
+        with shapes.as_written(found, "the position in it"):
+            self._replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
         self._epochs.replay = self._replay
         self._session.bus.register(self._replay, "checkpoint.replay")
         return self._replay

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Context, Origin, Share, Taken, UsageError, leaves, map_tensors
 
-from torchbus_sampler.shares import share_sizes
+from torchbus_sampler.orders.portions import even
 
 Take = Callable[[Taken], None]
 
@@ -35,10 +35,9 @@ def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool 
     if len(lengths) != 1:
         raise UsageError(f"s.shard: the tensors have {sorted(lengths)} rows in dim 0; they must have the same number")
     num_rows, trains = lengths.pop(), torch.is_grad_enabled()
-    sizes = share_sizes(num_rows, num_ranks, 2 if trains else 1)
-    start, size = sum(sizes[:rank]), sizes[rank]
+    start, size = even(rank, num_rows, num_ranks, 2 if trains else 1)
     weight = size * num_ranks / num_rows if num_rows else 1.0
-    rows = slice(start, start + size) if size or not (trains or repeat) else slice(0, sizes[0])
+    rows = slice(start, start + size) if size or not (trains or repeat) else slice(0, even(0, num_rows, num_ranks, 2 if trains else 1).length)
     mine = map_tensors(batch, lambda tensor: tensor[rows])
     take(Taken(Origin(), 1, Share(weight, num_rows, range(start, start + size), num_rows), mine))
     return mine

@@ -38,11 +38,11 @@ class OwnSums:
 def _of(one: WindowSum) -> dict[str, Any]:
     """A part of a gradient that is divided is the same in the common state."""
     gradients = [None if gradient is None or is_part(gradient) else gradient.detach() for gradient in one.committed()]
-    numbers = {"calls": one.calls, "weight": one.weight, "samples": one.samples, "mass": one.mass, "counted": one.counted}
+    numbers = {"calls": one.calls, "weight": one.weight, "samples": one.samples, "mass": one.mass, "whole": one.whole, "counted": one.counted}
     return {**numbers, "gradients": gradients}
 
 
 def _restore(one: WindowSum, own: Mapping[str, Any]) -> None:
     kept = [theirs if theirs is not None and is_part(theirs) else mine for theirs, mine in zip(one.committed(), own["gradients"], strict=True)]
-    one.restore(own["calls"], own["weight"], own["samples"], own["mass"], kept)
+    one.restore(own["calls"], own["weight"], own["samples"], own["mass"], own.get("whole", 0.0), kept)
     one.counted = own["counted"]

@@ -29,12 +29,12 @@ def state_of(one: WindowSum, session: Context) -> dict[str, Any]:
     if not one.calls:
         return {"calls": 0}
     gradients = one.committed()
-    weight, samples, mass = one.weight, one.samples, float(one.mass)
+    weight, samples, mass, part = one.weight, one.samples, float(one.mass), float(one.whole)
     if session.world_size > 1:
         weight, samples, mass = session.reduce(torch.tensor([weight, samples, mass], dtype=torch.float64)).tolist()
         gradients = mean_over_ranks(session, one.parameters(), gradients)
     kept = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
-    return {"calls": one.calls, "weight": weight, "samples": samples, "mass": mass, "gradients": kept}
+    return {"calls": one.calls, "weight": weight, "samples": samples, "mass": mass, "whole": part, "gradients": kept}
 
 
 @torch.no_grad()
@@ -67,4 +67,5 @@ def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> N
     for one, state in zip(sums, states, strict=False):
         one.drop()
         if state["calls"]:
-            one.restore(state["calls"], state["weight"], state["samples"], state.get("mass", state["weight"]), state["gradients"])
+            numbers = state.get("mass", state["weight"]), state.get("whole", 0.0)
+            one.restore(state["calls"], state["weight"], state["samples"], *numbers, state["gradients"])

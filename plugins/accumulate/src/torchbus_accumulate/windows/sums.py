@@ -20,11 +20,12 @@ class WindowSum:
     A backward after ``zero_grad`` adds to what was committed, in place. One before it, which is another optimizer's
     (the generator's loss reaches the discriminator), finds the committed gradients set aside and can't spoil them.
     ``weight`` is the part of the window that was committed, ``samples`` the number of samples in it, ``mass`` the same part by what they
-    count, which for ``counted`` ones differs; ``settled``: the gradients of this window were divided by that already.
+    count, which for ``counted`` ones differs, ``whole`` by what any rank divides by, 0.0 where that is not told; ``settled``: the gradients of
+    this window were divided already.
     """
 
     __slots__ = (
-        "_held", "_state", "_touched", "_zeroes_twice", "calls", "counted", "mass", "optimizer", "samples", "settled", "skipped", "weight",
+        "_held", "_state", "_touched", "_zeroes_twice", "calls", "counted", "mass", "optimizer", "samples", "settled", "skipped", "weight", "whole",
     )  # fmt: skip
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -32,6 +33,7 @@ class WindowSum:
         self.weight = 0.0
         self.samples = 0.0
         self.mass: Number = 0.0
+        self.whole: Number = 0.0
         self.counted = self.settled = False
         self.calls = 0
         self.skipped = False
@@ -88,7 +90,7 @@ class WindowSum:
             raise Unsupported("zero_grad() after backward, where the loop had not called it before: accumulation can't tell them apart")
         self._zeroes_twice, self._touched = True, False
 
-    def commit(self, optimizer: Optimizer, weight: float, samples: float, mass: Number, counted: bool) -> None:
+    def commit(self, optimizer: Optimizer, weight: float, samples: float, mass: Number, whole: Number, counted: bool) -> None:
         """Instead of a step."""
         if self.calls and self._state != IN_PLACE:
             self._merge()
@@ -96,9 +98,15 @@ class WindowSum:
         self.weight += weight
         self.samples += samples
         self.mass = self.mass + mass
+        self.whole = self.with_batch(whole)
         self.counted |= counted
         self.calls += 1
         self._state, self._touched = COMMITTED, False
+
+    def with_batch(self, whole: Number) -> Number:
+        """``whole``, with that of one more batch."""
+        are_told = [isinstance(number, Tensor) or number != 0.0 for number in (self.whole, whole)]
+        return self.whole + whole if are_told[1] and (are_told[0] or not self.calls) else 0.0
 
     def settle(self, scale: Number) -> None:
         """After the last backward of a window: the gradients are those of the window, times one over ``scale``."""
@@ -123,7 +131,7 @@ class WindowSum:
     def drop(self) -> None:
         """Nothing is committed any more."""
         self._held = []
-        self.weight = self.samples = self.mass = 0.0
+        self.weight = self.samples = self.mass = self.whole = 0.0
         self.counted = False
         self.calls = 0
         self._state, self._touched = COMMITTED, False
@@ -138,12 +146,12 @@ class WindowSum:
         found = {id(parameter): gradient for parameter, gradient, _ in self._held}
         return [found.get(id(parameter)) for parameter in self.parameters()]
 
-    def restore(self, calls: int, weight: float, samples: float, mass: float, gradients: list[Tensor | None]) -> None:
+    def restore(self, calls: int, weight: float, samples: float, mass: float, whole: float, gradients: list[Tensor | None]) -> None:
         """As if so much had been committed, and cleared by the loop. Raises UsageError for another number of parameters."""
         parameters = self.parameters()
         if len(parameters) != len(gradients):
             raise UsageError(f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer has {len(parameters)}")
-        self.calls, self.weight, self.samples, self.mass = calls, weight, samples, mass
+        self.calls, self.weight, self.samples, self.mass, self.whole = calls, weight, samples, mass, whole
         self.counted = abs(mass - weight) > 1e-9 * weight
         both = zip(parameters, gradients, strict=True)
         placed = [(parameter, as_parameter(gradient.to(parameter.device), parameter)) for parameter, gradient in both if gradient is not None]
@@ -164,7 +172,7 @@ class WindowSum:
         if abs(scale - 1.0) > 1e-12:
             scale_all([gradient for _, gradient, _ in self._held], scale)
             self.weight *= scale
-            self.mass = self.mass * scale
+            self.mass, self.whole = self.mass * scale, self.whole * scale
 
     def _merge(self) -> None:
         """What was set aside, and not put back, joins what the loop has made since."""

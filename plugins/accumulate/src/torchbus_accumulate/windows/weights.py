@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, Taken
 
@@ -20,8 +21,9 @@ class Weights:
     A batch that counts something else (tokens, as the loop or its loss says) weighs so much more or less than its samples do; at the end
     of the window the sum is divided by the mean of these weights over ranks.
 
-    ``samples``, ``factor`` and ``mass`` (the factor, times what this rank's batch counts) are those of the last backward; ``counted``: its
-    weight is not that of its samples; ``batch_samples``: those of the loader's batch that feeds this backward.
+    ``samples``, ``factor``, ``mass`` (the factor, times what this rank's batch counts) and ``whole`` (the factor, times what any rank divides by)
+    are those of the last backward; ``counted``: its weight is not that of its samples; ``batch_samples``: those of the loader's batch that feeds
+    this backward.
     """
 
     def __init__(self, session: Context, position: Position) -> None:
@@ -36,6 +38,7 @@ class Weights:
         self.expected = 1.0
         self.factor = 1.0
         self.mass: Number = 1.0
+        self.whole: Number = 0.0
         self.counted = False
 
     @property
@@ -72,13 +75,13 @@ class Weights:
     def count(self, call: BackwardCall, tokens: float | None) -> None:
         """Tell the strategy what this batch counts; without one it is in the factor."""
         found = call.count = self._count(call, tokens)
-        self.mass, self.counted = self.factor * found.weight, found.counted
+        self.mass, self.whole, self.counted = self.factor * found.weight, self.factor * found.total, found.counted
         alone = self._session.world_size == 1
         call.factor = call.factor * (self.mass if alone else self.factor)
 
     def commit(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Instead of a step."""
-        one.commit(optimizer, self.factor, self.samples, self.mass, self.counted)
+        one.commit(optimizer, self.factor, self.samples, self.mass, self.whole, self.counted)
 
     def end(self, call: BackwardCall, held: Sequence[WindowSum]) -> None:
         """The backward of the last batch: ``held`` are the sums that it adds to."""
@@ -86,10 +89,20 @@ class Weights:
         if count is None:
             return
         count.norm = self.mass + held[0].mass if held else self.mass
+        count.total = held[0].with_batch(self.whole) if held else self.whole
         count.counted |= any(one.counted for one in held)
         count.left, count.anew = bool(held), not held
-        if self._session.world_size == 1 and count.counted and held:
-            count.scale = 1.0 / count.norm if not isinstance(count.norm, float) or count.norm else 1.0
+        if self._session.world_size == 1 and count.counted:
+            self._divide_alone(call, count, bool(held))
+
+    def _divide_alone(self, call: BackwardCall, count: Count, adds: bool) -> None:
+        """No strategy divides what one rank has by what it counts. A batch that adds to nothing is a mean already."""
+        by = count.norm if adds else count.weight
+        scale = 1.0 / by if isinstance(by, Tensor) or by else 1.0
+        if adds:
+            count.scale = scale
+        else:
+            call.factor = call.factor * scale
 
     def _count(self, call: BackwardCall, tokens: float | None) -> Count:
         share = self._session.share
@@ -102,9 +115,7 @@ class Weights:
         """At the first backward of all: how much one sample counts, lest a loop whose samples all count alike is taken for one that counts."""
         self._has_unit = True
         count = self._losses.of(call.loss, expected=expected) if tokens is None else self._losses.of_number(tokens, expected)
-        weight = float(count.weight) if count.anew else 0.0
-        unit = float(self._session.reduce(weight)) if self._session.world.data.parts > 1 else weight
-        self._losses.unit = unit or 1.0
+        self._losses.agree_on_unit(count)
 
     def _expect(self, taken: Taken | None) -> float:
         samples = self.samples or 1.0

@@ -18,9 +18,9 @@ def remove(folder: Path) -> None:
     """Remove a checkpoint: first its name, so that no half of one is ever seen."""
     if folder.exists():
         trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
-        shutil.rmtree(trash, ignore_errors=True)
+        _delete(trash)
         os.replace(folder, trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        _delete(trash)
 
 
 def sweep(parent: Path) -> None:
@@ -52,7 +52,15 @@ def claimed(partial: Path) -> Iterator[bool]:
 
 def _sweep(entry: Path) -> None:
     if entry.name.endswith((PARTIAL, TRASH, SENDING)):
-        shutil.rmtree(entry, ignore_errors=True)
+        _delete(entry)
     elif entry.name.endswith(PREVIOUS):
         final = entry.with_name(entry.name[1 : -len(PREVIOUS)])
         remove(entry) if final.exists() else os.replace(entry, final)
+
+
+def _delete(entry: Path) -> None:
+    """Of a link, the link only: what it leads to is somebody's."""
+    if entry.is_symlink():
+        entry.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(entry, ignore_errors=True)

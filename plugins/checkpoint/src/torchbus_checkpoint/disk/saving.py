@@ -13,6 +13,7 @@ from torchbus.plugin import UsageError
 from torchbus_checkpoint.disk import divided, folder
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.state import capture as state
+from torchbus_checkpoint.state import shapes, written
 from torchbus_checkpoint.state.plain import gathered
 
 State = dict[str, Any]
@@ -48,10 +49,14 @@ def files(format: Format, weights: dict[str, State], training: State, is_main: b
 def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callable[[], None]]:
     """The state, those of the models, and what reads the tensors that are still to be read into them, once they were checked."""
     saved = folder.read_file(found, "training.pt")
-    if "groups" not in saved:
-        return saved, [folder.read_file(found, name) for name in saved["weights"]], lambda: None
+    in_parts = isinstance(saved, dict) and "groups" in saved
+    shapes.refuse_unlike(found, "training.pt", saved, written.IN_PARTS if in_parts else written.WHOLE)
+    if not in_parts:
+        return saved, [_weights(found, name) for name in saved["weights"]], lambda: None
     need_safe_parts()
-    saved, weights, groups = divided.prepared(saved, contents)
+    with shapes.as_written(found, "training.pt"):
+        saved, weights, groups = divided.prepared(saved, contents)
+    shapes.refuse_unlike(found, "training.pt", saved["optimizers"], [written.OPTIMIZER])
 
     def read() -> None:
         from torchbus_checkpoint.disk import parts  # slow
@@ -59,3 +64,9 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
         parts.read(found, groups)
 
     return saved, weights, read
+
+
+def _weights(found: Path, name: str) -> State:
+    content: State = folder.read_file(found, name)
+    shapes.refuse_unlike(found, name, content, written.WEIGHTS)
+    return content

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.plain import decode, encode
 
 PARTS = ("sampler", "batch_sampler", "dataset")
@@ -76,7 +77,17 @@ def state_of(thing: Any) -> Any:
 
 
 def set_state(thing: Any, state: Any) -> None:
-    """Set it to what ``state_of`` returned."""
+    """Set it to what ``state_of`` returned. Raises CheckpointError where it is of another kind."""
+    try:
+        _set_state(thing, state)
+    except Exception as error:
+        raise CheckpointError(
+            f"a {type(thing).__name__} does not take the state that the checkpoint has of it ({type(error).__name__}: {error}): either it was "
+            "another generator, or the checkpoint is not what torchbus wrote"
+        ) from error
+
+
+def _set_state(thing: Any, state: Any) -> None:
     if isinstance(thing, torch.Generator):
         thing.set_state(state)
     elif isinstance(thing, random.Random):

@@ -165,11 +165,21 @@ def put_training(contents: Contents, saved: State) -> None:
         for parameter in parameters(optimizer):
             parameter.grad = None
     for entry, (_, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
-        optimizer.load_state_dict(decode(entry["state"]))
+        _load(optimizer, entry)
         _put_gradients(optimizer, entry["gradients"] or ())
     for kind, things in (("schedulers", contents.schedulers), ("scalers", contents.scalers)):
         for entry, (_, thing) in zip(saved[kind], things, strict=True):
-            thing.load_state_dict(decode(entry["state"]))
+            _load(thing, entry)
+
+
+def _load(thing: Any, entry: State) -> None:
+    try:
+        thing.load_state_dict(decode(entry["state"]))
+    except Exception as error:
+        raise CheckpointError(
+            f"{entry['name']} ({entry['class']}) does not take the state that the checkpoint has of it ({type(error).__name__}: {error}): either "
+            "its class has changed since, or training.pt is not what torchbus wrote"
+        ) from error
 
 
 def put_registered(saved: State, registered: dict[str, Any]) -> None:

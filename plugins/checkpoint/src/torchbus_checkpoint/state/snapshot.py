@@ -16,6 +16,7 @@ from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.state import capture as state
+from torchbus_checkpoint.state import shapes, written
 from torchbus_checkpoint.state.plain import decode, encode
 
 
@@ -86,22 +87,30 @@ class Snapshot:
                 f"{found} was written by {manifest['world_size']} ranks, and there are {self._session.world_size} now: the order of the data "
                 "goes on, the ranks' own random numbers begin anew"
             )
-        own = folder.read_file(found, f"rank-{self._session.rank if alike else 0}.pt")
+        name = self._own_file(alike)
+        own = folder.read_file(found, name)
+        shapes.refuse_unlike(found, name, own, written.RANK)
         return own, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
+
+    def _own_file(self, alike: bool) -> str:
+        return f"rank-{self._session.rank if alike else 0}.pt"
 
     def put_back(self, found: Path, own: dict[str, Any]) -> None:
         contents = self._finder.find()
         with self._session.in_parts():
             saved, weights, read_parts = saving.loaded(found, contents)
-            state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
+            with shapes.as_written(found, "training.pt"):
+                state.check(contents, saved, weights, self._registered, f"checkpoint {found}")
             read_parts()
             state.put_weights(contents, weights)
-            state.put_loose(contents, saved)
-            state.put_training(contents, saved)
+            with shapes.as_written(found, "training.pt"):
+                state.put_loose(contents, saved)
+                state.put_training(contents, saved)
         state.put_registered(saved, self._registered)
         for name, plugin in self._stateful_plugins().items():
             if name in own["plugins"]:
-                plugin.load_state_dict(decode(own["plugins"][name]))
+                with shapes.as_written(found, "its own file"):
+                    plugin.load_state_dict(decode(own["plugins"][name]))
         self.metric = own["metric"]
         self.end_is_saved = own["position"]["ended"]
         self._epochs.load(own["position"]["loop_ends"])

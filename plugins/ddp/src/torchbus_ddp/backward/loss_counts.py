@@ -42,11 +42,11 @@ class Counted:
                 return self._losses.of_sum(call.loss)
             return Count(float(self._session.world.data.parts) if call.weight else 0.0)
         if call.weight is not None:
-            return Count(call.weight)
+            return self._losses.take(Count(call.weight))
         if call.count is not None:
-            return call.count
+            return self._losses.take(call.count)
         if has_local or not call.sync:
-            return Count(share.weight)
+            return self._losses.take(Count(share.weight))
         return self._losses.of(call.loss, self._backwards < READ_AT_ONCE)
 
     def meet(self, count: Count) -> Count:

@@ -98,10 +98,10 @@ def draws_as_known(kind: type) -> bool:
 
 def _is_alike(make: Callable[[Generator], Any], stop: int) -> bool:
     (sampler, generator), (other, its) = ((make(one), one) for one in (Generator().manual_seed(7), Generator().manual_seed(7)))
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     drawn = [index for _, index in zip(range(stop), sampler, strict=False)] if stop <= len(sampler) else [*sampler]
     state = torch.get_rng_state()
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     order = begin(other, Memory())
     order.reach(0, len(drawn))
     if stop > len(other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
 from hashlib import blake2b
@@ -24,7 +25,7 @@ class Memory:
         self._store = store
         self._shared_from = shared_from
         self._drawn: Counter[str] = Counter()
-        self._names: list[tuple[str, weakref.ref[OrderArray]]] = []
+        self._offered: list[tuple[str, weakref.ref[OrderArray]]] = []
 
     def array(self, length: int, draws: Draws) -> OrderArray:
         """The next ``length`` indices. The generator stands behind them afterwards, whoever has drawn them."""
@@ -38,14 +39,20 @@ class Memory:
         return own(length, draws.fill)
 
     def _shared(self, store: SealedStore, length: int, draws: Draws) -> OrderArray:
-        for name, array in self._names:
-            if array() is None:
-                store.delete_key(name)
-        self._names = [(name, array) for name, array in self._names if array() is not None]
+        self._forget(store)
         name = self._name(length, draws)
         found = shared(store, name, length, draws)
-        self._names.append((name, weakref.ref(found)))
+        if found.file is not None:
+            self._offered.append((name, weakref.ref(found)))
         return found
+
+    def _forget(self, store: SealedStore) -> None:
+        """The store need not know of arrays that this rank has drawn and let go."""
+        over = [name for name, array in self._offered if array() is None]
+        self._offered = [(name, array) for name, array in self._offered if name not in over]
+        with contextlib.suppress(RuntimeError):  # the store has gone
+            for name in over:
+                store.delete_key(name)
 
     def _name(self, length: int, draws: Draws) -> str:
         """Equal on ranks that would draw the same, for the same time."""

@@ -26,8 +26,8 @@ class Portions:
         size = self._batch_size
         if count == self._num_ranks * size:
             return Portion(rank * size, size)
-        portion, largest = _even(rank, count, self._num_ranks, self._at_least)
-        return portion if largest <= size else _even(rank, count, self._num_ranks, 1)[0]
+        largest = even(0, count, self._num_ranks, self._at_least).length
+        return even(rank, count, self._num_ranks, self._at_least if largest <= size else 1)
 
     def own(self, rank: int, count: int) -> Portion:
         """The script's batches as they are, one for each rank as far as they go; as ``of`` where one has a single sample."""
@@ -38,10 +38,10 @@ class Portions:
         return Portion(min(rank * size, count), max(0, min(size, count - rank * size)))
 
 
-def _even(rank: int, count: int, num_ranks: int, at_least: int) -> tuple[Portion, int]:
-    """The portion, and the size of the largest one."""
+def even(rank: int, count: int, num_ranks: int, at_least: int) -> Portion:
+    """The same as ``share_sizes``: as even as can be, with at least so many each where possible, rank 0 first."""
     sharers = min(num_ranks, max(1, count // at_least))
     size, rest = divmod(count, sharers)
     if rank >= sharers:
-        return Portion(count, 0), size + bool(rest)
-    return Portion(rank * size + min(rank, rest), size + (rank < rest)), size + bool(rest)
+        return Portion(count, 0)
+    return Portion(rank * size + min(rank, rest), size + (rank < rest))

@@ -32,7 +32,7 @@ class NoRoom(Exception):
     """There is not as much shared memory, for the reason given."""
 
 
-def shared(store: SealedStore, name: str, length: int, draws: Draws) -> OrderArray:
+def shared(store: SealedStore, name: str, length: int, draws: Draws) -> SharedArray:
     """The array under that name, drawn by the first rank that asks for it. Raises NotShared or NoRoom, before anything is drawn."""
     file = _File(HEADER_BYTES + words(length) * ITEM_BYTES)
     try:
@@ -46,8 +46,6 @@ class _File:
     """Locked until ``unlock``; closed with this object."""
 
     def __init__(self, size: int) -> None:
-        import fcntl  # not on every system
-
         self.size = size
         try:
             self.fd = os.memfd_create("torchbus-order")
@@ -55,6 +53,8 @@ class _File:
             os.ftruncate(self.fd, size)
         except (OSError, AttributeError) as error:
             raise NoRoom(getattr(error, "strerror", None) or "this system has no memfd_create") from error
+        import fcntl  # not on every system
+
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         self.token = os.urandom(TOKEN_BYTES)
         self.address = f"{os.getpid()} {self.fd} {self.token.hex()}"
@@ -65,15 +65,15 @@ class _File:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
 
-class _SharedArray(OrderArray):
-    """``file``: kept open by the rank that has drawn it, for those that come later."""
+class SharedArray(OrderArray):
+    """``file``: kept open by the rank that has drawn it, for those that come later; None in the others."""
 
     def __init__(self, fd: int, length: int, file: _File | None) -> None:
         super().__init__(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))[HEADER_BYTES:].cast("q"), length)
-        self._file = file
+        self.file = file
 
 
-def _drawn(file: _File, length: int, draws: Draws) -> OrderArray:
+def _drawn(file: _File, length: int, draws: Draws) -> SharedArray:
     try:
         os.posix_fallocate(file.fd, 0, file.size)
     except OSError as error:
@@ -84,10 +84,10 @@ def _drawn(file: _File, length: int, draws: Draws) -> OrderArray:
     header = file.token + len(state).to_bytes(NUMBER_BYTES, "little") + state
     view[: len(header)] = header
     file.unlock()
-    return _SharedArray(file.fd, length, file)
+    return SharedArray(file.fd, length, file)
 
 
-def _opened(address: str, size: int, length: int, draws: Draws) -> OrderArray:
+def _opened(address: str, size: int, length: int, draws: Draws) -> SharedArray:
     process, number, token = address.split()
     try:
         fd = os.open(f"/proc/{process}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
@@ -98,7 +98,7 @@ def _opened(address: str, size: int, length: int, draws: Draws) -> OrderArray:
             raise NotShared("it is another file")
         _wait(fd)
         _go_on(draws.generator, _state(fd, bytes.fromhex(token)))
-        return _SharedArray(fd, length, None)
+        return SharedArray(fd, length, None)
     finally:
         os.close(fd)
 

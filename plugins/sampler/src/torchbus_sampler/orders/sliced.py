@@ -68,7 +68,7 @@ class Slices:
 
     def skip(self, count: int) -> None:
         """Go past so many steps. Raises StopIteration where there are not as many."""
-        repeats = not self._step and not self._portions.of(self._order._rank, self._step_size).length  # what it had at first
+        repeats = count > 1 and not self._step and not self._portions.of(self._order._rank, self._step_size).length  # what it had at first
         for steps in (1, count - 1) if repeats else (count,):
             if steps > 0:
                 self._step += steps - 1

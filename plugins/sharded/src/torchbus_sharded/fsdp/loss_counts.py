@@ -37,13 +37,13 @@ class Counted:
                 return self.losses.of_sum(call.loss)
             return Count(float(self._session.world_size) if call.weight else 0.0)
         if call.weight is not None:
-            return Count(call.weight)
-        return call.count if call.count is not None else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)
+            return self.losses.take(Count(call.weight))
+        return self.losses.take(call.count) if call.count is not None else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)
 
     def settle(self, call: BackwardCall, count: Count, means: Sequence[float] | Tensor, holders: Sequence[Any]) -> Number:
         """After the ranks have told each other. Returns what the averaged loss is to be multiplied by. ``holders``: of the gradients."""
         self._backwards += 1
-        windows = call.count is not None
+        windows = call.count is not None and (count.left or not call.sync)
         if not isinstance(means, Tensor) or windows or self._backwards <= READ_AT_ONCE:
             scales = self.losses.settle([float(mean) for mean in means], windows)
         else:

@@ -1,0 +1,95 @@
+"""What a file of a checkpoint may hold: whoever can write one can give it a right checksum as well.
+
+A form is a type; ``[form]`` for a list or tuple of such; ``{"key": form}`` for a dict with at least these keys (``"key?"`` may be missing);
+``{str: form}`` for a dict of such; ``(form, form)`` for either; a function that raises where the value will not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from torchbus_checkpoint.errors import CheckpointError
+
+Form = Any
+LONGEST = 300
+
+
+class _Unlike(Exception):
+    """Carries the place."""
+
+
+def refuse_unlike(checkpoint: Path, name: str, content: Any, form: Form) -> None:
+    """Raises CheckpointError, naming the place in the file."""
+    with as_written(checkpoint, name):
+        _compare(content, form, "")
+
+
+@contextmanager
+def as_written(checkpoint: Path, name: str) -> Iterator[None]:
+    """What goes wrong inside is the fault of what the file holds."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _Unlike as error:
+        raise CheckpointError(f"checkpoint {checkpoint}: {name} is not what torchbus wrote: {error}") from None
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"[:LONGEST]
+        raise CheckpointError(f"checkpoint {checkpoint}: {name} is not what torchbus wrote: {words}") from error
+
+
+def _compare(value: Any, form: Form, at: str) -> None:
+    if isinstance(form, tuple):
+        _compare(value, _chosen(value, form), at)
+    elif isinstance(form, FunctionType):
+        _try(value, form, at)
+    elif isinstance(form, list):
+        _expect(value, (list, tuple), at)
+        for index, item in enumerate(value):
+            _compare(item, form[0], f"{at}[{index}]")
+    elif isinstance(form, dict):
+        _expect(value, (dict,), at)
+        _compare_items(value, form, at)
+    elif form is not object:
+        _expect(value, (form,), at)
+
+
+def _compare_items(value: dict[Any, Any], form: dict[Any, Form], at: str) -> None:
+    if str in form:
+        for key, item in value.items():
+            _expect(key, (str,), f"a key in {at or 'it'}")
+            _compare(item, form[str], f"{at}[{key!r}]")
+        return
+    for key, inner in form.items():
+        name = key.removesuffix("?")
+        if name in value:
+            _compare(value[name], inner, f"{at}[{name!r}]")
+        elif name == key:
+            raise _Unlike(f"{at or 'it'} has no {name!r}")
+
+
+def _chosen(value: Any, forms: tuple[Form, ...]) -> Form:
+    """The one of this kind of thing; else the last, which says what it should be."""
+    return next((form for form in forms if type(value) in _kinds(form)), forms[-1])
+
+
+def _kinds(form: Form) -> tuple[type, ...]:
+    return (list, tuple) if isinstance(form, list) else (dict,) if isinstance(form, dict) else (form,) if isinstance(form, type) else ()
+
+
+def _expect(value: Any, kinds: tuple[type, ...], at: str) -> None:
+    """A bool is no int here."""
+    fits = isinstance(value, kinds) and (type(value) is not bool or bool in kinds)
+    if not fits:
+        raise _Unlike(f"{at or 'it'} is a {type(value).__name__}, not a {kinds[0].__name__}")
+
+
+def _try(value: Any, form: Callable[[Any], object], at: str) -> None:
+    try:
+        form(value)
+    except Exception as error:
+        raise _Unlike(f"{at}: {type(error).__name__}: {error}"[:LONGEST]) from error
