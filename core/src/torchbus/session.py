@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from torchbus._bus import arguments, misuse
-from torchbus._bus.verbs import Verbs
 from torchbus._launch import Call
 from torchbus._launch.join import joining
 from torchbus._launch.start import relaunch
@@ -75,7 +74,7 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         arguments.check(self._arguments | options)
         self._plugins, self._options = plugins, options
         self._context = Context(self, plugins, self._arguments, options)
-        self._verbs = Verbs(self._context)
+        self._verbs = self._context.verbs
 
     # Ways in and out -------------------------------------------------------------------------------------------
 
@@ -180,10 +179,6 @@ class Session(Ranks, metaclass=misuse.NeedsParentheses):
         if name.startswith("_"):
             raise AttributeError(name)
         return self._verbs.find(name)
-
-    def forget_listeners(self) -> None:
-        """Look for those who log anew."""
-        self._verbs.forget_listeners()
 
 
 session = Session

@@ -13,6 +13,7 @@ from torchbus._batches.feeding import Batches
 from torchbus._batches.share import Share
 from torchbus._bus import arguments
 from torchbus._bus.bus import Bus
+from torchbus._bus.verbs import Verbs
 from torchbus._launch import Call, Job, Request, start
 from torchbus._launch.join import joining
 from torchbus._launch.start import inherited
@@ -52,6 +53,7 @@ class Context(Ranks):
         self.world = World(device=self._devices.device(0))
         self.job: Job | None = None
         self.bus = Bus(dir(type(user)))
+        self.verbs = Verbs(self)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, words["capture"])
@@ -148,6 +150,6 @@ class Context(Ranks):
         """A closed session holds on to nothing of the caller's."""
         self.world = dataclasses.replace(self.world, store=None)
         self.call = None
-        self.user.forget_listeners()
+        self.verbs.forget_listeners()
         self.adopted.clear()
         self.batches.clear()
