@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from messages import GAP, messages
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for pattern in ("*.md", "docs/*.md", "core/*.md", "plugins/*/*.md", "contrib/*/*.md") for path in ROOT.glob(pattern))
 CODE = [page for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 SOURCES = [path for pattern in ("core/src", "plugins/*/src", "contrib/*/src") for path in ROOT.glob(f"{pattern}/**/*.py")]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-GAP = "…"
 
 
 OFTEN = {ROOT / page for page in ("README.md", "core/README.md", "docs/writing-a-plugin.md", "plugins/clip/README.md")}
@@ -61,15 +61,37 @@ def anchors(page: Path) -> set[str]:
 
 def test_quoted_messages_stand_in_the_source():
     """In troubleshooting.md each message is a block of its own; an ellipsis stands for what varies."""
+    said = {" ".join(message.split()) for path in SOURCES for message in strings(path)}
+    assert len(quotations()) > 20
+    assert [message for message in quotations() if not any(stands_in(message, one) for one in said)] == []
+
+
+def test_every_message_is_quoted():
+    """A quotation begins where the message does, and may end earlier."""
+    quoted = quotations()
+    said = messages([path for path in SOURCES if "testing" not in path.parts])
+    assert len(said) > 300
+    assert sorted(f"{name(Path(path))}: {text}" for path, text in said if not any(begins(one, text) for one in quoted)) == []
+
+
+def quotations() -> list[str]:
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    quoted = [" ".join(block.split()) for block in re.findall(r"^```text\n(.*?)^```$", text, re.M | re.S)]
-    messages = {" ".join(message.split()) for path in SOURCES for message in strings(path)}
-    assert len(quoted) > 20
-    assert [message for message in quoted if not any(stands_in(message, one) for one in messages)] == []
+    return [" ".join(block.split()) for block in re.findall(r"^```text\n(.*?)^```$", text, re.M | re.S)]
+
+
+def begins(quoted: str, message: str) -> bool:
+    return message.startswith(quoted.split(GAP)[0]) and stands_in(quoted, message)
 
 
 def stands_in(quoted: str, message: str) -> bool:
-    return re.search(".*".join(re.escape(part) for part in quoted.split(GAP)), message) is not None
+    """Whether the parts of a quotation stand in a message one after another."""
+    place = 0
+    for part in quoted.split(GAP):
+        found = message.find(part, place)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
 
 
 def strings(path: Path) -> list[str]:
