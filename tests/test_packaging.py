@@ -139,7 +139,8 @@ def test_ddp_brings_what_it_trains_with_and_needs_no_numpy(wheels, tmp_path):
 LOOK = """
 import json, sys
 import torchbus
-from torchbus import discovery, session
+from torchbus import session
+from torchbus._bus import discovery
 found = {kind: {name: entry.dist.name for name, entry in discovery.installed(kind).items()} for kind in discovery.KINDS}
 imported = sorted(name for name in sys.modules if name.startswith("torchbus_"))
 made = []
