@@ -15,7 +15,6 @@ from torchbus._batches.share import Share
 from torchbus._ranks.random_streams import RandomStreams
 
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.array import BLOCK, checksum_of, own
 from torchbus_sampler.orders.kinds import is_known
 from torchbus_sampler.orders.memory import Memory
 from torchbus_sampler.orders.portions import Portions, even
@@ -213,22 +212,7 @@ def test_samplers_of_1e10_draws_are_drawn_as_far_as_needed() -> None:
     assert next(indices) == list(range(16 * 3 * 10**8 + 8, 16 * 3 * 10**8 + 16))
 
 
-# Checksums -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])
-def test_blocks(length: int) -> None:
-    """A block's checksum is of everything up to its end, and of nothing behind it."""
-    order = torch.randperm(length)
-    base = own(length, lambda out: out.copy_(order))
-    assert base.indices(0, length) == order.tolist()
-    for place in {0, 1, BLOCK - 2, BLOCK - 1, BLOCK, length - 1} & set(range(length)):
-        other = order.clone()
-        other[place] += 1
-        changed = own(length, lambda out, other=other: out.copy_(other))
-        for stop in {1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, length} & set(range(1, length + 1)):
-            same = base.checksum(stop) == changed.checksum(stop)
-            assert same == (place >= -(-stop // BLOCK) * BLOCK)
+# Positions -----------------------------------------------------------------------------------------------------------
 
 
 def first_difference(one: Any, other: Any, steps: int = 8) -> int | None:
@@ -253,9 +237,3 @@ def test_orders_that_differ_have_other_positions() -> None:
     assert first_difference(SubsetRandomSampler(list_, seeded(1)), SubsetRandomSampler(swapped, seeded(1))) == 0
     weights = [WeightedRandomSampler(weights, 40, True, seeded(1)) for weights in ([1.0, 2.0], [2.0, 1.0])]
     assert first_difference(*weights) == 0
-
-
-def test_checksums_do_not_depend_on_what_holds_the_numbers() -> None:
-    numbers = list(range(0, 3 * BLOCK, 3))
-    assert checksum_of(numbers) == checksum_of(tuple(numbers)) == checksum_of(torch.tensor(numbers)) != checksum_of(numbers[:-1])
-    assert checksum_of(["a", "b"]) != checksum_of(["b", "a"])

@@ -47,7 +47,7 @@ def check(given: dict[str, Any]) -> None:
         raise UsageError(f"launch={given['launch']!r} is unknown: use {' or '.join(map(repr, FORMS))}")
 
 
-def refuse_deaf(bus: Bus, **given: object) -> None:
+def require_listener(bus: Bus, **given: object) -> None:
     """A strategy or logger that is an object must listen to some event."""
     for name, value in given.items():
         for one in value if isinstance(value, list | tuple) else [value]:

@@ -17,7 +17,7 @@ from torchbus._bus.verbs import Verbs
 from torchbus._launch import Call, Job, Request, start
 from torchbus._launch.join import joining
 from torchbus._launch.start import inherited
-from torchbus._ranks.devices import plan_devices
+from torchbus._ranks.devices import DevicePlan, plan_devices
 from torchbus._ranks.random_streams import RandomStreams
 from torchbus._ranks.ranks import Ranks
 from torchbus._ranks.world import World
@@ -43,10 +43,7 @@ class Context(Ranks):
         """``words``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
         self._devices = inherited.device_plan() or plan_devices(words["devices"], words["accelerator"])
-        self._request = Request(
-            self._devices, words["num_nodes"], words["launch"], words["devices"] != "auto", words["print_all_ranks"],
-            timedelta(seconds=words["timeout_s"]), words["hang_timeout"], words["freeze_timeout"],
-        )  # fmt: skip
+        self._request = _request(words, self._devices)
         strategy = words["strategy"] if words["strategy"] != "auto" else "ddp" if self.has_many_ranks() else None
         named = arguments.resolve(plugins, strategy, words["logger"], options)
         self.call: Call | None = None
@@ -70,7 +67,7 @@ class Context(Ranks):
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
-        arguments.refuse_deaf(self.bus, strategy=words["strategy"], logger=words["logger"])
+        arguments.require_listener(self.bus, strategy=words["strategy"], logger=words["logger"])
 
     def captures(self, thing: object) -> bool:
         """Whether the session may act on this model, optimizer or loader."""
@@ -153,3 +150,11 @@ class Context(Ranks):
         self.verbs.forget_listeners()
         self.adopted.clear()
         self.batches.clear()
+
+
+def _request(words: Mapping[str, Any], devices: DevicePlan) -> Request:
+    """What the session asks of the launcher."""
+    return Request(
+        devices, words["num_nodes"], words["launch"], words["devices"] != "auto", words["print_all_ranks"],
+        timedelta(seconds=words["timeout_s"]), words["hang_timeout"], words["freeze_timeout"],
+    )  # fmt: skip
