@@ -1,0 +1,126 @@
+"""Loops of users on the simulated accelerator, with two ranks, against one process on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchbus.testing import accelerator, fork_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+REASON = accelerator.missing()
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.timeout(400),  # the first test may have to build the device
+]
+EVERYTHING = {
+    "plugins": ["log", "progress"],
+    "precision": "bf16-mixed",
+    "gradient_clip_val": 1.0,
+    "accumulate_grad_batches": 2,
+}
+STEADY = 6
+"""Batches after which nothing is new: three steps of two batches."""
+
+
+def waits_of(**options: Any) -> tuple[list[list[str]], bool, float]:
+    """The waits of each step, whether the ranks are equal, and the distance to one process."""
+    result = fork_script(SCRIPTS / "sim_steady.py", json.dumps(options), timeout_s=380)
+    assert result.ok(), result
+    steps, equal, distance = result.stdout.splitlines()
+    return json.loads(steps), equal == "True", float(distance)
+
+
+def test_a_steady_step_with_every_feature_never_waits() -> None:
+    steps, equal, distance = waits_of(**EVERYTHING)
+    assert steps[STEADY:] == [[]] * (len(steps) - STEADY)
+    assert equal and distance < 0.1  # bfloat16 against float32
+
+
+@pytest.mark.slow
+def test_a_loop_that_reads_its_loss_waits_for_that_alone() -> None:
+    steps, equal, distance = waits_of(reads=True)
+    assert [len(step) for step in steps[3:]] == [1] * (len(steps) - 3)
+    assert all("item at sim_steady.py" in step[0] for step in steps[3:])
+    assert equal and distance < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded", "dp"])
+def test_other_strategies_are_exact(strategy: str) -> None:
+    result = fork_script(
+        SCRIPTS / "sim_loops.py", "to", json.dumps({"strategy": strategy}), timeout_s=380
+    )
+    assert result.ok(), result
+    assert result.stdout.splitlines()[-1] == "True True"
+
+
+WAYS = [
+    pytest.param("first", marks=[]),
+    *(pytest.param(way, marks=pytest.mark.slow) for way in ("to", "method", "default")),
+]
+
+
+@pytest.mark.parametrize("way", [*WAYS, "nothing"])
+def test_however_a_loop_names_its_device(way: str) -> None:
+    result = fork_script(SCRIPTS / "sim_loops.py", way, '{"strategy": "ddp"}', timeout_s=380)
+    assert result.ok(), result
+    assert result.stdout.splitlines() == ["sim:0 simccl True", "True True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "told"), [([1, 2], "sim:0 simccl True"), ([2], "sim:2 alone True")]
+)
+def test_the_devices_that_a_list_names(devices: list[int], told: str) -> None:
+    """Each of several ranks sees only its own, as number 0."""
+    options = json.dumps({"strategy": "ddp", "devices": devices})
+    result = fork_script(SCRIPTS / "sim_loops.py", "to", options, timeout_s=380)
+    assert result.ok(), result
+    assert result.stdout.splitlines() == [told, "True True"]
+
+
+def test_a_full_device_gives_a_smaller_batch() -> None:
+    result = fork_script(SCRIPTS / "sim_memory.py", timeout_s=380)
+    assert result.ok(), result
+    assert result.stdout.splitlines() == ["444 True True", "True", "0 True"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_resumed_loop_draws_the_numbers_of_the_device_again(tmp_path: Path) -> None:
+    def run(folder: str, cut: int) -> Any:
+        return fork_script(SCRIPTS / "sim_resume.py", tmp_path / folder, cut, timeout_s=280)
+
+    whole = run("whole", 0)
+    assert whole.ok(), whole
+    assert "['sim:0', 'sim:0'] sim:0" in whole.stdout
+    assert run("cut", 4).status == 3
+    resumed = run("cut", 0)
+    assert resumed.ok() and resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+
+
+REFUSED = """\
+accelerator='tpu': torch knows this device type only once torch_xla is imported
+accelerator='smi' is unknown (did you mean 'sim'
+accelerator='xpu', but torch sees no GPU: use accelerator='cpu'
+devices=[0, 3]: there is no sim device 3; torch sees 3 sim devices
+devices=4, but torch sees 3 sim devices: ask for at most 3
+backend='nccl'
+backend='gloo' does not serve sim: use backend='simccl', or leave it out
+prefetch=2: it must be 0 or 1
+sim:0 sim:2 sim:1 cpu cpu
+[0, 1, 2]
+launch="fork", but sim is already initialised in this process: move the first .sim()"""
+
+
+def test_what_is_refused_before_anything_starts() -> None:
+    result = fork_script(SCRIPTS / "sim_refused.py", timeout_s=380)
+    assert result.ok(), result
+    lines = result.stdout.splitlines()
+    assert [
+        line.startswith(words) for line, words in zip(lines, REFUSED.splitlines(), strict=True)
+    ] == [True] * len(lines), lines
+    assert 'the first line that uses it is line 36: x = torch.ones(3).to("sim")' in lines[-1]
