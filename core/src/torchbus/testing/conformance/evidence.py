@@ -1,0 +1,92 @@
+"""What the processes of a case leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AFTER = "after.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank, or the plain process, has found.
+
+    ``error``: with what it left the loop, or "". ``refusal``: the message, if that was a refusal.
+    """
+
+    facts: Mapping[str, Any]
+    draws: Mapping[str, Any]
+    bound: float
+    parts: int
+    error: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of one case.
+
+    ``ranks``: the records by rank, those of the last session. ``reference``: the plain process.
+    ``error``, ``refusal``: of the process that goes on after the block. ``changed``: what the
+    session left changed in torch. ``ended``: False if it was killed after ``seconds``.
+    """
+
+    world_size: int
+    ranks: Mapping[int, Record]
+    reference: Record
+    status: int
+    stderr: str
+    seconds: float
+    ended: bool
+    orphans: tuple[str, ...]
+    error: str
+    refusal: str
+    changed: str
+
+    @property
+    def refusals(self) -> list[str]:
+        """What the session refuses, in its own words."""
+        told = [record.refusal for record in self.ranks.values()] + [self.refusal]
+        return list(dict.fromkeys(text for text in told if text))
+
+    @property
+    def errors(self) -> list[str]:
+        """With what the ranks left the loop."""
+        told = [(f"rank {rank}", record.error) for rank, record in sorted(self.ranks.items())]
+        told.append(("after the block", self.error))
+        return [f"{where}: {text}" for where, text in told if text]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has come to the end of the loop, and the process to its own."""
+        return self.ended and not self.status and len(self.ranks) == self.world_size
+
+
+def write(path: Path, **found: Any) -> None:
+    """Write what was found, whole or not at all."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(found))
+    new.rename(path)
+
+
+def read_records(folder: Path) -> dict[int, Record]:
+    """The records of all ranks that have left one."""
+    return {
+        int(path.stem.removeprefix("rank")): Record(**json.loads(path.read_text()))
+        for path in folder.glob("rank*.json")
+    }
+
+
+def read_after(folder: Path) -> dict[str, str]:
+    """What the process that goes on after the block has found."""
+    path = folder / AFTER
+    found: dict[str, str] = (
+        json.loads(path.read_text())
+        if path.exists()
+        else {"error": "", "refusal": "", "changed": ""}
+    )
+    return found

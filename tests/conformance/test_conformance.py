@@ -1,0 +1,191 @@
+"""The conformance kit: our own strategies and plugins hold its rules, and strategies that each
+forget one thing break the rule about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run, run_script
+from torchbus.testing.conformance import RULES, Rule, Subject, check, other_plugins
+from torchbus.testing.conformance.rules import find
+
+ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.slow
+STRATEGIES = ("ddp", "dp", "ddp_sharded", "fsdp")
+QUICK = {
+    "ddp": ("checkpoint",),
+    "dp": ("two-optimizers",),
+    "ddp_sharded": ("state-dict",),
+    "fsdp": ("ragged-end",),
+}
+REFUSED: dict[str, dict[str, str]] = {
+    "ddp": {},
+    "dp": {},
+    "ddp_sharded": {"script-lbfgs-closure": "with LBFGS"},
+    "fsdp": {
+        "other-methods": "mixes parts of parameters or gradients with whole tensors",
+        "script-lbfgs-closure": "with LBFGS",
+    },
+}
+"""What each strategy refuses, and words of the message."""
+WRONG = {
+    ("fsdp", "not-a-number"): "a gradient that is NaN is reduced before it can be replaced",
+}
+"""Where a strategy breaks a rule today."""
+BY_HAND = {"AllReduce": ("no-sync", "accumulate"), "Inherits": ()}
+"""By strategy, what it refuses."""
+QUICK_BY_HAND = ("ragged-end",)
+BROKEN = {
+    "ForgetsWeights": ("ragged-end", "differs from one process"),
+    "ComparesNothing": ("divergence", "nothing was said"),
+    "DrawsAlike": ("random-numbers", "drew the same noise in training as rank 0"),
+    "SavesHalf": ("checkpoint", "differs from one process"),
+}
+BROKEN_TOO = {
+    "CountsTheRepeated": ("not-a-number", "differs from one process"),
+    "KeepsItsLoss": ("loss-value", "differs between rank 0 and rank 1"),
+    "KeepsItsValues": ("first-values", "differs between rank 0 and rank 1"),
+    "ForgetsTheOld": ("own-windows", "differs from one process"),
+    "TakesThemOnce": ("late-parameters", "differs between rank 0 and rank 1"),
+    "ShowsItsOwn": ("explain", "models listed differs from one process"),
+    "LeavesItsChange": ("unchanged", "torch.stack"),
+    "EvaluatesUnlike": ("random-numbers", "evaluation draws alike"),
+}
+PLUGINS = other_plugins(Subject())
+QUICK_PLUGINS = ("activation",)
+PAIRED = ("ragged-end", "evaluation", "events", "unchanged")
+
+
+def cases() -> Iterator[object]:
+    for strategy in STRATEGIES:
+        for rule in RULES:
+            for ranks in (2, 3):
+                quick = ranks == 2 and rule.name in QUICK[strategy]
+                wrong = WRONG.get((strategy, rule.name))
+                marks = [] if quick else [SLOW]
+                marks += [pytest.mark.xfail(reason=wrong, strict=True)] if wrong else []
+                yield pytest.param(
+                    strategy, rule, ranks, id=f"{strategy}-{rule}-{ranks}", marks=marks
+                )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("strategy", "rule", "ranks"), list(cases()))
+def test_our_strategies_hold_the_rules(strategy: str, rule: Rule, ranks: int) -> None:
+    outcome = check(rule, Subject(strategy), ranks)
+    assert outcome.holds, str(outcome)
+    words = REFUSED[strategy].get(rule.name, "")
+    assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", BY_HAND)
+@pytest.mark.parametrize(
+    ("rule", "ranks"),
+    [
+        pytest.param(rule, ranks, marks=[] if quick else SLOW)
+        for rule in RULES
+        for ranks in (2, 3)
+        for quick in [ranks == 2 and rule.name in QUICK_BY_HAND]
+    ],
+    ids=str,
+)
+def test_a_correct_strategy_by_hand_holds_them(rule: Rule, ranks: int, strategy: str) -> None:
+    outcome = check(rule, Subject(f"strategies_by_hand:{strategy}"), ranks)
+    assert outcome.holds, str(outcome)
+    assert bool(outcome.refused) == (rule.name in BY_HAND[strategy]), str(outcome)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("broken", "name", "words"),
+    [pytest.param(broken, *found) for broken, found in BROKEN.items()]
+    + [pytest.param(broken, *found, marks=SLOW) for broken, found in BROKEN_TOO.items()],
+)
+def test_a_strategy_that_forgets_something_breaks_the_rule_about_it(
+    broken: str, name: str, words: str
+) -> None:
+    outcome = check(find(name), Subject(f"strategies_broken:{broken}"))
+    text = str(outcome)
+    assert not outcome.holds and words in text, text
+    assert f"rule {name!r} is broken" in text
+    assert find(name).says in text and find(name).remedy in text
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plugin", "name"),
+    [
+        pytest.param(
+            plugin, name, marks=[] if plugin in QUICK_PLUGINS and name == PAIRED[0] else SLOW
+        )
+        for plugin in PLUGINS
+        for name in PAIRED
+    ],
+)
+def test_our_plugins_change_no_numbers_by_themselves(plugin: str, name: str) -> None:
+    outcome = check(find(name), Subject("ddp", (plugin,)))
+    assert outcome.holds and not outcome.refused, str(outcome)
+
+
+@SLOW
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_our_plugins_beside_other_strategies(plugin: str, strategy: str) -> None:
+    """A pair may be refused, and never gives other numbers."""
+    outcome = check(find(PAIRED[0]), Subject(strategy, (plugin,)))
+    assert outcome.holds, str(outcome)
+
+
+def test_a_plugin_that_changes_numbers_is_found_unless_it_says_so() -> None:
+    doubles = "strategies_broken:Doubles"
+    rule = find("ragged-end")
+    outcome = check(rule, Subject("ddp", (doubles,)))
+    assert not outcome.holds and "differs from one process" in str(outcome)
+    assert check(rule, Subject("ddp", (doubles,), numbers_of_its_own=True)).holds
+
+
+def test_a_missing_plugin_is_named() -> None:
+    rule = dataclasses.replace(find("log"), needs=("nowhere",))
+    outcome = check(rule, Subject())
+    assert not outcome.holds and str(outcome).endswith("not tried without torchbus's nowhere")
+
+
+@SLOW
+@pytest.mark.timeout(300)
+def test_the_options_of_pytest(tmp_path: Path) -> None:
+    """Without a path only the kit runs. A refusal passes and is listed; a wrong number fails."""
+    words = ["--torchbus-strategy", "strategies_broken:ForgetsWeights", "--torchbus-ranks", "2"]
+    chosen = ["-k", "ragged-end or no-sync", "-p", "no:cacheprovider"]
+    result = run(
+        [sys.executable, "-m", "pytest", *words, *chosen],
+        env={"PYTHONPATH": str(ROOT / "tests" / "conformance")},
+        cwd=tmp_path,
+        timeout_s=280,
+    )
+    assert result.status == 1 and "1 failed, 1 passed" in result.stdout, result.stdout
+    assert find("ragged-end").remedy in " ".join(result.stdout.split())
+    assert "AllReduce takes neither s.no_sync()" in result.stdout.split("refused, not wrong")[1]
+
+
+def test_the_page_lists_the_rules() -> None:
+    page = ROOT / "docs" / "conformance.md"
+    text = page.read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / "generate_rules.py"))["page"](text) == text
+    assert len({rule.name for rule in RULES}) == len(RULES) >= 35
+
+
+def test_pytest_alone_imports_neither_torchbus_nor_torch() -> None:
+    result = run_script("""
+        import sys
+        import torchbus_pytest
+        print(torchbus_pytest.rules_file().name, {"torch", "torchbus", "pytest"} & set(sys.modules))
+    """)
+    assert result.ok().stdout == "test_rules.py set()\n"
