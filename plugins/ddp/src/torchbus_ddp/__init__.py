@@ -1,4 +1,4 @@
-"""torchbus-ddp: data parallel training by torch's own DDP reducer, for any loop."""
+"""torchbus-ddp: data parallel training of any loop with torch's own DDP reducer."""
 
 from __future__ import annotations
 

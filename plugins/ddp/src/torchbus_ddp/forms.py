@@ -1,4 +1,4 @@
-"""ddp, with another way to start the ranks."""
+"""ddp with other ways to start the ranks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from torchbus_ddp.strategy import DDP
 
 
 class DDPSpawn(DDP):
-    """ddp for a decorated function, which new processes call too. Arguments as for DDP.
+    """ddp for a decorated function, which new processes call too. It takes the arguments of DDP.
 
-    The caller's process is rank 0: the model that it passes is trained in place, and it gets the function's return value.
+    The caller's process is rank 0: its model is trained in place, and it gets the function's return
+    value.
     """
 
     name = "ddp_spawn"
@@ -16,9 +17,10 @@ class DDPSpawn(DDP):
 
 
 class DDPNotebook(DDP):
-    """ddp for the block of a notebook's cell: the other ranks are forked where it begins. Arguments as for DDP.
+    """ddp for a block in a notebook's cell. It takes the arguments of DDP.
 
-    The kernel is rank 0, so its model is trained in place; the other ranks are silent, and end with the block.
+    The other ranks are forked when the block begins. They are silent, and end with the block. The
+    kernel is rank 0, so its model is trained in place.
     """
 
     name = "ddp_notebook"

@@ -1,4 +1,4 @@
-"""torchbus-sharded: optimizer states, gradients and parameters divided over ranks, for any loop."""
+"""torchbus-sharded: divides optimizer states, gradients and parameters over ranks, for any loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One synchronised backward: torch's reducer, driven without wrapping a module, and what ranks tell each other on the way.
+"""One synchronised backward: torch's reducer, driven without wrapping a module.
 
-May touch gradients and the reducer. Which parameters there are, ``parameters`` knows.
+It may touch gradients and the reducer. The folder ``parameters`` knows which parameters there are.
 """

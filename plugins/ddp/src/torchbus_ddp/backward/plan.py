@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torchbus.plugin import Context, Unsupported
+from torch import Tensor
+from torch.autograd.graph import Node
+from torchbus.plugin import Context, Unsupported, strategies
 
-from torchbus_ddp.backward.engine import Engine, run
-from torchbus_ddp.backward.header import WEIGHT, make_header
+from torchbus_ddp._compat import sparse_values, version, will_execute_node
 from torchbus_ddp.backward.optimizer_groups import LEARNING_BACKWARDS, Groups
-from torchbus_ddp.backward.reducer import Reducer, make_reducer
+from torchbus_ddp.backward.reducer import Reducer, ReducerOptions, make_reducer
 
 Snapshot = list[tuple[Tensor | None, int]]
 
@@ -20,14 +19,22 @@ Snapshot = list[tuple[Tensor | None, int]]
 class Plan:
     """Synchronises one set of parameters, all of which require gradients.
 
-    ``header`` is what the ranks told each other in the last backward. ``holders`` says which optimizers hold each parameter.
+    ``header`` holds what the ranks told each other in the last backward. ``holders`` says which
+    optimizers hold each parameter. ``sparse`` holds ids of parameters with sparse gradients.
     """
 
     def __init__(
-        self, session: Context, parameters: Sequence[nn.Parameter], holders: Sequence[Hashable], sparse: set[int], options: dict[str, Any]
+        self,
+        session: Context,
+        parameters: Sequence[Tensor],
+        buffers: strategies.Buffers,
+        holders: Sequence[Hashable],
+        sparse: set[int],
+        options: ReducerOptions,
     ) -> None:
         self.parameters = list(parameters)
-        self.header = make_header(self.parameters[0], len(self.parameters))
+        self.buffers = buffers
+        self.header = strategies.make_header(self.parameters[0], len(self.parameters))
         with torch.enable_grad():
             self._nodes = [_gradient_node(parameter) for parameter in self.parameters]
         self._sparse = sparse
@@ -46,32 +53,48 @@ class Plan:
         self._hook = self.header.parameter.register_hook(self._begin)
 
     def close(self) -> None:
-        """Let go of the reducers: torch's side of the cycle between them and the hook is hidden from Python's collector."""
+        """Let go of the reducers, which form a cycle with the hook.
+
+        Python's garbage collector does not see torch's side of that cycle.
+        """
         self._hook.remove()
         self._reducers.clear()
         del self._all, self._chosen, self._session
 
     def backward(
-        self, engine: Engine, tensors: Sequence[Any], gradients: Sequence[Any], retain_graph: bool | None, inputs: Any,
-        slots: list[float], loss: Tensor | None, local: set[int],
-    ) -> None:  # fmt: skip
-        """Run ``engine`` on the tensors and synchronise. ``slots`` is what the header says; ``local`` are ids of parameters
-        whose gradient holds what no rank has synchronised yet.
+        self,
+        engine: strategies.Engine,
+        roots: strategies.Roots,
+        slots: strategies.Slots,
+        loss: Tensor | None,
+        local: set[int],
+        error: BaseException | None = None,
+    ) -> None:
+        """Run ``engine`` from ``roots`` and synchronise the gradients.
 
-        An exception on the way leaves the reducer fit for the next call: what it has not reached takes part as zeros.
+        ``slots`` are what this rank tells the others. ``local`` holds ids of parameters with
+        gradients that no rank has synchronised yet. ``error`` was raised already, on a rank that
+        has no samples and so no roots. If there is an error, zeros stand in for the gradients that
+        were not made. So the reducer is fit for the next call.
         """
         self._loss, self._local = loss, local
         self._started, self._absent = False, []
         self.header.begin(slots)
         before = self.snapshot()
         try:
-            run(engine, self.header.parameter, self.header.seed, tensors, gradients, retain_graph, inputs)
+            strategies.run(engine, self.header.parameter, self.header.seed, roots)
+            if error is not None:
+                raise error
         except BaseException:
             if self._started:
                 self._complete(engine, before, self._chosen.members)
             raise
         finally:
-            self._loss = None
+            # an error that its own traceback leads to would keep the model alive
+            self._loss = error = None
+        self._finish(engine, before)
+
+    def _finish(self, engine: strategies.Engine, before: Snapshot) -> None:
         if self._absent:
             self._settle_absent(engine, before)
         self._chosen.finish()
@@ -79,85 +102,143 @@ class Plan:
         if self._wanted not in self._reducers:
             self._reducers[self._wanted] = self._make(self._wanted)
 
+    @property
+    def has_told(self) -> bool:
+        """Whether the ranks told each other anything in the last backward.
+
+        They do as soon as its graph has begun, even if it fails later.
+        """
+        return self._started
+
     def synchronised(self) -> set[int]:
         """The ids of the parameters that the last backward has synchronised."""
         return {id(self.parameters[index]) for index in self._chosen.members}
 
     def snapshot(self) -> Snapshot:
-        """What each gradient is now, to tell later whether it was touched."""
+        """Each gradient and its version now: ``_touched`` compares them later."""
         gradients = [parameter.grad for parameter in self.parameters]
-        return [(None, 0) if gradient is None else (gradient, gradient._version) for gradient in gradients]
+        return [
+            (None, 0) if gradient is None else (gradient, version(gradient))
+            for gradient in gradients
+        ]
 
     def _begin(self, _: Tensor) -> Tensor:
-        """Runs first in the graph, before any gradient is accumulated: only here can torch tell what will be reached."""
-        will_run = torch._C._will_engine_execute_node
+        """Runs first in the graph, before any gradient is accumulated.
+
+        Only here can torch tell which parameters the backward will reach.
+        """
+        will_run = will_execute_node
         present = [will_run(node) for node in self._nodes]
         self._absent = [index for index, runs in enumerate(present) if not runs]
         if self._local:
-            present = [runs or id(parameter) in self._local for runs, parameter in zip(present, self.parameters, strict=True)]
+            present = [
+                runs or id(parameter) in self._local
+                for runs, parameter in zip(present, self.parameters, strict=True)
+            ]
         self._choose(present)
         self._chosen.prepare()
         self._started = True
         sampled = self.parameters[self._uses % len(self.parameters)].data
         return self.header.fill(self._loss, sampled[(0,) * sampled.dim()], present)
 
-
     def _make(self, members: tuple[int, ...]) -> Reducer:
-        return make_reducer(self._session, self.parameters, members, self.header.parameter, self._sparse, self._options)
+        return make_reducer(
+            self._session,
+            self.parameters,
+            members,
+            self.header.parameter,
+            self._sparse,
+            self._options,
+        )
 
     def _choose(self, present: Sequence[bool]) -> None:
-        """The reducer for what is reached on any rank; one that does not exist yet is made once this backward is over."""
+        """Choose the reducer for the parameters that any rank's backward reaches.
+
+        If it does not exist yet, it is made after this backward, which uses the one for all.
+        """
         self._chosen = self._all
         if self._groups.useful and self._uses >= LEARNING_BACKWARDS:
             self._wanted = self._groups.agree(present)
             self._chosen = self._reducers.get(self._wanted, self._all)
 
-    def _settle_absent(self, engine: Engine, before: Snapshot) -> None:
-        """Zeros for what the graph did not reach here; reentrant checkpointing may have reached it unannounced."""
+    def _settle_absent(self, engine: strategies.Engine, before: Snapshot) -> None:
+        """Contribute zeros for the parameters that this rank's graph did not reach.
+
+        Reentrant checkpointing may have reached some of them unannounced.
+        """
         if any(_touched(self.parameters[index], before[index]) for index in self._absent):
             self._groups.hide()
-            if any(_touched(self.parameters[index], before[index]) for index in set(self._absent) - self._chosen.members):
+            if any(
+                _touched(self.parameters[index], before[index])
+                for index in set(self._absent) - self._chosen.members
+            ):
                 raise Unsupported(
-                    "reentrant checkpointing reached parameters that this backward left out: use checkpoint(..., use_reentrant=False)"
+                    "reentrant checkpointing reached parameters that this backward left out: use"
+                    " checkpoint(..., use_reentrant=False)"
                 )
         inside = [index for index in self._absent if index in self._chosen.members]
         self._complete(engine, before, inside)
         self._restore_none(before, inside)
 
-    def _complete(self, engine: Engine, before: Snapshot, candidates: Iterable[int]) -> None:
-        """Contribute zeros for those parameters that were not reached."""
-        missing = [index for index in sorted(candidates) if not _touched(self.parameters[index], before[index])]
+    def _complete(
+        self, engine: strategies.Engine, before: Snapshot, candidates: Iterable[int]
+    ) -> None:
+        """Contribute zeros for those candidates that have got no gradient."""
+        missing = [
+            index
+            for index in sorted(candidates)
+            if not _touched(self.parameters[index], before[index])
+        ]
         if missing:
-            engine([self.parameters[index] for index in missing], [self._zero(index) for index in missing])
+            engine(
+                [self.parameters[index] for index in missing],
+                [self._zero(index) for index in missing],
+            )
 
     def _zero(self, index: int) -> Tensor:
         parameter = self.parameters[index]
         if id(parameter) in self._sparse:
             return torch.sparse_coo_tensor(
-                torch.empty((1, 0), dtype=torch.long), torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype), parameter.shape,
-                device=parameter.device, check_invariants=False,
-            )  # fmt: skip
+                torch.empty((1, 0), dtype=torch.long),
+                torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
+                parameter.shape,
+                device=parameter.device,
+                check_invariants=False,
+            )
         return torch.zeros_like(parameter)
 
     def _restore_none(self, before: Snapshot, absent: Iterable[int]) -> None:
-        """A gradient that was None, and that no rank has made, is None again; it is zero where nothing counted on any rank."""
-        if not self.header.mean()[WEIGHT]:
+        """Set a gradient to None again if it was None before and no rank has made it.
+
+        It stays zero if the samples of no rank counted.
+        """
+        if not self.header.mean()[strategies.header.WEIGHT]:
             return
         reached = self.header.reached()
         for index in absent:
             gradient = self.parameters[index].grad
-            if before[index][0] is None and reached[index] < 1e-6 and gradient is not None and not _any(gradient):
+            if (
+                before[index][0] is None
+                and reached[index] < 1e-6
+                and gradient is not None
+                and not _any(gradient)
+            ):
                 self.parameters[index].grad = None
 
 
 def _touched(parameter: Tensor, before: tuple[Tensor | None, int]) -> bool:
     gradient = parameter.grad
-    return gradient is not None and (gradient is not before[0] or gradient._version != before[1])
+    return gradient is not None and (gradient is not before[0] or version(gradient) != before[1])
 
 
 def _any(gradient: Tensor) -> bool:
-    return bool((gradient._values() if gradient.is_sparse else gradient).any())
+    return bool((sparse_values(gradient) if gradient.is_sparse else gradient).any())
 
 
-def _gradient_node(parameter: Tensor) -> Any:
-    return parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+def _gradient_node(parameter: Tensor) -> Node:
+    """The node that accumulates the parameter's gradient."""
+    view = parameter.expand_as(parameter).grad_fn
+    assert view is not None
+    node = view.next_functions[0][0]
+    assert node is not None
+    return node

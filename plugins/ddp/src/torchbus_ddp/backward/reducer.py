@@ -1,4 +1,4 @@
-"""Making and using a DistributedDataParallel whose reducer is driven. It is never called as a module."""
+"""A DistributedDataParallel that is never called as a module: only its reducer is used."""
 
 from __future__ import annotations
 
@@ -6,55 +6,70 @@ import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchbus.plugin import Context
 
+from torchbus_ddp._compat import ReducerOnly, preserved_version, rebuild_buckets
+from torchbus_ddp._compat import parameters as own_parameters
+
 HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+
+
+class ReducerOptions(TypedDict, total=False):
+    """Arguments of DistributedDataParallel."""
+
+    bucket_cap_mb: float
+    broadcast_buffers: bool
+    init_sync: bool
+
+
+def reducer_options(bucket_cap_mb: float) -> ReducerOptions:
+    """With ``init_sync=False``, if torch has it: parameters are equal already."""
+    options = ReducerOptions(bucket_cap_mb=bucket_cap_mb, broadcast_buffers=False)
+    if HAS_INIT_SYNC:
+        options["init_sync"] = False
+    return options
 
 
 @contextmanager
 def unchanged_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """An older torch broadcasts parameters when DDP is made, between a forward and its backward: the values stay the
-    same, but autograd must not take them for changed."""
+    """Keep autograd from taking the tensors for changed.
+
+    An older torch broadcasts the parameters when it makes DDP, here between a forward and its
+    backward. Their values stay the same.
+    """
     with ExitStack() as stack:
         for tensor in tensors:
-            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+            stack.enter_context(preserved_version(tensor))
         yield
-
-
-class ReducerOnly(DistributedDataParallel):
-    """DDP over parameters alone, told which of them have sparse gradients (it would look for Embedding modules)."""
-
-    def __init__(self, module: ParameterHolder, **options: Any) -> None:
-        self.__dict__["_sparse"] = module.sparse
-        super().__init__(module, **options)
-
-    def _build_params_for_reducer(self) -> tuple[list[Tensor], list[bool]]:
-        parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
-        return parameters, [id(parameter) in self.__dict__["_sparse"] for parameter in parameters]
 
 
 class ParameterHolder(nn.Module):
     """The parameters of a reducer, the header last: DDP starts its first bucket from the end.
 
-    Leaf tensors that are no ``nn.Parameter`` count as well; an ``nn.ParameterList`` would replace them by copies.
+    It also holds leaf tensors that are no ``nn.Parameter``, which an ``nn.ParameterList`` would
+    replace by copies.
     """
 
     def __init__(self, parameters: Sequence[Tensor], sparse: set[int]) -> None:
         super().__init__()
         self.torchbus_internal = True
-        self._parameters.update({str(number): parameter for number, parameter in enumerate(parameters)})  # type: ignore[arg-type, misc]
+        own_parameters(self).update(
+            (str(number), cast(nn.Parameter, one)) for number, one in enumerate(parameters)
+        )
         self.sparse = sparse
 
 
 class Reducer:
     """Averages the parameters numbered ``members``, and the header with them."""
 
-    def __init__(self, session: Context, members: Sequence[int], ddp: DistributedDataParallel) -> None:
+    def __init__(
+        self, session: Context, members: Sequence[int], ddp: DistributedDataParallel
+    ) -> None:
         self.members = frozenset(members)
         self._ddp = ddp
         self._rebuilt: bool = getattr(ddp, "keeps_buckets", False)
@@ -64,18 +79,38 @@ class Reducer:
         self._ddp.reducer.prepare_for_backward([])
 
     def finish(self) -> None:
-        """After the first backward: order the buckets as the gradients came, where they may change. One small collective, on all ranks."""
+        """After the first backward, order the buckets as the gradients came.
+
+        This is one small collective, on all ranks. A DDP with ``keeps_buckets`` is left as it is.
+        """
         if not self._rebuilt:
             self._rebuilt = True
-            self._ddp.reducer._rebuild_buckets()
+            rebuild_buckets(self._ddp)
 
 
 def make_reducer(
-    session: Context, parameters: Sequence[Any], members: Sequence[int], header: Any, sparse: set[int], options: dict[str, Any]
+    session: Context,
+    parameters: Sequence[Tensor],
+    members: Sequence[int],
+    header: Tensor,
+    sparse: set[int],
+    options: ReducerOptions,
 ) -> Reducer:
-    """Ask the plugins for the DDP (event ``configure_ddp``), or make it. ``sparse`` holds ids of parameters."""
+    """Ask the plugins for the DDP (event ``configure_ddp``), or make it.
+
+    ``sparse`` holds ids of parameters.
+    """
     holder = ParameterHolder([*(parameters[index] for index in members), header], sparse)
-    with warnings.catch_warnings(), torch.enable_grad(), unchanged_versions([] if HAS_INIT_SYNC else parameters):
-        warnings.simplefilter("ignore", FutureWarning)  # torch renames broadcast_buffers; both names can't be given
-        made: DistributedDataParallel | None = session.bus.hook.configure_ddp(session=session, module=holder, options=options)
-        return Reducer(session, members, made if made is not None else ReducerOnly(holder, **options))
+    with (
+        warnings.catch_warnings(),
+        torch.enable_grad(),
+        unchanged_versions([] if HAS_INIT_SYNC else parameters),
+    ):
+        # torch renames broadcast_buffers; both names can't be given
+        warnings.simplefilter("ignore", FutureWarning)
+        made: DistributedDataParallel | None = session.bus.hook.configure_ddp(
+            session=session, module=holder, options=options
+        )
+        return Reducer(
+            session, members, made if made is not None else ReducerOnly(holder, **options)
+        )

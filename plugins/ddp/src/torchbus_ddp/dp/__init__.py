@@ -1,4 +1,4 @@
-"""``dp`` and ``ddp2``: every rank of a team sees the whole batch, and computes its rows of each forward."""
+"""``dp`` and ``ddp2``: the ranks of a team see one batch, and compute its rows in each forward."""
 
 from __future__ import annotations
 

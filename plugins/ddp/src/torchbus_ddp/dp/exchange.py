@@ -1,13 +1,13 @@
 """From the whole batch to this rank's rows and back, with gradients of any order.
 
-A tensor outside a divided forward is the same on all ranks of the team, and so is its gradient. Inside, each rank has its own
-rows, and there a gradient is the true one times the size of the team: then the *mean* over ranks is right for parameters, whether
-they were used inside, outside, or both.
+A tensor outside a divided forward is the same on all ranks of the team, and so is its gradient.
+Inside, each rank has its own rows, and gradients are multiplied by the size of the team. So the
+*mean* over ranks is exact for parameters, whether they were used inside, outside, or both.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,56 +16,77 @@ from torchbus_ddp.dp.rows import Rows
 from torchbus_ddp.dp.team import Team
 
 
+class Exchange(Protocol):
+    """What forward keeps for backward: how the rows are divided."""
+
+    rows: Rows
+    dim: int
+    team: Team
+
+
+class Scaling(Protocol):
+    """What forward keeps for backward: the factor of the gradient."""
+
+    factor: float
+
+
 class Part(torch.autograd.Function):
     """This rank's rows of a tensor that all ranks have."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+    def forward(ctx: Exchange, whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
         ctx.rows, ctx.dim, ctx.team = rows, dim, team
         return rows.take(whole, dim).clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        return joined(gradient, ctx.rows, ctx.dim, ctx.team) / ctx.team.size, None, None, None
+    def backward(ctx: Exchange, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        whole = joined(gradients[0], ctx.rows, ctx.dim, ctx.team)
+        return whole / ctx.team.size, None, None, None
 
 
 class Joined(torch.autograd.Function):
     """The rows of all ranks, on all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+    def forward(ctx: Exchange, local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
         ctx.rows, ctx.dim, ctx.team = rows, dim, team
         first = local.movedim(dim, 0)
         padded = first.new_zeros((max(rows.sizes), *first.shape[1:]))
         padded[: rows.own] = first[: rows.own]
-        parts = [part[:size] for part, size in zip(team.all_gather(padded), rows.sizes, strict=True)]
+        parts = [
+            part[:size] for part, size in zip(team.all_gather(padded), rows.sizes, strict=True)
+        ]
         return torch.cat(parts).movedim(0, dim).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        rows = ctx.rows
-        local = Part.apply(gradient, rows, ctx.dim, ctx.team)  # type: ignore[no-untyped-call]
-        return local * (ctx.team.size if rows.own else 0), None, None, None
+    def backward(ctx: Exchange, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        local = _part(gradients[0], ctx.rows, ctx.dim, ctx.team)
+        return local * (ctx.team.size if ctx.rows.own else 0), None, None, None
 
 
 class Averaged(torch.autograd.Function):
-    """A number, or a tensor without rows: the mean over ranks, each with its weight."""
+    """The weighted mean over ranks of a number, or of a tensor without rows."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, weight: float, team: Team) -> Tensor:
+    def forward(ctx: Scaling, local: Tensor, weight: float, team: Team) -> Tensor:
         ctx.factor = weight * team.size
         return team.mean(local, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        return gradient * ctx.factor, None, None
+    def backward(ctx: Scaling, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0] * ctx.factor, None, None
 
 
 def part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
-    """This rank's rows; a collective in backward where the tensor requires a gradient."""
+    """This rank's rows. If the tensor requires a gradient, its backward is a collective."""
     if whole.requires_grad and torch.is_grad_enabled():
-        return Part.apply(whole, rows, dim, team)  # type: ignore[no-untyped-call, no-any-return]
+        return _part(whole, rows, dim, team)
     return rows.take(whole, dim)
+
+
+def _part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
+    own: Tensor = Part.apply(whole, rows, dim, team)  # type: ignore[no-untyped-call]
+    return own
 
 
 def joined(local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:

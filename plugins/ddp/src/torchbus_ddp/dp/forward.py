@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +14,29 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchbus.plugin import Context, Surround, hookimpl, inventory, warn
 
+from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import part
-from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves
+from torchbus_ddp.dp.nested import Leaf, map_numbers, numbers_in
 from torchbus_ddp.dp.outputs import Layout
 from torchbus_ddp.dp.refusals import failing, refuse_time_first
 from torchbus_ddp.dp.rows import count_samples, count_sharers, has_rows, share_rows
 from torchbus_ddp.dp.stream import OwnStream
 from torchbus_ddp.dp.team import Team
 
+T = TypeVar("T")
+
 
 class DividedForward:
-    """Finds the models. The first call of each, for each form of its inputs, is computed whole by every rank: it shows how the
-    outputs depend on the batch. ``reduction``: what numbers that a forward returns are, "mean" or "sum" over samples; None: not known.
+    """Divides the forwards of the models that it finds.
+
+    Every rank computes all of a model's first call, for each form of its inputs. It shows how the
+    outputs depend on the batch. ``reduction`` says what numbers that a forward returns are: a
+    "mean" or "sum" over samples, or not known (None).
     """
 
-    def __init__(self, session: Context, team: Team, dim: int | None, reduction: str | None) -> None:
+    def __init__(
+        self, session: Context, team: Team, dim: int | None, reduction: str | None
+    ) -> None:
         self._session = session
         self._team = team
         self._dim = dim or 0
@@ -36,7 +44,9 @@ class DividedForward:
         self._reduction = reduction
         self._stream = OwnStream(session.rank)
         self._surround = Surround(self._around, traced=False)
-        self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = weakref.WeakKeyDictionary()
+        self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._inside = False
         self._warned = False
         session.on_close.callback(self._surround.close)
@@ -57,7 +67,13 @@ class DividedForward:
             self._layouts[model] = {}
             self._surround.add(model)
 
-    def _around(self, model: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _around(
+        self,
+        model: Module,
+        forward: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
         total = 0 if self._inside else count_samples((args, kwargs), self._dim)
         if count_sharers(total, self._team.size) == 1 or _borrowed(model):
             return forward(*args, **kwargs)
@@ -67,7 +83,14 @@ class DividedForward:
         finally:
             self._inside = False
 
-    def _outermost(self, model: Module, forward: Callable[..., Any], args: Any, kwargs: Any, total: int) -> Any:
+    def _outermost(
+        self,
+        model: Module,
+        forward: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        total: int,
+    ) -> T:
         known, form = self._layouts[model], _form(model, args, kwargs)
         layout = known.get(form)
         if layout is None:
@@ -75,32 +98,43 @@ class DividedForward:
                 refuse_time_first(model)
             outputs = forward(*args, **kwargs)
             known[form] = Layout(type(model).__name__, outputs, total, self._dim)
-            self._say(model, known[form])
+            self._warn(model, known[form])
             return outputs
         if self._computed_whole(layout) or _only_updates_buffers(model):
             return forward(*args, **kwargs)
         rows = share_rows(total, self._team.size, self._team.rank)
 
-        def take(leaf: Leaf) -> Any:
-            if has_rows(leaf, self._dim) and leaf.shape[self._dim] == total:  # type: ignore[union-attr]
-                return part(leaf, rows, self._dim, self._team)  # type: ignore[arg-type]
+        def take(leaf: Leaf) -> Leaf:
+            if has_rows(leaf, self._dim) and leaf.shape[self._dim] == total:
+                return part(leaf, rows, self._dim, self._team)
             return leaf
 
-        own_args, own_kwargs = map_leaves((tuple(args), kwargs), take)
-        with self._stream.drawn_from(), failing(model, rows, self._dim) if layout.is_new else nullcontext():
+        own_args, own_kwargs = map_numbers((tuple(args), kwargs), take)
+        with (
+            self._stream.drawn_from(),
+            failing(model, rows, self._dim) if layout.is_new else nullcontext(),
+        ):
             outputs = forward(*own_args, **own_kwargs)
         return layout.join(outputs, rows, self._team, self._reduction)
 
     def _computed_whole(self, layout: Layout) -> bool:
         return layout.has_numbers and self._reduction is None
 
-    def _say(self, model: Module, layout: Layout) -> None:
-        if self._computed_whole(layout) and self._session.is_main and not self._warned and _is_large(model):
+    def _warn(self, model: Module, layout: Layout) -> None:
+        if (
+            self._computed_whole(layout)
+            and self._session.is_main
+            and not self._warned
+            and _is_large(model)
+        ):
             self._warned = True
-            warn(f"{_whole_words(model)}. If it is a mean (a sum) over samples, say loss_reduction='mean' ('sum'), and it is divided")
+            warn(
+                f"{_whole_words(model)}. If it is a mean (a sum) over samples, say"
+                " loss_reduction='mean' ('sum'), and it is divided"
+            )
 
     @hookimpl(tryfirst=True)
-    def describe(self, thing: Any) -> str | None:
+    def describe(self, thing: object) -> str | None:
         if not isinstance(thing, Module) or thing not in self._layouts:
             return None
         layouts = list(self._layouts[thing].values())
@@ -108,32 +142,47 @@ class DividedForward:
             return _whole_words(thing)
         if not layouts:
             return "its forward was not called yet; other methods are computed whole by every rank"
-        return f"each outermost forward is divided over {self._team.size} ranks along dim {self._dim}"
+        return (
+            f"each outermost forward is divided over {self._team.size} ranks along dim {self._dim}"
+        )
 
 
-def _form(model: Module, args: Any, kwargs: Any) -> Hashable:
-    """What decides about the structure of the outputs, as far as one can see from outside."""
-    flags = tuple((key, value) for key, value in kwargs.items() if isinstance(value, bool | str | None))
-    leaves = tuple(leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves_in((args, kwargs)))
+def _form(model: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable:
+    """What can be seen from outside of all that decides about the structure of the outputs."""
+    flags = tuple(
+        (key, value) for key, value in kwargs.items() if isinstance(value, bool | str | None)
+    )
+    leaves = tuple(
+        leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in numbers_in((args, kwargs))
+    )
     return model.training, len(args), tuple(kwargs), flags, leaves
 
 
 def _borrowed(model: Module) -> bool:
-    """Whether ``functional_call`` has put other tensors into the place of the parameters: they have a graph that all ranks share."""
+    """Whether ``functional_call`` has replaced the parameters by other tensors.
+
+    These have a graph that all ranks share.
+    """
     return any(
-        not isinstance(parameter, nn.Parameter) for module in model.modules() for parameter in module._parameters.values() if parameter is not None
+        not isinstance(parameter, nn.Parameter)
+        for module in model.modules()
+        for parameter in parameters_of(module).values()
+        if parameter is not None
     )
 
 
 def _only_updates_buffers(model: Module) -> bool:
-    """No backward follows that would make the buffers (of BatchNorm, say) the same on all ranks again."""
+    """Whether the call updates buffers (BatchNorm's) that no backward will make equal again."""
     return model.training and not torch.is_grad_enabled() and any(True for _ in model.buffers())
 
 
 def _is_large(model: Module) -> bool:
-    """A loss with a parameter or two is nothing to warn of."""
+    """Whether it is worth a warning: a loss with a parameter or two is not."""
     return any(parameter.dim() > 1 for parameter in model.parameters())
 
 
 def _whole_words(model: Module) -> str:
-    return f"{type(model).__name__}.forward returns a number for the whole batch, so every rank computes all of it, and nothing is gained"
+    return (
+        f"{type(model).__name__}.forward returns a number for the whole batch, so every rank"
+        " computes all of it, and nothing is gained"
+    )

@@ -1,38 +1,23 @@
-"""What a model takes and returns: tensors and numbers in lists, tuples, mappings and dataclasses."""
+"""What dp divides and joins: the tensors and floats that a model takes and returns."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor
+from torchbus.plugin import leaves, map_leaves
 
 Leaf = Tensor | float
-Change = Callable[[Leaf], Any]
+T = TypeVar("T")
 
 
-def map_leaves(value: Any, change: Change) -> Any:
-    """``value`` with every tensor and every ``float`` in it replaced by ``change(leaf)``, in the order in which they stand."""
-    if isinstance(value, Tensor | float):
-        return change(value)
-    if isinstance(value, Mapping):
-        made = copy.copy(value) if hasattr(value, "__setitem__") else dict(value)
-        for key, item in value.items():
-            made[key] = map_leaves(item, change)  # type: ignore[index]
-        return made
-    if isinstance(value, list | tuple):
-        make: Any = getattr(type(value), "_make", type(value))
-        return make([map_leaves(item, change) for item in value])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: map_leaves(getattr(value, name), change) for name in names})
-    return value
+def map_numbers(value: T, change: Callable[[Leaf], Leaf]) -> T:
+    """The same nesting, with every tensor and every ``float`` replaced, in order."""
+    changed: T = map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Leaf) else leaf)
+    return changed
 
 
-def leaves_in(value: Any) -> list[Leaf]:
+def numbers_in(value: object) -> list[Leaf]:
     """The tensors and floats of ``value``, in order."""
-    found: list[Leaf] = []
-    map_leaves(value, lambda leaf: (found.append(leaf), leaf)[1])  # type: ignore[func-returns-value]
-    return found
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Leaf)]

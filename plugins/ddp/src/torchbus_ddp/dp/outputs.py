@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torchbus.plugin import Unsupported
 
 from torchbus_ddp.dp.exchange import averaged, joined
-from torchbus_ddp.dp.nested import Leaf, leaves_in, map_leaves
+from torchbus_ddp.dp.nested import Leaf, map_numbers, numbers_in
 from torchbus_ddp.dp.rows import Rows, has_rows, lengths_of
 from torchbus_ddp.dp.team import Team
+
+T = TypeVar("T")
+Shapes = Sequence[Sequence[int]]
 
 
 class Kind(Enum):
@@ -25,17 +28,18 @@ class Kind(Enum):
 
 
 class Layout:
-    """Learnt from a call that computed the whole batch of ``total`` samples, and got ``outputs``.
+    """How the outputs of a model depend on the batch.
 
-    ``is_new``: no call was divided yet.
+    It is learnt from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
+    ``is_new`` is True until a call was divided.
     """
 
-    def __init__(self, name: str, outputs: Any, total: int, dim: int) -> None:
+    def __init__(self, name: str, outputs: object, total: int, dim: int) -> None:
         self._name = name
         self._dim = dim
         self._total = total
-        self._whole = [lengths_of(leaf) for leaf in leaves_in(outputs)]
-        self._kinds = [_kind(leaf, total, dim) for leaf in leaves_in(outputs)]
+        self._whole = [lengths_of(leaf) for leaf in numbers_in(outputs)]
+        self._kinds = [_kind(leaf, total, dim) for leaf in numbers_in(outputs)]
         self._sure = False
         self.is_new = True
 
@@ -44,48 +48,64 @@ class Layout:
         """Whether some output is one number for all samples: a loss, most likely."""
         return Kind.NUMBER in self._kinds
 
-    def join(self, outputs: Any, rows: Rows, team: Team, reduction: str | None) -> Any:
-        """The outputs for the whole batch, on every rank; two collectives or more. ``reduction``: of numbers, "mean" or "sum".
+    def join(self, outputs: T, rows: Rows, team: Team, reduction: str | None) -> T:
+        """The outputs for the whole batch, on every rank, by two collectives or more.
 
-        Raises Unsupported, on all ranks, where the shapes do not go together.
+        ``reduction`` is that of numbers, "mean" or "sum". Raises Unsupported, on all ranks, if the
+        shapes do not go together.
         """
-        leaves = leaves_in(outputs)
+        leaves = numbers_in(outputs)
         if [_dims(leaf) for leaf in leaves] != [len(shape) for shape in self._whole]:
             raise Unsupported(
-                f"{self._name} returns {len(leaves)} tensors and numbers, or other ones than the first time ({len(self._whole)}): dp puts "
-                "together what has the same structure in every call. Compute in the loop what depends on the batch"
+                f"{self._name} returns {len(leaves)} tensors and numbers, but returned"
+                f" {len(self._whole)}, or other ones, in its first call: dp can join only outputs"
+                " of the same structure. Compute in the loop what depends on the batch"
             )
-        shapes = [_split(numbers, leaves) for numbers in team.tell([size for leaf in leaves for size in lengths_of(leaf)])]
+        sizes_of_ranks = team.tell([size for leaf in leaves for size in lengths_of(leaf)])
+        shapes = [_split(sizes, leaves) for sizes in sizes_of_ranks]
         self._refuse_other_sizes(rows, shapes)
         self._settle(rows, shapes)
         self.is_new = False
         rest = iter(enumerate(zip(self._kinds, zip(*shapes, strict=True), strict=True)))
 
-        def put_together(leaf: Leaf) -> Any:
+        def put_together(leaf: Leaf) -> Leaf:
             index, (kind, sizes) = next(rest)
-            if kind is Kind.ROWS:
+            if kind is Kind.ROWS and isinstance(leaf, Tensor):
                 return self._joined(leaf, index, sizes, rows, team)
-            return self._averaged(leaf, index, sizes, rows, team, reduction if kind is Kind.NUMBER else "mean")
+            return self._averaged(
+                leaf, index, sizes, rows, team, reduction if kind is Kind.NUMBER else "mean"
+            )
 
-        return map_leaves(outputs, put_together)
+        return map_numbers(outputs, put_together)
 
-    def _refuse_other_sizes(self, rows: Rows, shapes: Sequence[Sequence[Sequence[int]]]) -> None:
-        """What seemed to be of the same size for any batch, but is not for half of it, has the samples in another dimension."""
-        for index, kind in enumerate(self._kinds if self.is_new and rows.total == self._total else []):
+    def _refuse_other_sizes(self, rows: Rows, shapes: Sequence[Shapes]) -> None:
+        """Refuse outputs that seemed to have the same size for any batch, but have not.
+
+        These have the samples in another dimension.
+        """
+        for index, kind in enumerate(
+            self._kinds if self.is_new and rows.total == self._total else []
+        ):
             sizes = [shape[index] for shape in shapes]
-            if kind is not Kind.ROWS and any(list(size) != list(self._whole[index]) for size in sizes):
+            if kind is not Kind.ROWS and any(
+                list(size) != list(self._whole[index]) for size in sizes
+            ):
                 self._refuse(index, sizes, rows)
 
-    def _settle(self, rows: Rows, shapes: Sequence[Sequence[Sequence[int]]]) -> None:
-        """As long as it was for the first batch, although there are more or fewer samples: it does not depend on their number."""
-        if not self._sure and any(Rows(rows.samples, rank).computed != self._total for rank in range(len(rows.samples))):
+    def _settle(self, rows: Rows, shapes: Sequence[Shapes]) -> None:
+        """Find the outputs that do not depend on the number of samples, once that has changed."""
+        if not self._sure and any(
+            Rows(rows.samples, rank).computed != self._total for rank in range(len(rows.samples))
+        ):
             for index, whole in enumerate(self._whole):
-                if self._kinds[index] is Kind.ROWS and all(list(shape[index]) == list(whole) for shape in shapes):
+                if self._kinds[index] is Kind.ROWS and all(
+                    list(shape[index]) == list(whole) for shape in shapes
+                ):
                     self._kinds[index] = Kind.FIXED
             self._sure = True
 
-    def _joined(self, leaf: Any, index: int, shapes: Sequence[Sequence[int]], rows: Rows, team: Team) -> Tensor:
-        """``each`` rows for one sample, or more where forward has flattened dimensions together."""
+    def _joined(self, leaf: Tensor, index: int, shapes: Shapes, rows: Rows, team: Team) -> Tensor:
+        """Join the rows: several for each sample if forward has flattened dimensions together."""
         each = leaf.shape[self._dim] // rows.computed
         expected = [list(leaf.shape) for _ in shapes]
         for rank, shape in enumerate(expected):
@@ -95,8 +115,14 @@ class Layout:
         return joined(leaf, Rows(rows.samples, rows.rank, each), self._dim, team)
 
     def _averaged(
-        self, leaf: Any, index: int, shapes: Sequence[Sequence[int]], rows: Rows, team: Team, reduction: str | None
-    ) -> Any:  # fmt: skip
+        self,
+        leaf: Leaf,
+        index: int,
+        shapes: Shapes,
+        rows: Rows,
+        team: Team,
+        reduction: str | None,
+    ) -> Leaf:
         if any(list(shape) != list(shapes[0]) for shape in shapes):
             self._refuse(index, shapes, rows)
         weight = rows.weight if reduction == "mean" else float(rows.own > 0)
@@ -107,26 +133,33 @@ class Layout:
         return self._same(leaf, index, team)
 
     def _same(self, leaf: Tensor, index: int, team: Team) -> Tensor:
-        """Whole numbers that have nothing to do with the batch."""
+        """Integers, which must not depend on the batch."""
         if any(not other.equal(leaf) for other in team.all_gather(leaf)):
             raise Unsupported(
-                f"output {index} of {self._name}, {leaf.dtype} of shape {tuple(leaf.shape)}, differs between the ranks, which have different "
-                "samples: dp can't put it together. Count in the loop, from outputs that have a row for each sample"
+                f"output {index} of {self._name}, {leaf.dtype} of shape {tuple(leaf.shape)},"
+                " differs between the ranks, which have different samples: dp can't put it"
+                " together. Count in the loop, from outputs that have a row for each sample"
             )
         return leaf
 
-    def _refuse(self, index: int, shapes: Sequence[Sequence[int]], rows: Rows) -> None:
+    def _refuse(self, index: int, shapes: Shapes, rows: Rows) -> None:
         raise Unsupported(
-            f"output {index} of {self._name} has the shapes {', '.join(str(tuple(shape)) for shape in shapes)} on the ranks, which have "
-            f"{', '.join(map(str, rows.samples))} samples in dim {self._dim}: dp can't put them together. Return tensors with the batch in "
-            f"dim {self._dim} and other dimensions that do not depend on it, say batch_dim=, or use strategy='ddp'"
+            f"output {index} of {self._name} has the shapes"
+            f" {', '.join(str(tuple(shape)) for shape in shapes)} on the ranks, which have"
+            f" {', '.join(map(str, rows.samples))} samples in dim {self._dim}: dp can't put them"
+            f" together. Return tensors with the batch in dim {self._dim} and other dimensions that"
+            " do not depend on it, say batch_dim=, or use strategy='ddp'"
         )
 
 
 def _kind(leaf: Leaf, total: int, dim: int) -> Kind:
     if isinstance(leaf, float) or (leaf.dim() == 0 and leaf.is_floating_point()):
         return Kind.NUMBER
-    return Kind.ROWS if has_rows(leaf, dim) and leaf.shape[dim] and leaf.shape[dim] % total == 0 else Kind.FIXED
+    return (
+        Kind.ROWS
+        if has_rows(leaf, dim) and leaf.shape[dim] and leaf.shape[dim] % total == 0
+        else Kind.FIXED
+    )
 
 
 def _dims(leaf: Leaf) -> int:
@@ -134,6 +167,6 @@ def _dims(leaf: Leaf) -> int:
 
 
 def _split(numbers: Sequence[int], leaves: Sequence[Leaf]) -> list[Sequence[int]]:
-    """A rank's shapes, from all its sizes in a row."""
+    """A rank's shapes, from its sizes in one list."""
     rest = iter(numbers)
     return [[next(rest) for _ in range(_dims(leaf))] for leaf in leaves]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 from torch import Tensor
 
-from torchbus_ddp.dp.nested import leaves_in
+from torchbus_ddp.dp.nested import numbers_in
 
 AT_LEAST = 2
 
 
 @dataclass(frozen=True)
 class Rows:
-    """``samples``: of how many each rank computes the rows, rank 0 first; ``rank``: this one, which may have none; ``each``: how
-    many rows there are for one sample."""
+    """How many samples each rank of a team has: ``samples``, rank 0 first.
+
+    ``rank`` is this one, which may have none. There are ``each`` rows for one sample.
+    """
 
     samples: tuple[int, ...]
     rank: int
@@ -39,12 +41,15 @@ class Rows:
 
     @property
     def weight(self) -> float:
-        """This rank's part of all samples."""
+        """This rank's fraction of all samples."""
         return self.samples[self.rank] / self.total
 
     @property
     def computed(self) -> int:
-        """How many rows this rank computes: one that has none of its own repeats the first ones, to no effect."""
+        """How many rows this rank computes.
+
+        A rank without rows of its own computes the first ones again, to no effect.
+        """
         return self.own or min(AT_LEAST, self.total) * self.each
 
     @property
@@ -52,19 +57,21 @@ class Rows:
         return sum(self.sizes[: self.rank]) if self.own else 0
 
     def take(self, tensor: Tensor, dim: int) -> Tensor:
-        """The rows of a tensor that this rank computes, a view."""
+        """The rows of a tensor that this rank computes, as a view."""
         return tensor.narrow(dim, self.start, self.computed)
 
 
 def share_rows(total: int, team_size: int, rank: int) -> Rows:
-    """As even as can be, and at least two samples for a rank where possible: BatchNorm refuses one.
+    """Split the samples as evenly as possible; BatchNorm needs at least two on a rank.
 
     >>> share_rows(7, 3, 0).samples, share_rows(5, 3, 0).samples, share_rows(1, 2, 0).samples
     ((3, 2, 2), (3, 2, 0), (1, 0))
     """
     sharers = count_sharers(total, team_size)
     size, rest = divmod(total, sharers)
-    return Rows(tuple(size + (one < rest) if one < sharers else 0 for one in range(team_size)), rank)
+    return Rows(
+        tuple(size + (one < rest) if one < sharers else 0 for one in range(team_size)), rank
+    )
 
 
 def count_sharers(total: int, team_size: int) -> int:
@@ -72,12 +79,12 @@ def count_sharers(total: int, team_size: int) -> int:
     return min(team_size, max(1, total // AT_LEAST))
 
 
-def count_samples(inputs: Any, dim: int) -> int:
-    """The size of the batch: that of the first tensor which has the dimension; 0 where there is none."""
-    return next((leaf.shape[dim] for leaf in leaves_in(inputs) if has_rows(leaf, dim)), 0)  # type: ignore[union-attr]
+def count_samples(inputs: object, dim: int) -> int:
+    """The size of the batch: that of the first tensor which has the dimension, or 0."""
+    return next((leaf.shape[dim] for leaf in numbers_in(inputs) if has_rows(leaf, dim)), 0)
 
 
-def has_rows(leaf: object, dim: int) -> bool:
+def has_rows(leaf: object, dim: int) -> TypeGuard[Tensor]:
     """Whether it is a tensor that has this dimension."""
     return isinstance(leaf, Tensor) and leaf.dim() > dim
 

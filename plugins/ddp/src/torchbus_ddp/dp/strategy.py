@@ -2,105 +2,130 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl
+from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl, strategies
 
 from torchbus_ddp.dp import derivatives
+from torchbus_ddp.dp.division import divide
 from torchbus_ddp.dp.forward import DividedForward
-from torchbus_ddp.dp.sync import SameLoss, TeamSync
 from torchbus_ddp.dp.team import Team, everyone, of_node
-from torchbus_ddp.strategy import DDP, LOSS_REDUCTIONS
+from torchbus_ddp.strategy import ByReducer
 
 
-class DP(DDP):
+class DP(ByReducer):
     """Every rank sees the whole batch; forward is divided, and the loss is computed on all outputs.
 
-    The outermost forward of each model splits its inputs over the ranks, computes this rank's rows, and gathers the outputs with
-    their gradients. So the batch size stays what it is, losses between samples see all of them, and batches that the loop makes
-    itself are divided too.
+    The outermost forward of each model splits its inputs over the ranks, computes this rank's rows,
+    and gathers the outputs with their gradients. So the batch size stays the same, and losses
+    between samples see all of them. Batches that the loop makes itself are divided too.
 
     Args:
-        batch_dim: the dimension of inputs and outputs in which samples are counted; None: 0, and models that may have time there are
-            refused.
-        loss_reduction: what a number that forward returns is, a "mean" or "sum" over samples; None: not known, and such a forward
-            is computed whole by every rank.
+        batch_dim: the dimension of inputs and outputs in which samples are counted; None: 0, and
+            models that may have time there are refused.
+        loss_reduction: what a number that forward returns is, a "mean" or "sum" over samples; None:
+            not known, and such a forward is computed whole by every rank.
         backend, bucket_cap_mb, loss_weight, sync_batchnorm: as for ddp.
 
     Source: torch.nn.DataParallel, with one process per device in place of its threads.
     """
 
     name = "dp"
+    engine = (
+        "every rank has the whole batch, computes its rows of each forward, and gathers the"
+        " others'; the loss is that of the whole batch"
+    )
     divides_data = False
     companions: tuple[str, ...] = ()
 
     def __init__(
-        self, *, batch_dim: int | None = None, loss_reduction: str | None = None, loss_weight: str = "auto", backend: str | None = None,
-        bucket_cap_mb: float = 25.0, sync_batchnorm: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        batch_dim: int | None = None,
+        loss_reduction: str | None = None,
+        loss_weight: str = "auto",
+        backend: str | None = None,
+        bucket_cap_mb: float = 25.0,
+        sync_batchnorm: bool = False,
+    ) -> None:
         expect("batch_dim", batch_dim, (int, type(None)), "the number of a dimension, from 0")
         if batch_dim is not None and batch_dim < 0:
-            raise UsageError(f"batch_dim={batch_dim}: count dimensions from 0, since outputs may have fewer than inputs")
-        if loss_reduction not in (*LOSS_REDUCTIONS, None):
-            raise UsageError(f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum', or None where forward returns no loss")
+            raise UsageError(
+                f"batch_dim={batch_dim}: count dimensions from 0, since outputs may have fewer than"
+                " inputs"
+            )
+        if loss_reduction not in (*strategies.LOSS_REDUCTIONS, None):
+            raise UsageError(
+                f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum', or None if"
+                " forward returns no loss"
+            )
         super().__init__(
-            backend=backend, bucket_cap_mb=bucket_cap_mb, loss_reduction=loss_reduction or "mean", loss_weight=loss_weight,
-            sync_loss=self.divides_data, sync_batchnorm=sync_batchnorm,
-        )  # fmt: skip
+            backend=backend,
+            bucket_cap_mb=bucket_cap_mb,
+            loss_reduction=loss_reduction or "mean",
+            loss_weight=loss_weight,
+            sync_loss=self.divides_data,
+            sync_batchnorm=sync_batchnorm,
+        )
         self.batch_dim = batch_dim
-        self.numbers = loss_reduction
+        self.forward_reduction = loss_reduction
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        world = session.start_ranks(self.form)
+        world = session.start_ranks()
         session.change_world(data_place=self.data_place(world))
         return session.world
 
     def data_place(self, world: World) -> DataPlace:
-        """All ranks have all data."""
+        """This rank's part of the data: every rank has all of it."""
         return DataPlace(0, 1)
 
     def make_team(self, session: Context) -> Team:
         """The ranks that compute a batch together. All ranks call it."""
         return everyone(session)
 
-    def make_sync(self, session: Context) -> TeamSync:
-        team = self.make_team(session)
-        session.bus.register(DividedForward(session, team, self.batch_dim, self.numbers), f"{self.name}.forward")
-        session.replace(torch.autograd, "grad", derivatives.over_team(team))
-        return TeamSync(session, self, team)
+    def start(self, session: Context) -> None:
+        """Divide the forward, and begin to synchronise."""
+        self._team = self.make_team(session)
+        forward = DividedForward(session, self._team, self.batch_dim, self.forward_reduction)
+        session.bus.register(forward, f"{self.name}.forward")
+        session.replace(torch.autograd, "grad", derivatives.over_team(self._team))
+        super().start(session)
 
-    def make_watch(self, session: Context) -> Any:
-        return SameLoss()
+    def division(self, session: Context) -> strategies.Division:
+        """The ranks of a team compute a batch together."""
+        return divide(session, self._team)
 
-    def words(self) -> str:
-        return "every rank has the whole batch, computes its rows of each forward, and gathers the others'; the loss is that of the whole batch"
+    def how(self) -> str:
+        """What ``explain()`` says, after the strategy's name and backend."""
+        return self.engine
 
 
 class DDP2(DP):
-    """dp among the ranks of a node, ddp across nodes: the batch of a node is the loader's, and each node has another one.
+    """dp among the ranks of a node, ddp across nodes. It takes the arguments of DP.
 
-    Arguments as for DP. A loss between samples sees all pairs of its node's batch.
+    The batch of a node is the loader's, and each node has another one. A loss between samples sees
+    all pairs of its node's batch.
     """
 
+    name = "ddp2"
+    engine = (
+        "each node has its share of the data, and its ranks compute their rows of each forward;"
+        " gradients are averaged over all"
+    )
     divides_data = True
     companions = ("sampler",)
-    name = "ddp2"
 
     def data_place(self, world: World) -> DataPlace:
+        """This rank's part of the data: that of its node."""
         return DataPlace(world.node_rank, world.num_nodes)
 
     def make_team(self, session: Context) -> Team:
-        """Nodes may differ in the number of their ranks: all tell where they are."""
+        """The ranks of this rank's node. All ranks of all nodes call it.
+
+        Nodes may differ in the number of their ranks, so all tell where they are.
+        """
         nodes = session.all_gather_object(session.world.node_rank)
         numbers = sorted(set(nodes))
         place = DataPlace(numbers.index(session.world.node_rank), len(numbers))
         session.change_world(data_place=place)
         return of_node(session, nodes)
-
-    def make_watch(self, session: Context) -> Any:
-        return super(DP, self).make_watch(session) if session.world.data.parts > 1 else SameLoss()
-
-    def words(self) -> str:
-        return "each node has its share of the data, and its ranks compute their rows of each forward; gradients are averaged over all"

@@ -1,4 +1,4 @@
-"""Random numbers inside a divided forward: each rank's own, for its samples are its own."""
+"""Random numbers inside a divided forward: each rank draws its own, for its own samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchbus.plugin import random_streams
 
 
 class OwnStream:
-    """Begun from the common stream, which stays where it is."""
+    """A stream that is seeded from the common one, without advancing that."""
 
     def __init__(self, rank: int) -> None:
         common = random_streams.read()

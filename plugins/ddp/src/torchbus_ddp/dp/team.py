@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,16 +15,19 @@ SLOTS = 64
 
 @dataclass(frozen=True)
 class Team:
-    """``rank`` of ``size`` in ``group`` (None: all ranks). ``control`` is a group whose tensors are on the CPU: what is known on
-    the host is told there, so that no GPU is waited for."""
+    """This process is ``rank`` of ``size`` in ``group`` (None: all ranks).
+
+    Ranks tell each other in the group ``control`` what the host knows. Its tensors are on the CPU,
+    so that nobody waits for a GPU.
+    """
 
     rank: int
     size: int
-    group: Any
-    control: Any
+    group: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor of every rank: any dtype, the same shape on all. All ranks of the team call it."""
+        """The tensor of every rank, of any dtype. All ranks of the team call it with one shape."""
         packed = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         gathered = [torch.empty_like(packed) for _ in range(self.size)]
         dist.all_gather(gathered, packed, group=self.group)
@@ -38,7 +40,7 @@ class Team:
         return total
 
     def tell(self, numbers: Sequence[int]) -> list[list[int]]:
-        """A few whole numbers of every rank, as many on each: one small collective, on the host."""
+        """A few integers of every rank, as many on each: one small collective on the host."""
         if len(numbers) > SLOTS:
             return all_gather_object(list(numbers), self.size, self.control)
         mine = torch.zeros(SLOTS, dtype=torch.int64)
@@ -57,19 +59,30 @@ def everyone(session: Context) -> Team:
 
 def of_node(session: Context, node_of_rank: Sequence[int]) -> Team:
     """The ranks of this rank's node. All ranks of all nodes call it."""
-    teams = [[rank for rank, node in enumerate(node_of_rank) if node == one] for one in sorted(set(node_of_rank))]
+    teams = [
+        [rank for rank, node in enumerate(node_of_rank) if node == one]
+        for one in sorted(set(node_of_rank))
+    ]
     mine = next(team for team in teams if session.rank in team)
     group = _group(session, teams, None)
     control = _group(session, teams, "gloo") if dist.get_backend() != "gloo" else group
     return Team(mine.index(session.rank), len(mine), group, control)
 
 
-def _group(session: Context, teams: list[list[int]], backend: str | None) -> Any:
-    """This rank's group of those that all ranks make; a rank that fails closes its connections, so that no other one waits."""
+def _group(session: Context, teams: list[list[int]], backend: str | None) -> dist.ProcessGroup:
+    """Make a group for each team, on all ranks, and return this rank's.
+
+    A rank that fails closes its connections, so that no other one waits.
+    """
     before = sockets_opened()
     with gloo_on_loopback(session.world.one_host):
-        groups = [dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams]
+        groups = [
+            dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams
+        ]
     own = sockets_opened() - before
     assert session.job is not None
     session.job.on_release(lambda: shut(own))
-    return next(group for group, ranks in zip(groups, teams, strict=True) if session.rank in ranks)
+    mine: dist.ProcessGroup = next(
+        group for group, ranks in zip(groups, teams, strict=True) if session.rank in ranks
+    )
+    return mine

@@ -1,4 +1,4 @@
-"""What would hang, or would be silently wrong, under sharding: found and named.
+"""Checks for what would hang, or would be silently wrong, under sharding.
 
-Compares, refuses and reports. Changes no value.
+They compare, refuse and report. They change no value.
 """

@@ -1,39 +1,63 @@
-"""Ranks that go different ways are found out before they gather or reduce different things."""
+"""Ranks that go different ways are detected before they gather or reduce different things."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import TERM_NUMBERS, Context, RanksDiverged, all_gather_object, gloo_on_loopback, hookimpl, loss_count, shut, sockets_opened
+from torchbus.plugin import (
+    TERM_NUMBERS,
+    Context,
+    RanksDiverged,
+    all_gather_object,
+    gloo_on_loopback,
+    hookimpl,
+    loss_count,
+    shut,
+    sockets_opened,
+)
 
-REMEDY = "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or use strategy='ddp'"
-NUMBERS = max(3 + loss_count.SLOTS, TERM_NUMBERS)
+from torchbus_sharded._compat.tensors import count_of_collectives
+
+REMEDY = (
+    "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or"
+    " use strategy='ddp'"
+)
+NUMBERS = max(5 + loss_count.SLOTS, TERM_NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 
 
+T = TypeVar("T")
+
+
 class Told(NamedTuple):
-    """What the ranks have told each other: flags that any of them has set, and the sums of their numbers."""
+    """What the ranks have told each other: flags that any of them has set, and sums of numbers."""
 
     flags: bytes
     totals: list[float]
 
 
 class Agreement:
-    """Has connections of its own: there a collective of one rank never meets another one of another rank, which aborts gloo, hangs NCCL,
-    or, where the sizes agree by chance, mixes up what is sent. For the same reason all its messages have one size."""
+    """Compares what the ranks are about to do, over connections of its own.
+
+    There, a collective of one rank never meets another collective of another rank. That would abort
+    gloo, hang NCCL or, if the sizes agree by chance, mix up the data. For the same reason all its
+    messages have one size.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         before = sockets_opened()
         with gloo_on_loopback(session.world.one_host):
-            self._group: Any = dist.new_group(backend="gloo", timeout=session.timeout)
+            self._group: dist.ProcessGroup | None = dist.new_group(
+                backend="gloo", timeout=session.timeout
+            )
         own = sockets_opened() - before
         assert session.job is not None
         self._job = session.job
@@ -51,26 +75,33 @@ class Agreement:
         self._steps += 1
 
     def make_room(self, count: int) -> int:
-        """For so many more flags; returns the place of the first. All ranks call it alike."""
+        """Make room for more flags, and return the place of the first. All ranks call it."""
         self.room += count
         return self.room - count
 
     def passing(self, what: str) -> None:
-        """To be compared when the ranks meet next."""
+        """Note what this rank does. The ranks compare it when they meet next."""
         self._passed = crc32(what.encode(), self._passed)
 
     def collectives(self) -> int:
-        """How many the main process group has seen since the ranks met."""
+        """How many collectives the main process group has run since the ranks last met."""
         return self._counted() - self._met_at
 
     def meet(self, what: str, flags: bytes = b"", numbers: Sequence[float] = NO_NUMBERS) -> Told:
-        """Raises RanksDiverged, on all ranks, where one has come with something else, or by another way."""
+        """Meet the other ranks, and tell them flags and numbers.
+
+        Raises RanksDiverged, on all ranks, if one of them is here for something else, or has come
+        another way.
+        """
         what = f"{what}, after {self._steps} optimizer steps"
         self.passing(what)
         waits_already = self._job.waiting is not None
         if not waits_already:
             self._job.wait_in(what)
-        told = self._gather(HEAD.pack(self._passed, *numbers, *NO_NUMBERS[len(numbers) :]) + flags.ljust(self.room, b"\0"))
+        told = self._gather(
+            HEAD.pack(self._passed, *numbers, *NO_NUMBERS[len(numbers) :])
+            + flags.ljust(self.room, b"\0")
+        )
         if not waits_already:
             self._job.go_on()
         self._passed = self._steps = 0
@@ -78,37 +109,52 @@ class Agreement:
         if any(digest != heads[0][0] for digest, *_ in heads):
             self._raise(what)
         self._met_at = self._counted()
-        return Told(bytes(map(max, zip(*told, strict=True)))[HEAD.size :], [sum(parts) for parts in list(zip(*heads, strict=True))[1:]])
+        return Told(
+            bytes(map(max, zip(*told, strict=True)))[HEAD.size :],
+            [sum(parts) for parts in list(zip(*heads, strict=True))[1:]],
+        )
 
     def mean(self, what: str, numbers: Tensor) -> Tensor:
-        """Of what all ranks tell when they meet."""
+        """The means over ranks of a few numbers, which they tell each other when they meet."""
         totals = self.meet(what, numbers=numbers.tolist()).totals[: len(numbers)]
-        return torch.tensor(totals, dtype=numbers.dtype, device=numbers.device) / self._session.world_size
+        return (
+            torch.tensor(totals, dtype=numbers.dtype, device=numbers.device)
+            / self._session.world_size
+        )
 
     def _gather(self, message: bytes) -> list[bytes]:
         told = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)
-        dist.all_gather(list(told), torch.frombuffer(bytearray(message), dtype=torch.uint8), group=self._group)
+        dist.all_gather(
+            list(told), torch.frombuffer(bytearray(message), dtype=torch.uint8), group=self._group
+        )
         return [bytes(row) for row in told.tolist()]
 
-    def told(self, what: Any) -> list[Any]:
-        """By every rank. All ranks call it, having met."""
+    def told(self, what: T) -> list[T]:
+        """What every rank tells. All ranks call it, when they have met."""
         return all_gather_object(what, self._session.world_size, self._group)
 
     def _forget(self) -> None:
-        """A process that is forked later and collects this garbage would wait for the group's threads, which it does not have."""
+        """Let go of the group.
+
+        A process that is forked later, and collects this garbage, would wait for the group's
+        threads, which it does not have.
+        """
         self._group = None
 
     def _raise(self, what: str) -> None:
         told = self.told(what)
         if len(set(told)) == 1:
-            raise RanksDiverged(f"on the way to {what} the ranks had called different things: parts of models, or what all ranks call. {REMEDY}")
+            raise RanksDiverged(
+                f"on the way to {what} the ranks called different parts of models, or different"
+                f" things that all ranks must call. {REMEDY}"
+            )
         places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(told))
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")
 
 
 def _counter() -> Callable[[], int]:
-    """Counts the collectives of the main process group, where its backend does."""
-    count: Callable[[], int] = dist.group.WORLD._get_sequence_number_for_group  # type: ignore[union-attr]
+    """A function that counts the collectives of the main process group, if its backend does."""
+    count = count_of_collectives()
     try:
         count()
     except RuntimeError:

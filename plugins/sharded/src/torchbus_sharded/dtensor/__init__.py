@@ -1,4 +1,4 @@
 """Sharded tensors that the script reads, writes, draws and copies as whole ones.
 
-Installs functions on tensors for the length of the session, and knows no model.
+This folder replaces functions of tensors until the session ends. It knows no model.
 """

@@ -1,14 +1,13 @@
-"""Divided tensors are read, written and drawn as the whole ones that the script takes them for."""
+"""Lets the script read, write and draw divided tensors as if they were whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch.distributed.tensor import DTensor
 from torchbus.plugin import Context
 
+from torchbus_sharded._compat.tensors import DATA
 from torchbus_sharded.dtensor.deepcopy import copied
 from torchbus_sharded.dtensor.random import draw_whole
 from torchbus_sharded.dtensor.reading import formatted, read_whole, to_list, to_numpy
@@ -16,22 +15,28 @@ from torchbus_sharded.dtensor.row_views import get_item
 from torchbus_sharded.dtensor.writing import set_data, set_item
 from torchbus_sharded.engine.parameter_hooks import refuse_accumulated
 
-DATA: Any = torch._C.TensorBase.data
-METHODS = {
-    "numpy": to_numpy, "tolist": to_list, "__format__": formatted, "__getitem__": get_item, "__setitem__": set_item,
-    "data": property(DATA.__get__, set_data), "__deepcopy__": copied,
+METHODS: dict[str, object] = {
+    "numpy": to_numpy,
+    "tolist": to_list,
+    "__format__": formatted,
+    "__getitem__": get_item,
+    "__setitem__": set_item,
+    "data": property(DATA.__get__, set_data),
+    "__deepcopy__": copied,
     "register_post_accumulate_grad_hook": refuse_accumulated,
-}  # fmt: skip
+}
 
 
 def as_whole(session: Context) -> None:
-    """Until the end of the block. All ranks do these alike: they gather."""
-    undo = {"item": read_whole(), "normal_": draw_whole()} | {name: _replace(name, ours) for name, ours in METHODS.items()}
+    """Replace these methods until the end of the block. All ranks call them: they gather."""
+    undo = {"item": read_whole(), "normal_": draw_whole()} | {
+        name: _replace(name, ours) for name, ours in METHODS.items()
+    }
     for name, put_back in undo.items():
         session.on_close.callback(session.seams.note(f"DTensor.{name}", put_back))
 
 
-def _replace(name: str, ours: Any) -> Callable[[], None]:
-    """DTensor has these from its base."""
+def _replace(name: str, ours: object) -> Callable[[], None]:
+    """DTensor inherits these methods, so removing ours restores torch's."""
     setattr(DTensor, name, ours)
     return lambda: delattr(DTensor, name)

@@ -1,47 +1,58 @@
-"""``gradient.norm().item()`` is the number over all ranks, and ``weight.numpy()`` has all of them."""
+"""Reading: ``gradient.norm().item()`` is the norm over all ranks, ``weight.numpy()`` the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-READ = torch.ops.aten._local_scalar_dense.default
+from torchbus_sharded._compat import dtensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def read_whole() -> Callable[[], None]:
-    """Torch reads a divided tensor's number from this rank's part alone, a sum still to be made too. Returns what puts that back."""
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    before = handlers.get(READ)
+    """Read a number from the whole tensor. Returns a function that undoes this.
 
-    def read(operator: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
+    Torch reads it from only this rank's part, even from a sum that is still to be made over ranks.
+    """
+    handlers = dtensor.handlers()
+    before = handlers.get(dtensor.READ)
+
+    def read(operator: object, arguments: tuple[DTensor, ...], keywords: object) -> object:
         return whole(arguments[0]).item()
 
-    handlers[READ] = read
-    return lambda: handlers.update({READ: before}) if before is not None else handlers.pop(READ, None) and None
+    handlers[dtensor.READ] = read
+    return lambda: (
+        handlers.update({dtensor.READ: before})
+        if before is not None
+        else handlers.pop(dtensor.READ, None) and None
+    )
 
 
-def whole(tensor: Any) -> Tensor:
+def whole(tensor: DTensor) -> Tensor:
     """A divided tensor, gathered. All ranks call it."""
     parts = any(not isinstance(placement, Replicate) for placement in tensor.placements)
     own = tensor.detach()
-    gathered: Tensor = own.full_tensor() if parts else own.to_local()
-    return gathered
+    assert isinstance(own, DTensor)
+    return own.full_tensor() if parts else own.to_local()
 
 
-def to_numpy(tensor: DTensor, *, force: bool = False) -> Any:
-    """What is written into the array would be lost, so it can't be."""
+def to_numpy(tensor: DTensor, *, force: bool = False) -> np.ndarray[Any, Any]:
+    """A read-only array: what the script writes into it would be lost."""
     if tensor.requires_grad and not force:
-        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
     array = whole(tensor).numpy(force=force)
     array.flags.writeable = False
     return array
 
 
-def to_list(tensor: DTensor) -> Any:
+def to_list(tensor: DTensor) -> object:
     return whole(tensor).tolist()
 
 

@@ -1,4 +1,7 @@
-"""``gradient[0].zero_()``: an index into a divided tensor gives a copy, and what is written there changes nothing else, without a word."""
+"""Rows: ``gradient[0].zero_()`` changes the gradient.
+
+Torch's index into a divided tensor gives a copy, so the change would be lost without a message.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,37 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
 
+from torchbus_sharded._compat.tensors import tree_map
 from torchbus_sharded.dtensor.reading import whole
 from torchbus_sharded.dtensor.writing import gathered, may_be_written, set_item
 
 GET_ITEM = Tensor.__getitem__
 OF_A_VIEW = (int, slice, type(None), EllipsisType)
-IN_PLACE = [name for name in dir(Tensor) if name.endswith("_") and not name.startswith("_") and name != "requires_grad_"]
-OPERATORS = [f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")]
+IN_PLACE = [
+    name
+    for name in dir(Tensor)
+    if name.endswith("_") and not name.startswith("_") and name != "requires_grad_"
+]
+OPERATORS = [
+    f"__{name}__"
+    for name in (
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ifloordiv",
+        "imod",
+        "ipow",
+        "iand",
+        "ior",
+        "ixor",
+    )
+]
 
 
 class Row(DTensor):
-    """What it is changed to is written where it is from. All ranks do so alike: they gather."""
+    """A part of a tensor. Changes are written back to that. All ranks make them: they gather."""
 
     origin: DTensor
     index: Any
@@ -30,17 +51,18 @@ class Row(DTensor):
         self.origin[self.index] = self
 
 
-def get_item(tensor: Any, index: Any) -> Any:
+def get_item(tensor: DTensor, index: Any) -> Tensor:
     found: Any = GET_ITEM(tensor, index)
     words = index if isinstance(index, tuple) else (index,)
     if may_be_written(tensor) and all(isinstance(word, OF_A_VIEW) for word in words):
         found.__class__ = Row
         found.origin, found.index = tensor, index
-    return found
+    row: Tensor = found
+    return row
 
 
-def _through(name: str) -> Callable[..., Any]:
-    def change(row: Row, *args: Any, **options: Any) -> Row:
+def _through(name: str) -> Callable[..., Row]:
+    def change(row: Row, *args: object, **options: object) -> Row:
         values = whole(row)
         getattr(values, name)(*tree_map(gathered, args), **tree_map(gathered, options))
         row.origin[row.index] = values

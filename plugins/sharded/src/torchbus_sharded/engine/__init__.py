@@ -1,4 +1,4 @@
 """Torch's ``fully_shard``: wrapping, prefetching, unsharding, models on the meta device.
 
-The only room that touches private parts of FSDP2.
+Only this folder touches private parts of FSDP2.
 """

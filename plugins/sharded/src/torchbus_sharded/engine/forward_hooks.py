@@ -1,26 +1,38 @@
-"""Around each forward of a divided model: are all ranks here, and will torch's engine get its gradients right?"""
+"""Hooks around each forward of a divided model.
+
+They check that all ranks are here, and keep torch's engine from making wrong gradients.
+"""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
 from torchbus.plugin import Context
 
+from torchbus_sharded._compat.fsdp2 import (
+    let_go_of_early,
+    original_class,
+    pairs_in,
+    reset,
+    units_in,
+)
+from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_borrowed
-from torchbus_sharded.engine.fsdp2 import let_go_of_early, original_class, pairs_in, reset, units_in
-from torchbus_sharded.engine.prefetch import Ahead
+from torchbus_sharded.engine.prefetch import Prefetch
 
 CLOSELY = 3
-"""For so many backwards each unit is looked at before it gathers; later ones when the ranks meet next."""
+"""Backwards in which the ranks meet before each unit gathers; later they compare afterwards."""
+T = TypeVar("T")
 
 
-class Passes:
+class ForwardHooks:
     """Hooks on the model and its units, in front of torch's own."""
 
     def __init__(self, session: Context, agreement: Agreement) -> None:
@@ -28,7 +40,7 @@ class Passes:
         self._job = session.job
         self._session = session
         self._agreement = agreement
-        self._ahead = Ahead(session)
+        self._prefetch = Prefetch(session)
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
@@ -36,7 +48,7 @@ class Passes:
     def add(self, model: Module, number: int) -> None:
         name = f"{original_class(model).__name__}, model {number}"
         self._roots.add(model)
-        self._ahead.add(model)
+        self._prefetch.add(model)
         stack = self._session.on_close
         for path, module in model.named_modules():
             if issubclass(type(module), FSDPModule):
@@ -45,13 +57,20 @@ class Passes:
         stack.callback(model.register_forward_hook(self._after).remove)
 
     def surround(self, model: Module, method: str, number: int) -> None:
-        """Another method than forward, which gathers the parameters as forward does, unless it is called in there."""
+        """Let another method gather the parameters, as forward does.
+
+        It does not if forward, or another such method, calls it.
+        """
         register_fsdp_forward_method(model, method)
         gathering, original = vars(model)[method], getattr(type(model), method).__get__(model)
         name = f"{original_class(model).__name__}.{method}, model {number}"
+        vars(model)[method] = self._surrounded(model, name, original, gathering)
 
+    def _surrounded(
+        self, model: Module, name: str, original: Callable[..., T], gathering: Callable[..., T]
+    ) -> Callable[..., T]:
         @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> T:
             if model in self._begun:
                 return original(*args, **kwargs)
             self._before(name, "", model, args)
@@ -59,9 +78,9 @@ class Passes:
             self._after(model, args, outputs)
             return outputs
 
-        vars(model)[method] = call
+        return call
 
-    def _before(self, name: str, path: str, module: Module, args: Any) -> None:
+    def _before(self, name: str, path: str, module: Module, args: object) -> None:
         if torch.compiler.is_compiling():
             return
         by_itself = not (path and self._begun)
@@ -71,7 +90,7 @@ class Passes:
             self._agreement.passing(path)
             return
         if path:
-            self._ahead.passing(module)
+            self._prefetch.passing(module)
         else:
             self._begin(module)
         kind = "training" if torch.is_grad_enabled() else "without gradients"
@@ -83,29 +102,33 @@ class Passes:
             reset(model)  # an exception that the loop has caught left the last one
         self._begun.add(model)
         if torch.is_grad_enabled():
-            self._ahead.begin(model)
+            self._prefetch.begin(model)
 
-    def _after(self, model: Module, args: Any, outputs: Any) -> None:
+    def _after(self, model: Module, args: object, outputs: object) -> None:
         self._begun.discard(model)
-        self._ahead.end()
+        self._prefetch.end()
         if torch.is_grad_enabled():
             self._count(model)
-        if not torch.is_grad_enabled() or any(pair.sharded_param.grad is not None for pair in pairs_in(model)):
-            # What the loop does to parameters between forwards, such as `model.zero_grad()`, has to meet the parts that are kept.
+        if not torch.is_grad_enabled() or any(
+            pair.sharded_param.grad is not None for pair in pairs_in(model)
+        ):
+            # What the loop does to parameters between forwards, such as `model.zero_grad()`, has to
+            # meet the parts that are kept.
             _reshard(model)
 
     def _count(self, model: Module) -> None:
         self._forwards[model] = self._forwards.get(model, 0) + 1
         if self._forwards[model] == 2:
-            # One backward through both: the first one to be done would let the parameters go under the other.
+            # One backward may go through both forwards: the one that ends first would let the
+            # parameters go while the other still needs them.
             units_in(model)[0].set_reshard_after_backward(False)
 
     def settle(self) -> None:
-        """Ranks need not be looked at closely any more."""
-        self._ahead.settle()
+        """The ranks need not be watched closely any more."""
+        self._prefetch.settle()
 
     def reset_all(self) -> None:
-        """A backward has failed, and the loop may catch it."""
+        """A backward has failed, and the loop may go on."""
         for model in self._roots:
             reset(model)
 
@@ -119,7 +142,7 @@ class Passes:
 
 
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    return current_graph_task_id() != -1
 
 
 def _reshard(model: Module) -> None:

@@ -1,29 +1,42 @@
-"""``weight.register_hook(mask)``: a hook sees the whole gradient of this rank's samples, as under ddp."""
+"""``weight.register_hook(mask)``: a hook gets the whole gradient of this rank's samples.
+
+Under ddp it gets the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 from torch import Tensor, nn
 from torchbus.plugin import Unsupported
 
+from torchbus_sharded._compat.tensors import (
+    backward_hooks,
+    post_accumulate_hooks,
+    share_backward_hooks,
+)
+
 
 def move(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
-    """To the tensors that have come in the place of others; ``handle.remove()`` goes on to work. Raises Unsupported for hooks that want a
-    gradient which is accumulated."""
+    """Move hooks to the tensors that have replaced others. ``handle.remove()`` still works.
+
+    Raises Unsupported for hooks that need an accumulated gradient.
+    """
     for name, old in before.items():
-        if getattr(old, "_post_accumulate_grad_hooks", None):
+        if post_accumulate_hooks(old):
             refuse_accumulated(old)
-        if old._backward_hooks:
-            after[name]._backward_hooks = old._backward_hooks
+        share_backward_hooks(old, after[name])
 
 
-def forward_to(part: Tensor) -> Any:
-    """A hook for the tensor that is in the graph, which calls those of the part that the loop has. They may come and go."""
+def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
+    """A hook for the tensor in the graph. It calls the hooks of the part that the loop has.
+
+    These may come and go.
+    """
 
     def call(gradient: Tensor) -> Tensor:
-        for hook in list((part._backward_hooks or {}).values()):
+        for hook in list((backward_hooks(part) or {}).values()):
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
         return gradient
@@ -31,8 +44,9 @@ def forward_to(part: Tensor) -> Any:
     return call
 
 
-def refuse_accumulated(tensor: Tensor, *_: Any) -> NoReturn:
+def refuse_accumulated(tensor: Tensor, *_: object) -> NoReturn:
     raise Unsupported(
-        "register_post_accumulate_grad_hook of a parameter under strategy='fsdp': it would be called before ranks have averaged its gradient, and "
-        "with the whole of it, which no rank keeps. Do after backward() what the hook does, or use strategy='ddp'"
+        "register_post_accumulate_grad_hook of a parameter under strategy='fsdp': it would be"
+        " called before ranks have averaged its gradient, and with the whole of it, which no rank"
+        " keeps. Do after backward() what the hook does, or use strategy='ddp'"
     )

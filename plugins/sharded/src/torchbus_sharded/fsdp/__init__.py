@@ -1,4 +1,4 @@
 """``fsdp``: the strategy, its models, its backward and its loss.
 
-Decides when something happens. How torch's ``fully_shard`` does it stands in ``engine``.
+It decides when something happens. The folder ``engine`` knows how torch's ``fully_shard`` does it.
 """

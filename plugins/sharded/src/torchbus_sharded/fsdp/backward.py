@@ -1,84 +1,139 @@
-"""``backward`` under fsdp: torch reduces the gradients; what remains is the weight of this rank's samples, and the loss."""
+"""``backward`` under fsdp: torch reduces the gradients; here the loss is weighted and averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import MODULUS, BackwardCall, Constants, Context, Count, Unsupported, hookimpl, made_anew, told_alike
+from torchbus.plugin import (
+    MODULUS,
+    BackwardCall,
+    Constants,
+    Context,
+    Count,
+    RanksDiverged,
+    Unsupported,
+    hookimpl,
+    made_anew,
+    strategies,
+    told_alike,
+    warn,
+)
 
 from torchbus_sharded.engine.forward_hooks import CLOSELY
-from torchbus_sharded.fsdp.loss_counts import Counted
+from torchbus_sharded.fsdp.buffers import copy_from_rank0
+from torchbus_sharded.fsdp.loss_counts import LossCounts
 from torchbus_sharded.fsdp.mean_loss import MeanLoss
 from torchbus_sharded.fsdp.models import ShardedModels
 
 if TYPE_CHECKING:
-    from torchbus_sharded.fsdp.unmanaged import LooseTensors
+    from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
+
+
+LOST = (
+    "backward() has raised and the loop goes on: under strategy='fsdp' what that backward had added"
+    " to the gradients is lost. That changes nothing where the loop clears them before its next"
+    " backward or step; else use strategy='ddp'"
+)
+
+
+ORDER = (
+    "at backward call {} the ranks do not have the same order of the data, or are not at the same"
+    " place in it ({})"
+)
 
 
 class ShardedBackward:
     """Owns ``backward``."""
 
-    def __init__(self, session: Context, models: ShardedModels, loose: LooseTensors, counted: Counted) -> None:
+    def __init__(
+        self,
+        session: Context,
+        models: ShardedModels,
+        unmanaged: UnmanagedTensors,
+        counts: LossCounts,
+    ) -> None:
         assert session.job is not None
-        self._loose = loose
+        self._unmanaged = unmanaged
         self._session = session
         self._models = models
-        self._counted = counted
+        self._counts = counts
         self._job = session.job
         self._constants = Constants(session, models.optimizer_settings)
+        self._has_failed = self._has_said = False
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
-        if call.create_graph:
-            raise Unsupported("backward(create_graph=True) under strategy='fsdp': gradients are in parts that have no graph; use strategy='ddp'")
-        if call.inputs:
-            raise Unsupported("backward(inputs=) under strategy='fsdp': what is asked for are parts, which are not in the graph; use strategy='ddp'")
-        count = self._counted.of(call)
-        count = self._begin(count)
+        _refuse(call)
+        count = self._begin(self._counts.of(call))
         loss = MeanLoss(self._session, call, count)
-        constants = self._constants.number(call.loss, self._session.share.weight, self._job.backwards)
+        constants = self._constants.number(
+            call.loss, self._session.share.weight, self._job.backwards
+        )
         tensors, gradients = call.start(count.weight)
         holders = self._models.gradient_holders()
-        with made_anew(holders) if count.anew else nullcontext(), self._loose.averaged() as loose:
-            self._models.reached.begin()
+        with (
+            made_anew(holders) if count.anew else nullcontext(),
+            self._unmanaged.averaged() as whole,
+        ):
+            self._models.used.begin()
             engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
             counts = not isinstance(count.weight, float) or count.weight != 0.0
             means = loss.means(self._settle(counts, loss.numbers, constants))
-            scale = self._counted.settle(call, count, means[1:], [*holders, *loose])
+            scale = self._counts.settle(call, count, means[1:], [*holders, *whole])
         loss.put(means[0] * scale)
-        self._models.share_buffers()
-        self._models.whole.refuse_gradients()
+        copy_from_rank0(self._models)
+        self._models.undivided.refuse_gradients()
         self._end()
 
     def _begin(self, count: Count) -> Count:
-        """Gloo never takes collectives of two kinds for one. So once the ranks are known to do the same it is enough that they compare what they
-        have done before they use the gradients. The number of collectives tells waiting ranks apart, one of which has made another call before."""
+        """Compare now, or later in this backward, whether all ranks are at the same place.
+
+        Gloo never takes collectives of two kinds for one. So once the ranks are known to do the
+        same, it is enough to compare before they use the gradients. The number of collectives tells
+        a rank apart that has made another call before.
+        """
+        if self._has_failed and not self._has_said and self._session.is_main:
+            self._has_said = True
+            warn(LOST)
         number = self._job.backwards + 1
         agreement = self._models.agreement
         self._job.wait_in("backward", number, "after", agreement.collectives(), "collectives")
-        if not self._counted.losses.meets:
+        if not self._counts.losses.meets:
             closely = number <= CLOSELY or dist.get_backend() != "gloo"
             (agreement.meet if closely else agreement.passing)(f"backward {number}")
-        return self._counted.losses.meet(count)
+        return self._counts.losses.meet(count)
 
     def _settle(self, counts: bool, numbers: Sequence[float], constants: int) -> list[float]:
-        """Returns the sums of all ranks' numbers. ``constants``: the checksum of those that all ranks should have in common."""
+        """Compare what the ranks have done, and return the sums of their numbers.
+
+        ``constants`` is the checksum of what all ranks should have in common. So is the position in
+        the order of the data.
+        """
         self._models.end_backward()
-        agreement, reached = self._models.agreement, self._models.reached
+        agreement, used = self._models.agreement, self._models.used
         agreement.passing(f"{agreement.collectives()} collectives")
-        told = agreement.meet(f"the end of backward {self._job.backwards + 1}", reached.flags(counts), [*numbers, constants, constants**2])
-        reached.settle(told.flags)
-        self._compare(constants, *told.totals[len(numbers) : len(numbers) + 2])
+        position = self._session.share.position % MODULUS
+        told = agreement.meet(
+            f"the end of backward {self._job.backwards + 1}",
+            used.flags(counts),
+            [*numbers, constants, constants**2, position, position**2],
+        )
+        used.settle(told.flags)
+        totals = told.totals[len(numbers) :]
+        if not self._is_alike(position, *totals[2:4]):
+            raise RanksDiverged(ORDER.format(self._job.backwards + 1, strategies.SEED))
+        if not self._is_alike(constants, *totals[:2]):
+            self._constants.judge(self._job.backwards % MODULUS)
         return told.totals[: len(numbers)]
 
-    def _compare(self, constants: int, total: float, total_of_squares: float) -> None:
+    def _is_alike(self, mine: int, total: float, total_of_squares: float) -> bool:
         size = self._session.world_size
-        if not told_alike(constants, total / size, total_of_squares / size):
-            self._constants.judge(self._job.backwards % MODULUS)
+        return told_alike(mine, total / size, total_of_squares / size)
 
     def _end(self) -> None:
         self._job.go_on()
@@ -86,18 +141,37 @@ class ShardedBackward:
         if not self._session.random.is_split:
             self._session.random.split(self._session.rank)
         if self._job.backwards == CLOSELY:
-            self._models.passes.settle()
+            self._models.forwards.settle()
             self._session.end_discovery()
 
     @hookimpl
     def backward_failed(self) -> None:
+        self._has_failed = True
         self._job.go_on()
-        self._models.passes.reset_all()
+        self._models.forwards.reset_all()
 
     @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:
         self._session.random.use("own" if training else "evaluation")
 
     @hookimpl
-    def scheduler_metric(self, metric: Any) -> Any:
+    def explain_lines(self) -> dict[str, list[str]]:
+        note = self._counts.losses.note
+        return {"notes": [note]} if note else {}
+
+    @hookimpl
+    def scheduler_metric(self, metric: Tensor | float) -> Tensor:
         return self._session.reduce(metric)
+
+
+def _refuse(call: BackwardCall) -> None:
+    if call.create_graph:
+        raise Unsupported(
+            "backward(create_graph=True) under strategy='fsdp': gradients are in parts that have no"
+            " graph; use strategy='ddp'"
+        )
+    if call.inputs:
+        raise Unsupported(
+            "backward(inputs=) under strategy='fsdp': the inputs are parts of parameters, which are"
+            " not in the graph; use strategy='ddp'"
+        )

@@ -1,24 +1,28 @@
-"""Gradients that were weighted by what the ranks' losses count are divided by the mean of these weights, once it is known."""
+"""What the ranks' losses count.
+
+Gradients are weighted by these counts, and divided by the mean of the weights once it is known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, scale_all
 
 from torchbus_sharded.checks.agreement import Agreement
 
 READ_AT_ONCE = 3
-"""For so many backwards a GPU's numbers are waited for: whether they matter at all is known then."""
+"""Backwards in which the host waits for a GPU's numbers, to learn whether they matter at all."""
 
 
-class Counted:
-    """What each backward counts under fsdp, which reduces every one, also in the middle of a window."""
+class LossCounts:
+    """What each backward counts. fsdp reduces every one, also in the middle of a window."""
 
-    def __init__(self, session: Context, loss_reduction: str, loss_weight: str, agreement: Agreement) -> None:
+    def __init__(
+        self, session: Context, loss_reduction: str, loss_weight: str, agreement: Agreement
+    ) -> None:
         self._session = session
         self._is_sum = loss_reduction == "sum"
         self._agreement = agreement
@@ -31,29 +35,47 @@ class Counted:
         return self._agreement.mean(f"backward {self._session.job.backwards + 1}", numbers)
 
     def of(self, call: BackwardCall) -> Count:
-        """What the loop has said, else what its loss counts, else its samples."""
+        """What this rank's gradient counts: as the loop says, else by its loss, else by samples."""
         if self._is_sum:
             if call.weight is None:
                 return self.losses.of_sum(call.loss)
             return Count(float(self._session.world_size) if call.weight else 0.0)
         if call.weight is not None:
             return self.losses.take(Count(call.weight))
-        return self.losses.take(call.count) if call.count is not None else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)
+        return (
+            self.losses.take(call.count)
+            if call.count is not None
+            else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)
+        )
 
-    def settle(self, call: BackwardCall, count: Count, means: Sequence[float] | Tensor, holders: Sequence[Any]) -> Number:
-        """After the ranks have told each other. Returns what the averaged loss is to be multiplied by. ``holders``: of the gradients."""
+    def settle(
+        self,
+        call: BackwardCall,
+        count: Count,
+        means: Sequence[float] | Tensor,
+        holders: Sequence[Tensor | nn.Parameter],
+    ) -> Number:
+        """Divide the gradients of ``holders``, once the ranks have told each other their counts.
+
+        Returns the factor of the averaged loss.
+        """
         self._backwards += 1
         windows = call.count is not None and (count.left or not call.sync)
-        if not isinstance(means, Tensor) or windows or self._backwards <= READ_AT_ONCE:
-            scales = self.losses.settle([float(mean) for mean in means], windows)
+        if not isinstance(means, Tensor):
+            scales = self.losses.settle(means, windows)
+        elif self._backwards <= READ_AT_ONCE:
+            scales = self.losses.settle(means.tolist(), windows)
         else:
-            scales = self.losses.settle_on_device(means)
+            scales = self.losses.settle_on_device(means, windows)
         if scales is None:
             return 1.0
         if count.left:
             count.scale = scales.gradient
-        elif call.sync and (isinstance(scales.gradient, Tensor) or scales.gradient != 1.0):
-            scale_all([_own_part(holder.grad) for holder in holders if holder.grad is not None], scales.gradient)
+        elif not windows and (isinstance(scales.gradient, Tensor) or scales.gradient != 1.0):
+            scale_all(
+                [_own_part(holder.grad) for holder in holders if holder.grad is not None],
+                scales.gradient,
+            )
         return scales.loss
 
 

@@ -1,22 +1,25 @@
-"""After a backward the loss is the mean over the samples of all ranks."""
+"""The loss after a backward: the mean over the samples of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchbus.plugin import BackwardCall, Context, Count, Number, loss_count
 
+from torchbus_sharded._compat.tensors import is_view
+
 NUMBERS = 1 + loss_count.SLOTS
 
 
 class MeanLoss:
-    """One in the host's memory is told when the ranks meet at the end of the backward: ``numbers`` are this rank's part of the sums, of the loss and
-    of what it counts. For one on a GPU nobody waits: they are reduced while the engine runs. A rank without any samples of its own adds nothing,
-    whatever its loss is.
+    """Sums the ranks' losses, and what these count.
+
+    On CPU, ``numbers`` are this rank's part of the sums: the ranks add them when they meet at the
+    end of the backward. On a GPU the sums are made while the engine runs, and the host does not
+    wait. A rank without samples of its own adds nothing, whatever its loss is.
     """
 
     def __init__(self, session: Context, call: BackwardCall, count: Count) -> None:
@@ -24,26 +27,36 @@ class MeanLoss:
         loss = call.loss
         self._loss = loss if _is_the_loops_own(call) else None
         self._totals: Tensor | None = None
-        self._work: Any = None
+        self._work: dist.Work | None = None
         self.numbers = [0.0] * NUMBERS
         if loss is None or loss.dim():
             return
-        told = [_weighted(loss.detach(), count.weight) if count.value is None else count.value, *count.told()]
+        told = [
+            _weighted(loss.detach(), count.weight) if count.value is None else count.value,
+            *count.told(),
+        ]
         if loss.device.type == "cpu":
             self.numbers = [float(number) for number in told]
         else:
-            self._totals = torch.stack([torch.as_tensor(number, dtype=torch.float32, device=loss.device) for number in told])
+            self._totals = torch.stack(
+                [
+                    number.to(torch.float32)
+                    if isinstance(number, Tensor)
+                    else torch.full((), number, dtype=torch.float32, device=loss.device)
+                    for number in told
+                ]
+            )
             self._work = dist.all_reduce(self._totals, async_op=True)
 
     def means(self, told: Sequence[float]) -> Sequence[float] | Tensor:
-        """``told``: the sums of what the ranks have told. Of the loss, and of what the ranks' losses count."""
-        if self._totals is None:
+        """The means over ranks of the loss, and of what it counts. ``told`` are the sums."""
+        if self._totals is None or self._work is None:
             return [total / self._world_size for total in told]
         self._work.wait()
         return self._totals / self._world_size
 
     def put(self, mean: Number) -> None:
-        """Write what the loop is to read."""
+        """Write the mean into the tensor that the loop reads."""
         if self._loss is None:
             return
         if isinstance(mean, Tensor):
@@ -60,4 +73,4 @@ def _weighted(loss: Tensor, weight: Number) -> Number:
 
 def _is_the_loops_own(call: BackwardCall) -> bool:
     loss = call.loss
-    return not (loss is None or loss.dim() or loss.is_leaf or loss._is_view() or call.retain_graph)
+    return not (loss is None or loss.dim() or loss.is_leaf or is_view(loss) or call.retain_graph)

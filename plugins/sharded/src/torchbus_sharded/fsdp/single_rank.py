@@ -1,4 +1,7 @@
-"""On one rank nothing is divided. What is left to do are models on the meta device: they get the values that they get on many."""
+"""fsdp on one rank: nothing is divided.
+
+Models on the meta device get the same values as on many ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from torchbus_sharded.engine.meta import MetaModules, ParamInit
 from torchbus_sharded.optimizers.swap import named, swap
 
 
-class OneRank:
-    """Listens as the models of many ranks do."""
+class SingleRank:
+    """Fills models on the meta device, at the events at which ``ShardedModels`` divides them."""
 
     def __init__(self, session: Context, param_init_fn: ParamInit | None) -> None:
         self._session = session
@@ -26,7 +29,13 @@ class OneRank:
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None or not self._session.captures(optimizer):
             return
-        for model in inventory.models_of([parameter for parameter in parameters if parameter.is_meta and id(parameter) not in self._replaced]):
+        for model in inventory.models_of(
+            [
+                parameter
+                for parameter in parameters
+                if parameter.is_meta and id(parameter) not in self._replaced
+            ]
+        ):
             self._fill(model)
         swap(optimizer, self._replaced)
 
@@ -37,7 +46,10 @@ class OneRank:
 
     def fill_made_before(self) -> None:
         for optimizer in inventory.alive(Optimizer):
-            self.parameters_added(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
+            self.parameters_added(
+                optimizer,
+                [parameter for group in optimizer.param_groups for parameter in group["params"]],
+            )
 
     def _fill(self, model: Module) -> None:
         modules = MetaModules(model, self._param_init_fn)

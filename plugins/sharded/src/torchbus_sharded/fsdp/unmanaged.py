@@ -1,60 +1,76 @@
-"""Tensors that an optimizer holds and that are of no module which is called: whole on every rank, and averaged after each backward."""
+"""Tensors that an optimizer holds and that belong to no module which is called.
+
+They are whole on every rank, and averaged after each backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl, hyperparameters, inventory
+from torchbus.plugin import Context, hookimpl, hyperparameters, inventory, strategies
 
-from torchbus_ddp.parameters.assigned import Assigned
-from torchbus_ddp.parameters.averaging import average
-from torchbus_ddp.parameters.per_rank import OwnTensors
-from torchbus_ddp.parameters.rank0_values import copy_from_rank0
 from torchbus_sharded.engine.wrapping import called_parts
 
 
-class LooseTensors:
-    """Hears of an optimizer when its models are divided already."""
+class UnmanagedTensors:
+    """Finds these tensors in an optimizer, when its models are already divided."""
 
     def __init__(self, session: Context, forward_methods: Collection[str]) -> None:
         self._session = session
         self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}
-        self._own = OwnTensors(session)
-        self._assigned = Assigned()
+        self._own = strategies.OwnTensors(session)
+        self._assigned = strategies.Assigned()
         session.on_close.callback(self._shared.clear)
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        """All ranks come here alike."""
+        """All ranks call it with the same tensors."""
         if optimizer is not None and not self._session.captures(optimizer):
             return
-        loose = self._loose(parameters if optimizer is None else _whole_tensors(optimizer))
+        new = self._unowned(parameters if optimizer is None else _whole_tensors(optimizer))
         what = "adopted tensors" if optimizer is None else type(optimizer).__name__
-        own = [] if optimizer is None else self._own.find(loose, what)
-        shared = {id(tensor): tensor for tensor in loose if not any(tensor is one for one in own)}
+        own = [] if optimizer is None else self._own.find(new, what)
+        shared = {id(tensor): tensor for tensor in new if not any(tensor is one for one in own)}
         if shared:
-            copy_from_rank0(list(shared.values()), what, {} if optimizer is None else hyperparameters.of_optimizer(optimizer))
+            strategies.copy_from_rank0(
+                list(shared.values()),
+                what,
+                {} if optimizer is None else hyperparameters.of_optimizer(optimizer),
+            )
             self._shared |= shared
         if optimizer is not None:
             self._assigned.watch(optimizer, self._shared_by(optimizer))
 
-    def _loose(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Those which are new, and which no module owns that is called: a ParameterList is not."""
-        new = [tensor for tensor in tensors if id(tensor) not in self._shared and tensor not in self._own]
-        models = [part for model in inventory.models_of(new) for part in called_parts(model, self._forward_methods)] if new else []
+    def _unowned(self, tensors: list[Tensor]) -> list[Tensor]:
+        """New tensors that no called module owns. A ParameterList, for example, is not called."""
+        new = [
+            tensor
+            for tensor in tensors
+            if id(tensor) not in self._shared and tensor not in self._own
+        ]
+        models = (
+            [
+                part
+                for model in inventory.models_of(new)
+                for part in called_parts(model, self._forward_methods)
+            ]
+            if new
+            else []
+        )
         owned = {id(parameter) for model in models for parameter in model.parameters()}
         return [tensor for tensor in new if id(tensor) not in owned]
 
     @contextmanager
     def averaged(self) -> Iterator[list[Tensor]]:
-        """What a backward inside adds to their gradients becomes the mean over ranks. All ranks call it. Gives the tensors, whose gradients are
-        what it has made."""
+        """Average over ranks what a backward inside adds to their gradients. All ranks call it.
+
+        Yields the tensors. Inside, their gradients are only those of this backward.
+        """
         if not self._shared and not self._own:
             yield []
             return
@@ -65,16 +81,18 @@ class LooseTensors:
         with self._own.over_all_ranks():
             yield [*tensors, *self._own.tensors()]
         if tensors:
-            average(tensors, 1.0)
+            strategies.average(tensors, 1.0)
         for tensor, kept in zip(tensors, before, strict=True):
-            tensor.grad = kept if tensor.grad is None else tensor.grad if kept is None else kept + tensor.grad
+            tensor.grad = (
+                kept if tensor.grad is None else tensor.grad if kept is None else kept + tensor.grad
+            )
         self._assigned.synchronised()
 
     @hookimpl
-    def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
-        """Gradients that the loop has assigned itself are averaged here."""
+    def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
+        """Average the gradients that the loop has assigned itself."""
         if closure is None and self._assigned.found(optimizer):
-            average(self._shared_by(optimizer), self._session.share.weight)
+            strategies.average(self._shared_by(optimizer), self._session.share.weight)
             self._assigned.synchronised()
 
     def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:
@@ -82,9 +100,22 @@ class LooseTensors:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        many = f"{len(self._shared)} tensors that no module owns are whole on every rank, and averaged after each backward"
-        return {"notes": [*([many] if self._shared else []), *([self._own.note] if self._own.note else [])]}
+        many = (
+            f"{len(self._shared)} tensors that no module owns are whole on every rank, and averaged"
+            " after each backward"
+        )
+        return {
+            "notes": [
+                *([many] if self._shared else []),
+                *([self._own.note] if self._own.note else []),
+            ]
+        }
 
 
 def _whole_tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"] if not isinstance(parameter, DTensor)]
+    return [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if not isinstance(parameter, DTensor)
+    ]

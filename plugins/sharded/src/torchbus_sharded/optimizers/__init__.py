@@ -1,4 +1,4 @@
 """Optimizers of sharded models: they hold the shards, and their ``state_dict`` is whole.
 
-Knows optimizers and parameters. Models belong to ``fsdp``.
+This folder knows optimizers and parameters. Models belong to ``fsdp``.
 """

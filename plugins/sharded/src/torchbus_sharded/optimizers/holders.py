@@ -17,7 +17,7 @@ from torchbus_sharded.optimizers.swap import like, swap
 
 
 class Optimizers:
-    """In an order that all ranks have in common: states are gathered."""
+    """The optimizers, in the same order on all ranks, because their states are gathered."""
 
     def __init__(self, session: Context, agreement: Agreement) -> None:
         self._session = session
@@ -35,20 +35,27 @@ class Optimizers:
         stack.callback(optimizer.register_load_state_dict_post_hook(_divide).remove)
 
     def add_holding(self, parameters: list[nn.Parameter]) -> None:
-        """Those, wherever they are kept, that have some of the parameters; in the order of the parameters."""
+        """Add all optimizers that hold some of the parameters, in the order of the parameters."""
         place = {id(parameter): index for index, parameter in enumerate(parameters)}
         found = []
         for optimizer in inventory.alive(Optimizer):
-            held = [place[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in place]
+            held = [
+                place[id(one)]
+                for group in optimizer.param_groups
+                for one in group["params"]
+                if id(one) in place
+            ]
             if held and self._session.captures(optimizer):
                 found.append((min(held), optimizer))
         for _, optimizer in sorted(found, key=lambda pair: pair[0]):
             self.add(optimizer)
 
     def settings(self) -> Settings:
-        """Hyperparameters of those that are alive here."""
+        """Hyperparameters of the optimizers that are alive."""
         numbered = [(number, reference()) for number, reference in enumerate(self._known)]
-        return hyperparameters.of_numbered([(number, optimizer) for number, optimizer in numbered if optimizer is not None])
+        return hyperparameters.of_numbered(
+            [(number, optimizer) for number, optimizer in numbered if optimizer is not None]
+        )
 
     def swap(self, replaced: Mapping[int, nn.Parameter]) -> None:
         for optimizer in [reference() for reference in self._known]:
@@ -56,21 +63,27 @@ class Optimizers:
                 swap(optimizer, replaced)
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """``optimizer.state_dict()`` has whole tensors, on all ranks. All of them call it."""
+        """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
         if not self._session.gathers_states:
             return state_dict
         self._agreement.meet(f"the state_dict of {type(optimizer).__name__}")
-        return {**state_dict, "state": {key: _whole(entry) for key, entry in state_dict["state"].items()}}
+        return {
+            **state_dict,
+            "state": {key: _whole(entry) for key, entry in state_dict["state"].items()},
+        }
 
 
 def _divide(optimizer: Optimizer) -> None:
-    """``optimizer.load_state_dict`` takes whole tensors, the same on all ranks."""
+    """Divide what ``optimizer.load_state_dict`` has read: whole tensors, the same on all ranks."""
     for parameter, entry in optimizer.state.items():
         if isinstance(parameter, Tensor) and isinstance(entry, dict):
             entry.update({key: like(value, parameter) for key, value in entry.items()})
 
 
-def _whole(entry: Any) -> Any:
+def _whole(entry: object) -> object:
     if not isinstance(entry, dict):
         return entry
-    return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in entry.items()}
+    return {
+        key: value.full_tensor() if isinstance(value, DTensor) else value
+        for key, value in entry.items()
+    }

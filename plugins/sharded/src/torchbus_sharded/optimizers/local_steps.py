@@ -1,5 +1,7 @@
-"""Optimizers that go element by element get the parts of parameters as the plain tensors that they are: to find out, for each operation, what
-it means for a DTensor takes torch longer than the operation."""
+"""Optimizers that compute element by element get the parts as plain tensors.
+
+For a DTensor, torch finds out what each operation means. That takes longer than the operation.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,44 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchbus.plugin import Context
 
-BY_ELEMENT = ("adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
-"""Modules of torch.optim, each with a function of its name by which the step updates lists of tensors in place."""
+BY_ELEMENT = (
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "asgd",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rprop",
+    "sgd",
+)
+"""Modules of torch.optim. In each, a function of its name updates lists of tensors in place."""
 
 
 class LocalSteps:
-    """Replaces these functions. What hooks see around a step, and the state, are DTensors as ever."""
+    """Replaces these functions.
+
+    Hooks around a step, and the state, still see DTensors.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._replaced: set[ModuleType] = set()
 
     def add(self, optimizer: Optimizer) -> None:
-        """Those that the optimizer's class and its bases use."""
-        for module in [sys.modules[cls.__module__] for cls in type(optimizer).__mro__ if cls.__module__.startswith("torch.optim.")]:
+        """Replace the functions that the optimizer's class and its bases use."""
+        for module in [
+            sys.modules[cls.__module__]
+            for cls in type(optimizer).__mro__
+            if cls.__module__.startswith("torch.optim.")
+        ]:
             name = module.__name__.rpartition(".")[2]
             if name in BY_ELEMENT and module not in self._replaced:
                 self._session.replace(module, name, _on_parts)
@@ -53,9 +75,11 @@ def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _divided_alike(lists: list[list[Any]]) -> bool:
-    """Whether there are parts, and those of each parameter, its gradient and its state are parts of the same elements."""
+    """Whether there are parts, and those of a parameter, its gradient and its state match."""
     params = lists[0]
-    layouts = [(one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in params]
+    layouts = [
+        (one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in params
+    ]
     return any(layouts) and all(
         (one.device_mesh, one.placements) == layout
         for tensors in lists
@@ -64,12 +88,19 @@ def _divided_alike(lists: list[list[Any]]) -> bool:
     )
 
 
-def _part(tensor: Any) -> Any:
+def _part(tensor: object) -> object:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _divided_like(made: Any, parameter: Any) -> Any:
-    """A tensor of the state that the first step has made."""
-    if not isinstance(parameter, DTensor):
+def _divided_like(made: object, parameter: object) -> object:
+    """Divide a tensor of the state, which the first step has made, as its parameter is."""
+    if not isinstance(parameter, DTensor) or not isinstance(made, Tensor):
         return made
-    return DTensor.from_local(made, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        made,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

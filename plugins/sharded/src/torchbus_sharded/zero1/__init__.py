@@ -1,4 +1,5 @@
 """``ddp_sharded``: ddp whose optimizer states are sharded over ranks (ZeRO stage 1).
 
-The gradients are ddp's. Nothing here knows of ``fully_shard``, except the choice between the stages.
+The strategy ddp averages the gradients. Nothing here knows of ``fully_shard``, except the choice
+between the stages.
 """

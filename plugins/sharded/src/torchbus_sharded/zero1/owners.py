@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 EVERY_RANK = -1
-"""Keeps a tensor that is its own."""
+"""The owner of a tensor that each rank has for itself."""
 
 
 class Owners:
-    """Largest first, each to the rank that has least; what is added later does not move the others.
+    """Gives the largest tensor first, each to the rank that has least. Later ones move no others.
 
     >>> owners = Owners(2)
     >>> owners.add([10, 7, None, 6, 1])
@@ -22,7 +22,10 @@ class Owners:
         self._held = [0] * ranks
 
     def add(self, sizes: Sequence[int | None]) -> None:
-        """Numbers of elements of further parameters, None for those that each rank has for itself. All ranks call it alike."""
+        """Give owners to further parameters of these sizes. All ranks call it with the same ones.
+
+        The size is None for a tensor that each rank has for itself.
+        """
         given = [EVERY_RANK] * len(sizes)
         shared = [(size, index) for index, size in enumerate(sizes) if size is not None]
         for size, index in sorted(shared, key=lambda one: -one[0]):

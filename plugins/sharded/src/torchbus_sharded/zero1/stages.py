@@ -1,4 +1,4 @@
-"""The strategy ``ddp_sharded``: what of ZeRO's stages 1 and 2 is asked for, and the engine that does it."""
+"""The strategy ``ddp_sharded``: the choice between ZeRO's stages 1 and 2."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from torchbus_sharded.zero1.strategy import ShardedOptimizer
 
 
 class ShardedGradients(FSDP):
-    """Gradients and optimizer states divided, parameters whole from forward to the end of backward (ZeRO stage 2; torch's SHARD_GRAD_OP).
+    """ZeRO stage 2 (torch's SHARD_GRAD_OP): gradients and optimizer states are divided.
 
-    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020.
+    Parameters are whole from forward to the end of backward.
+
+    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models, SC 2020.
     """
 
     def __init__(self) -> None:
@@ -21,14 +24,19 @@ class ShardedGradients(FSDP):
     def explain_lines(self, session: Context) -> dict[str, list[str]]:
         if session.world_size == 1:
             return super().explain_lines(session)
-        line = "ddp_sharded: gradients and optimizer states are divided over ranks, by the engine of fsdp; parameters are whole from forward to the "
+        line = (
+            "ddp_sharded: gradients and optimizer states are divided over ranks, by the engine of"
+            " fsdp; parameters are whole from forward to the "
+        )
         return {"strategy": [line + "end of backward, and divided between steps"]}
 
 
 def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedGradients:
-    """
+    """Divides optimizer states over ranks.
+
     Args:
-        shard_gradients: divide gradients as well as optimizer states. The engine is that of fsdp, with what it refuses.
+        shard_gradients: divide gradients as well as optimizer states. The engine is that of fsdp,
+            and refuses what fsdp refuses.
     """
     expect("shard_gradients", shard_gradients, bool, "True or False")
     return ShardedGradients() if shard_gradients else ShardedOptimizer()

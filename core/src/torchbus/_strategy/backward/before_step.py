@@ -1,0 +1,71 @@
+"""Gradients that no synchronised backward has made are averaged before ``optimizer.step``."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchbus._bus.markers import hookimpl
+from torchbus._session.context import Context
+from torchbus._strategy.parameters.assigned import Assigned
+from torchbus._strategy.parameters.averaging import average
+from torchbus._strategy.parameters.trained import Trained
+
+
+class StepAveraging:
+    """Averages the gradients of ``torch.autograd.grad`` and of backwards under ``s.no_sync()``.
+
+    ``local`` holds the ids of parameters with gradients that only this rank has.
+    """
+
+    def __init__(self, session: Context, trained: Trained, local: set[int]) -> None:
+        assert session.job is not None
+        self._session = session
+        self._job = session.job
+        self._trained = trained
+        self._local = local
+        self._assigned = Assigned()
+        self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def synchronised(self) -> None:
+        """A backward has made the gradients common to all ranks."""
+        self._assigned.synchronised()
+
+    @hookimpl(trylast=True)
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None and self._session.captures(optimizer):
+            self._assigned.watch(optimizer, self._shared_by(optimizer))
+
+    @hookimpl
+    def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
+        is_second = self._averaged_at.get(optimizer, 0) == self._job.backwards
+        self._averaged_at[optimizer] = self._job.backwards
+        held = self._local_of(optimizer) if self._local else None
+        if (
+            closure is None
+            and self._session.captures(optimizer)
+            and (held or is_second or self._assigned.found(optimizer))
+        ):
+            self._average(optimizer, 1.0 if held else self._session.share.weight)
+            self._local -= held or set()
+            self._assigned.synchronised()
+
+    def _average(self, optimizer: Optimizer, weight: float) -> None:
+        shared = self._shared_by(optimizer)
+        if shared:
+            average(shared, weight)
+
+    def _local_of(self, optimizer: Optimizer) -> set[int]:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return held & self._local
+
+    def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:
+        """The optimizer's parameters, except those which belong to this rank's samples."""
+        return [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter not in self._trained.own
+        ]

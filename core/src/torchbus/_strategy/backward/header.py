@@ -1,0 +1,216 @@
+"""What ranks tell each other in each backward, in the first gradient bucket: no extra collective.
+
+The header is one more "parameter" of the reducer, whose "gradient" is a vector of numbers. The
+reducer averages it like any other, so each rank reads the mean over ranks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchbus._checks.common_constants import MODULUS, told_alike
+from torchbus._compat import accelerators
+from torchbus._loss import count as loss_count
+from torchbus._loss.count import Count
+from torchbus._loss.graph import Number
+
+OWN = 10
+(
+    LOSS,
+    RAW_LOSS,
+    PROGRESS,
+    PROGRESS_SQUARED,
+    POSITION,
+    POSITION_SQUARED,
+    INPUT,
+    SAMPLE,
+    CONSTANTS,
+    CONSTANTS_SQUARED,
+) = range(OWN)
+SLOTS = OWN + loss_count.SLOTS
+WEIGHT, COUNTED = OWN + loss_count.WEIGHT, OWN + loss_count.COUNTED
+Slots = list[Number | None]
+
+
+def numbers(
+    count: Count, progress: int, position: int, input_sum: float, constants: int = 0
+) -> Slots:
+    """The slots that are known before the backward. ``Header.fill`` adds the others."""
+    a, b = progress % MODULUS, position % MODULUS
+    told: Slots = [
+        count.value,
+        0.0,
+        float(a),
+        float(a * a),
+        float(b),
+        float(b * b),
+        input_sum,
+        0.0,
+        float(constants),
+        float(constants * constants),
+    ]
+    return [*told, *count.told()]
+
+
+class Header:
+    """On the host, where Python reads and writes an array faster than a tensor.
+
+    The header's gradient shares its memory with that array. ``slots`` are what this rank tells in
+    this backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
+    """
+
+    def __init__(self, parameters: int, dtype: torch.dtype) -> None:
+        self.parameter = nn.Parameter(torch.zeros(SLOTS + parameters, dtype=dtype))
+        self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
+        self.slots: Slots = []
+        self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
+        self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
+        self._gradient = torch.frombuffer(self._array, dtype=dtype)
+        self._everything = array(self._code, [1.0]) * parameters
+
+    def begin(self, slots: Slots) -> None:
+        """Take what this rank tells, before the graph runs."""
+        self.slots = slots
+        self.parameter.grad = self._gradient
+
+    def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        """Complete what this rank tells, and return the gradient of the header.
+
+        ``present`` says which parameters get a gradient here. ``sample`` is one element of one
+        parameter, which must be the same on all ranks.
+        """
+        slots = self.slots
+        if loss is not None:
+            slots[RAW_LOSS] = value = loss.item()
+            if slots[LOSS] is None:
+                weight = slots[WEIGHT]
+                slots[LOSS] = value * weight if weight else 0.0
+        slots[LOSS] = slots[LOSS] or 0.0
+        slots[SAMPLE] = sample.item()
+        self._array[:SLOTS] = array(self._code, cast("list[float]", slots))
+        self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
+        return self.seed
+
+    def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        """Complete what this rank tells after the graph has run, and return it.
+
+        The header reads the means over ranks from the same tensor.
+        """
+        self.fill(loss, sample, present)
+        return self._gradient
+
+    def mean(self) -> list[float]:
+        """The means of all slots over ranks."""
+        return self._array[:SLOTS].tolist()
+
+    def reached(self) -> list[float]:
+        """For each parameter, the fraction of ranks that had a gradient."""
+        return self._array[SLOTS:].tolist()
+
+    def counts(self) -> list[float]:
+        """The means over ranks of the slots that say what the losses count."""
+        return self._array[OWN:SLOTS].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        """Write the loss over all ranks into the tensor that ``backward`` was called on."""
+        loss.data.fill_(self._array[LOSS] * scale)
+
+
+class DeviceHeader(Header):
+    """On a GPU, without waiting for it: the loss and the sample are copied on the device."""
+
+    def __init__(self, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(parameters, dtype)
+        self.parameter = nn.Parameter(self.parameter.data.to(device))
+        self.seed = self.seed.to(device)
+        self.sent = self.seed
+
+    def begin(self, slots: Slots) -> None:
+        self.slots = slots
+        self.parameter.grad = None
+
+    def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        there = {slot: value for slot, value in enumerate(self.slots) if isinstance(value, Tensor)}
+        known = [
+            0.0 if slot in there or value is None else value
+            for slot, value in enumerate(self.slots)
+        ]
+        numbers = torch.tensor([*known, *map(float, present)], dtype=self.seed.dtype)
+        self.sent = accelerators.sent(numbers, self.seed.device)
+        self.sent[SAMPLE] = sample
+        for slot, value in there.items():
+            self.sent[slot] = value
+        if loss is not None:
+            self.sent[RAW_LOSS] = loss.detach()
+            if self.slots[LOSS] is None:
+                self.sent[LOSS] = self._weighted(loss.detach(), self.slots[WEIGHT])
+        return self.sent
+
+    def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        self.parameter.grad = told = self.fill(loss, sample, present).clone()
+        return told
+
+    def _weighted(self, loss: Tensor, weight: Number | None) -> Tensor | float:
+        if isinstance(weight, Tensor):
+            return torch.where(weight == 0.0, 0.0, loss * weight)
+        return loss * weight if weight else 0.0
+
+    def counts(self) -> list[float]:
+        return self._mean()[OWN:SLOTS].tolist()
+
+    def counts_there(self) -> Tensor:
+        """``counts`` on the device, without waiting. Shape (loss_count.SLOTS,)."""
+        return self._mean()[OWN:SLOTS]
+
+    def mean(self) -> list[float]:
+        return self._mean()[:SLOTS].tolist()
+
+    def reached(self) -> list[float]:
+        return self._mean()[SLOTS:].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        loss.data.copy_(self._mean()[LOSS] * scale)
+
+    def both(self) -> Tensor:
+        """The means, and what this rank has sent. Shape (2, SLOTS)."""
+        return torch.stack([self._mean()[:SLOTS], self.sent[:SLOTS]])
+
+    def _mean(self) -> Tensor:
+        mean = self.parameter.grad
+        assert mean is not None
+        return mean
+
+
+def make_header(first: Tensor, parameters: int) -> Header:
+    """A header for so many parameters, with the first one's device and, if it fits, its dtype."""
+    dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
+    return (
+        Header(parameters, dtype)
+        if first.device.type == "cpu"
+        else DeviceHeader(parameters, dtype, first.device)
+    )
+
+
+def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same progress and position."""
+    return _is_same(mean, sent, PROGRESS) and _is_same(mean, sent, POSITION)
+
+
+def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same checksum of constants."""
+    return _is_same(mean, sent, CONSTANTS)
+
+
+def _is_same(mean: Sequence[float], sent: Sequence[float], slot: int) -> bool:
+    """Its square is in the next slot."""
+    return told_alike(sent[slot], mean[slot], mean[slot + 1])
+
+
+def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether the sampled parameter differs between ranks by more than rounding."""
+    return abs(mean[SAMPLE] - sent[SAMPLE]) > 1e-4 * abs(sent[SAMPLE]) + 1e-30

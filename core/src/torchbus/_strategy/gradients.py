@@ -1,0 +1,249 @@
+"""Gradients are synchronised for every parameter, whichever way the loop reached it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchbus._bus.markers import hookimpl
+from torchbus._checks.common_constants import Constants
+from torchbus._compat.gradients import is_view
+from torchbus._loss.count import Count
+from torchbus._loss.gradients import made_anew
+from torchbus._loss.graph import Number
+from torchbus._seams.backward import BackwardCall, as_list
+from torchbus._session.context import Context
+from torchbus._strategy.backward import create_graph, header, user_hooks
+from torchbus._strategy.backward.before_step import StepAveraging
+from torchbus._strategy.backward.engine import Engine, Roots, discard, fail
+from torchbus._strategy.backward.header import Header, Slots
+from torchbus._strategy.backward.loss_counts import LossCounts, scalar_loss
+from torchbus._strategy.checks import loss_kind
+from torchbus._strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
+from torchbus._strategy.options import Division, SyncOptions
+from torchbus._strategy.parameters.local import Local
+from torchbus._strategy.parameters.trained import Trained
+from torchbus._strategy.parameters.unsynchronised import Unsynchronised
+from torchbus._strategy.reduction import Reduction, Reductions
+from torchbus.errors import Unsupported
+
+DISCOVERY_BACKWARDS = 3
+NOT_DIVIDED = (
+    "the last batch came from no divided loader: unless each rank drew it from its own random"
+    " numbers, all ranks computed the same thing (s.shard divides batches that the script makes"
+    " itself)"
+)
+
+
+class GradientSync:
+    """Owns ``backward``.
+
+    ``make_reductions`` gets the trained parameters, and says how their gradients meet.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        options: SyncOptions,
+        division: Division,
+        make_reductions: Callable[[Trained], Reductions],
+    ) -> None:
+        assert session.job is not None
+        self._session = session
+        self._job = session.job
+        self._options = options
+        self._division = division
+        self._steps = 0
+        self._loss_note = ""
+        self._quiet_backwards = 0
+        self._local = Local()
+        self._lock = threading.Lock()
+        self._trained = Trained(session, options.sync_batchnorm, self._forget)
+        self._reductions = make_reductions(self._trained)
+        session.on_close.callback(self._reductions.drop)
+        self._counts = LossCounts(
+            session, options.name, options.loss_reduction, options.loss_weight, division.weight
+        )
+        self._constants = Constants(session, self._trained.optimizer_settings)
+        self._check = HeaderCheck(
+            session, self._facts, division.watch, self._constants, self._counts.look
+        )
+        self._before_step = StepAveraging(session, self._trained, self._local)
+        unsynchronised = Unsynchronised(session, self._trained, self._local)
+        session.bus.register(self._trained, f"{options.name}.trained")
+        session.bus.register(unsynchronised, f"{options.name}.unsynchronised")
+        session.bus.register(self._before_step, f"{options.name}.before_step")
+
+    def _forget(self) -> None:
+        """The parameters have changed. All ranks call it."""
+        self._reductions.drop()
+        self._local &= {id(parameter) for parameter in self._trained.parameters}
+        self._quiet_backwards = 0
+
+    # Backward ------------------------------------------------------------------------------------
+
+    @hookimpl
+    def run_backward(self, call: BackwardCall, engine: Engine) -> None:
+        if not self._trained.own:
+            return self._run(call, engine)
+        with self._trained.own.over_all_ranks():
+            self._run(call, engine)
+
+    def _run(self, call: BackwardCall, engine: Engine) -> None:
+        count = self._counts.of(call, lambda: self._local.remain(self._trained.parameters))
+        if not call.sync or not self._trained.parameters:
+            return self._unsynchronised(call, engine, count)
+        if not self._lock.acquire(blocking=False):
+            raise Unsupported(
+                "backward is called in two threads at once: call it in one, or use s.no_sync() in"
+                " both"
+            )
+        held = user_hooks.take_off(self._trained.parameters)
+        anew = count.anew and not call.create_graph
+        try:
+            with made_anew(self._trained.parameters) if anew else nullcontext():
+                self._synchronised(call, engine, count)
+            self._before_step.synchronised()
+        finally:
+            self._job.go_on()
+            self._lock.release()
+            user_hooks.put_back(held)
+        user_hooks.run(held)
+
+    def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
+        """The next synchronised backward, or ``optimizer.step``, averages these gradients."""
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
+        trained = self._trained.requiring_gradients()
+        self._local.update(map(id, trained))
+        if count.is_zero:
+            self._local.discarded = True
+            roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
+            return fail(discard(engine, roots, trained))
+        engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
+
+    def _synchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
+        reduction = self._reductions.current()
+        self._job.wait_in("backward", self._job.backwards + 1)
+        count = self._counts.meet(count)
+        if call.create_graph:
+            roots = Roots(*call.start(), True, call.inputs)
+            return create_graph.backward(engine, reduction.parameters, roots, count)
+        loss = scalar_loss(call)
+        self._look_at_first(loss)
+        slots = self._slots(loss, count)
+        roots, error = self._roots(reduction, call, engine, count)
+        try:
+            reduction.backward(engine, roots, slots, loss, self._local, error)
+        except BaseException:
+            if reduction.has_told:  # the gradients that were made are averaged
+                self._divide(reduction, count)
+            raise
+        finally:
+            error = None  # its traceback leads here
+        self._settle(reduction, call, count, loss)
+
+    def _look_at_first(self, loss: Tensor | None) -> None:
+        """Warn if the first loss is no mean (sum), and the mean over ranks depends on that."""
+        if (
+            self._division.has_parts
+            and not self._loss_note
+            and loss is not None
+            and self._job.backwards == 0
+            and self._session.is_main
+        ):
+            self._loss_note = loss_kind.look(loss, self._options.loss_reduction)
+
+    def _slots(self, loss: Tensor | None, count: Count) -> Slots:
+        """What this rank tells the others."""
+        share = self._session.share
+        progress = self._job.backwards * 7 + self._steps
+        constants = self._constants.number(loss, share.weight, progress)
+        return header.numbers(
+            count, progress, share.position, self._division.watch.input_sum, constants
+        )
+
+    def _roots(
+        self, reduction: Reduction, call: BackwardCall, engine: Engine, count: Count
+    ) -> tuple[Roots, BaseException | None]:
+        """A rank without samples of its own starts from nothing but the header.
+
+        The error is that of its own backward, whose gradients are dropped.
+        """
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
+        roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
+        if count.is_zero:
+            nothing = Roots([], [], call.retain_graph, None)
+            return nothing, discard(engine, roots, reduction.parameters)
+        if call.inputs is None:
+            return roots, None
+        return roots._replace(inputs=[*as_list(call.inputs), reduction.header.parameter]), None
+
+    def _settle(
+        self, reduction: Reduction, call: BackwardCall, count: Count, loss: Tensor | None
+    ) -> None:
+        """The gradients are averaged: give everything else its value over all ranks."""
+        self._job.count_backward()
+        if self._local:
+            self._local.difference_update(reduction.synchronised())
+        reduction.buffers.copy_from_rank0()
+        scale = self._divide(reduction, count)
+        self._check.take(reduction.header)
+        self._give_loss(reduction.header, call, loss, scale)
+        self._after_sync()
+
+    def _divide(self, reduction: Reduction, count: Count) -> Number:
+        """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
+        gradients_of = [*reduction.parameters, *self._trained.own.tensors()]
+        return self._counts.settle(reduction.header, count, gradients_of)
+
+    def _give_loss(
+        self, told: Header, call: BackwardCall, loss: Tensor | None, scale: Number
+    ) -> None:
+        if (
+            loss is not None
+            and self._options.sync_loss
+            and not (call.retain_graph or loss.is_leaf or is_view(loss))
+        ):
+            told.give_loss(loss, scale)
+
+    def _after_sync(self) -> None:
+        if not self._session.random.is_split and self._division.stream is not None:
+            self._session.random.split(self._division.stream)
+        self._quiet_backwards += 1
+        if self._quiet_backwards == DISCOVERY_BACKWARDS and self._trained.has_optimizers:
+            self._session.end_discovery()
+
+    # Around it -----------------------------------------------------------------------------------
+
+    def _facts(self) -> Facts:
+        return Facts(self._job.backwards, self._steps, self._session.share.position)
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._steps += 1
+
+    @hookimpl
+    def scheduler_metric(self, metric: Tensor | float) -> Tensor:
+        return self._session.reduce(metric)
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._check.finish()
+            if not self._job.backwards:
+                refuse_unlike(self._session, self._trained.parameters)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        notes = [note for note in (self._loss_note, self._counts.note) if note]
+        if (
+            self._job.backwards
+            and not self._session.share.indices
+            and self._session.world.data.parts > 1
+        ):
+            notes.append(NOT_DIVIDED)
+        return {"notes": notes} if notes else {}

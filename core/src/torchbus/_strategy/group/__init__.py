@@ -1,0 +1,1 @@
+"""The process group: opened for the session, closed with it."""

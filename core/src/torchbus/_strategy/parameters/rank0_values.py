@@ -1,0 +1,127 @@
+"""Rank 0's values for parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+from torchbus._checks import hyperparameters
+from torchbus._checks.hyperparameters import Settings
+from torchbus._compat.gradients import buffers, flattened, foreach_copy_, unflattened
+from torchbus._ranks.collectives import all_gather_object
+from torchbus.errors import RanksDiverged, UsageError
+
+CHUNK_BYTES = 64 * 2**20
+
+
+def copy_from_rank0(
+    tensors: Sequence[Tensor], what: str, made_with: Settings | None = None
+) -> None:
+    """Give the tensors rank 0's values, on all ranks, without autograd noticing.
+
+    All ranks call it. ``what`` names the tensors in messages. Raises RanksDiverged if the ranks
+    have tensors of different shapes, or other hyperparameters (``made_with``).
+    """
+    made_with = made_with or {}
+    shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+    told = all_gather_object(
+        (what, [hyperparameters.digest(made_with), *shapes]), dist.get_world_size()
+    )
+    _refuse_unlike(told)
+    if len({theirs[0] for _, theirs in told}) > 1:
+        hyperparameters.compare(all_gather_object(made_with, dist.get_world_size()))
+    for chunk in _chunks([tensor for tensor in tensors if tensor.numel()]):
+        broadcast(chunk)
+
+
+def _refuse_unlike(told: list[tuple[str, list[object]]]) -> None:
+    what, first = told[0]
+    for rank, (their_what, theirs) in enumerate(told):
+        if type(theirs) is not type(first) or theirs[1:] != first[1:]:
+            raise RanksDiverged(
+                f"rank {rank} comes with {their_what} ({len(theirs) - 1} tensors), but rank 0 comes"
+                f" with {what} ({len(first) - 1} tensors): all ranks must build and first use their"
+                f" models in the same order.{hyperparameters.searches()}"
+            )
+
+
+def refuse_empty(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:
+    """Raise UsageError for tensors without values, which rank 0 could not send."""
+    lazy = [tensor for tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        owner = _owner(lazy, models)
+        raise UsageError(
+            f"{owner} has lazy parameters, which get their values in its first call: call it before"
+            " you make its optimizer"
+        )
+    meta = [tensor for tensor in tensors if tensor.is_meta]
+    if meta:
+        raise UsageError(
+            f"{_owner(meta, models)} is on the meta device, so its parameters have no values: call"
+            " model.to_empty(device=...) and initialise it before you make its optimizer, or use"
+            " strategy='fsdp', which does both"
+        )
+
+
+def _owner(tensors: Sequence[Tensor], models: Sequence[Module]) -> str:
+    wanted = set(map(id, tensors))
+    return next(
+        (
+            type(model).__name__
+            for model in models
+            if any(id(p) in wanted for p in model.parameters())
+        ),
+        "a tensor",
+    )
+
+
+def broadcast(tensors: Sequence[Tensor]) -> None:
+    """Send rank 0's tensors, of any dtypes and on one device, in one broadcast.
+
+    Writing into ``.data`` keeps graphs valid that have saved them.
+    """
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.dtype, []).append(tensor.data)
+    flat = [flattened(group).view(torch.uint8) for group in kinds.values()]
+    packed = torch.cat(flat)
+    dist.broadcast(packed, src=0)
+    if dist.get_rank() != 0:
+        for (dtype, group), part in zip(
+            kinds.items(), packed.split([len(one) for one in flat]), strict=True
+        ):
+            foreach_copy_(group, list(unflattened(part.clone().view(dtype), group)))
+
+
+def _chunks(tensors: list[Tensor]) -> list[list[Tensor]]:
+    chunks: dict[tuple[torch.device, int], list[Tensor]] = {}
+    sizes: dict[torch.device, int] = {}
+    for tensor in tensors:
+        sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.nbytes
+        chunks.setdefault((tensor.device, sizes[tensor.device] // CHUNK_BYTES), []).append(tensor)
+    return list(chunks.values())
+
+
+class Buffers:
+    """The buffers of the trained models, looked up at each use because models may replace them."""
+
+    def __init__(self, models: Sequence[Module]) -> None:
+        modules = {id(module): module for model in models for module in model.modules()}
+        self._holders = [module for module in modules.values() if buffers(module)]
+
+    def copy_from_rank0(self) -> None:
+        """All of them, in one broadcast per device. All ranks call it."""
+        present = [
+            buffer
+            for module in self._holders
+            for buffer in buffers(module).values()
+            if buffer is not None and buffer.numel()
+        ]
+        unique = list({id(buffer): buffer for buffer in present}.values())
+        for device in {buffer.device for buffer in unique}:
+            broadcast([buffer for buffer in unique if buffer.device == device])

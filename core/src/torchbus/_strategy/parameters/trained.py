@@ -1,0 +1,231 @@
+"""The trained parameters, which get rank 0's values on all ranks as soon as they are known."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from torchbus._bus.markers import hookimpl
+from torchbus._checks import hyperparameters
+from torchbus._checks.hyperparameters import Settings
+from torchbus._session import inventory
+from torchbus._session.context import Context
+from torchbus._strategy.parameters.batchnorm import convert
+from torchbus._strategy.parameters.per_rank import OwnTensors
+from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_empty
+
+
+class Trained:
+    """Collects the parameters of optimizers and models.
+
+    ``parameters`` are in the order in which they were found, the same on all ranks. ``changed`` is
+    called when they have changed.
+    """
+
+    def __init__(self, session: Context, sync_batchnorm: bool, changed: Callable[[], None]) -> None:
+        assert session.job is not None
+        self._session = session
+        self._job = session.job
+        self._sync_batchnorm = sync_batchnorm
+        self._changed = changed
+        self._known: dict[int, Tensor] = {}
+        self._adopted: set[int] = set()
+        self._models: list[weakref.ref[Module]] = []
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._next_number = itertools.count()
+        self._holders: dict[int, set[int]] = {}
+        self.parameters: list[Tensor] = []
+        self.own = OwnTensors(session)
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether any optimizer holds some of the parameters."""
+        return bool(self._holders)
+
+    @hookimpl(tryfirst=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """Add an optimizer's parameters, and all other parameters of the models that own them.
+
+        The first forward of a model may depend on the rank, so it must not need a collective.
+        """
+        if optimizer is not None and not self._session.captures(optimizer):
+            return
+        new = [parameter for parameter in parameters if id(parameter) not in self._known]
+        models = self.models(new) if new else []
+        owned = [parameter for model in models for parameter in model.parameters()]
+        if optimizer is not None:
+            parameters = self._shared(optimizer, parameters, new, owned)
+            new = [parameter for parameter in new if parameter not in self.own]
+            self._hold(optimizer, parameters)
+        else:
+            self._adopted.update(map(id, parameters))
+        if new:
+            refuse_empty(new, models)
+            what = (
+                f"the parameters of {type(optimizer).__name__}" if optimizer else "adopted tensors"
+            )
+            self._add(
+                [*new, *owned],
+                models,
+                what,
+                hyperparameters.of_optimizer(optimizer) if optimizer else {},
+            )
+
+    def _shared(
+        self,
+        optimizer: Optimizer,
+        parameters: list[Tensor],
+        new: list[Tensor],
+        owned: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """The optimizer's parameters, except those that belong to this rank's samples."""
+        inside = {id(parameter) for parameter in owned}
+        own = self.own.find(
+            [parameter for parameter in new if id(parameter) not in inside],
+            type(optimizer).__name__,
+        )
+        if own:
+            self._session.bus.hook.own_tensors(optimizer=optimizer, tensors=own)
+        return [parameter for parameter in parameters if parameter not in self.own]
+
+    def _hold(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        if parameters and optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._next_number)
+        for parameter in parameters:
+            self._holders.setdefault(id(parameter), set()).add(self._numbers[optimizer])
+
+    @hookimpl
+    def model_found(self, model: Module) -> None:
+        # flops are counted on meta tensors
+        counted = [parameter for parameter in model.parameters() if not parameter.is_meta]
+        known = all(id(parameter) in self._known for parameter in counted)
+        if (
+            known
+            or not self._session.captures(model)
+            or is_distributed(model)
+            or (self._job.backwards and not _trains(model))
+        ):
+            return
+        self._add(list(model.parameters()), [model], type(model).__name__, {})
+
+    def _add(
+        self, parameters: list[Tensor], models: list[Module], what: str, made_with: Settings
+    ) -> None:
+        """Give new parameters and buffers rank 0's values. All ranks call it."""
+        self._forget_dead()
+        new = {id(tensor): tensor for tensor in parameters if id(tensor) not in self._known}
+        buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
+        for model in models:
+            made_with |= hyperparameters.of_model(model)
+        copy_from_rank0([*new.values(), *buffers.values()], what, made_with)
+        if self._sync_batchnorm:
+            for model in models:
+                convert(model)
+        self._known |= new
+        self._models += [weakref.ref(model) for model in models]
+        self.parameters = list(self._known.values())
+        self._changed()
+
+    def _forget_dead(self) -> None:
+        """Forget the parameters whose model and optimizer are gone on all ranks.
+
+        Those of an earlier cross-validation fold, for example.
+        """
+        alive: list[Module | Optimizer] = [*self._alive(), *self._numbers]
+        held = {
+            id(parameter) for thing in alive for parameter in _parameters_of(thing)
+        } | self._adopted
+        dead = {number for number, key in enumerate(self._known) if key not in held}
+        everywhere = set.intersection(*self._session.all_gather_object(dead))
+        for key in [key for number, key in enumerate(self._known) if number in everywhere]:
+            del self._known[key]
+            self._holders.pop(key, None)
+
+    def _alive(self) -> list[Module]:
+        return [model for model in (reference() for reference in self._models) if model is not None]
+
+    @hookimpl
+    def mode_changed(self) -> None:
+        """Let all ranks draw the same random numbers while every trained model is in eval mode."""
+        models = self._alive()
+        if models:
+            self._session.random.use(
+                "own" if any(model.training for model in models) else "evaluation"
+            )
+
+    # For the parts that synchronise them ---------------------------------------------------------
+
+    def requiring_gradients(self) -> list[Tensor]:
+        """The parameters that are not frozen now."""
+        return [parameter for parameter in self.parameters if parameter.requires_grad]
+
+    def holders(self, parameters: Sequence[Tensor]) -> list[tuple[int, ...]]:
+        """The numbers of the optimizers that hold each of them."""
+        return [tuple(sorted(self._holders.get(id(parameter), ()))) for parameter in parameters]
+
+    def optimizer_settings(self) -> Settings:
+        """Hyperparameters of the optimizers that are alive, each under the optimizer's number."""
+        return hyperparameters.of_numbered(
+            sorted(
+                [(number, optimizer) for optimizer, number in self._numbers.items()],
+                key=lambda pair: pair[0],
+            )
+        )
+
+    def models(self, parameters: Sequence[Tensor]) -> list[Module]:
+        """The models that own the parameters, except those that are already distributed."""
+        return [model for model in inventory.models_of(parameters) if not is_distributed(model)]
+
+    # Explain -------------------------------------------------------------------------------------
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        if not isinstance(thing, Module):
+            return None
+        if is_distributed(thing):
+            return "already distributed by the script: left alone"
+        known = sum(id(parameter) in self._known for parameter in thing.parameters())
+        total = sum(1 for _ in thing.parameters())
+        if not known:
+            return "not synchronised: not called yet, and in no optimizer"
+        if not self._job.backwards:
+            return "to be synchronised in backward: none was heard yet"
+        return "synchronised in backward" + (
+            f" ({known} of {total} tensors, by their optimizer)" if known < total else ""
+        )
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"notes": [self.own.note]} if self.own.note else {}
+
+
+def is_distributed(model: Module) -> bool:
+    """Whether the script has wrapped it in DDP or FSDP."""
+    return isinstance(model, DistributedDataParallel) or type(model).__name__.startswith(
+        ("FSDP", "FullyShardedDataParallel")
+    )
+
+
+def _parameters_of(thing: Module | Optimizer) -> list[Tensor]:
+    if isinstance(thing, Module):
+        return list(thing.parameters())
+    return [parameter for group in thing.param_groups for parameter in group["params"]]
+
+
+def _trains(model: Module) -> bool:
+    """Whether this call may be part of training.
+
+    A teacher, or a metric's network, that appears in mid-run need not be the same on all ranks.
+    """
+    return (
+        torch.is_grad_enabled()
+        and model.training
+        and any(parameter.requires_grad for parameter in model.parameters())
+    )

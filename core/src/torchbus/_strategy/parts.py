@@ -1,0 +1,46 @@
+"""The parts that ``Strategy`` is made of, for a strategy with an engine of its own."""
+
+from __future__ import annotations
+
+from torchbus._strategy.backward import header
+from torchbus._strategy.backward.engine import Engine, Roots, run
+from torchbus._strategy.backward.header import Header, Slots, make_header
+from torchbus._strategy.checks.divergence import SEED, Watch
+from torchbus._strategy.checks.repeated_work import watch_replicas
+from torchbus._strategy.gradients import GradientSync
+from torchbus._strategy.group.opening import check_backend, join_ranks
+from torchbus._strategy.options import LOSS_REDUCTIONS, Division, SyncOptions
+from torchbus._strategy.parameters.assigned import Assigned
+from torchbus._strategy.parameters.averaging import average
+from torchbus._strategy.parameters.per_rank import OwnTensors
+from torchbus._strategy.parameters.rank0_values import Buffers, copy_from_rank0
+from torchbus._strategy.parameters.trained import Trained
+from torchbus._strategy.reduction import AfterBackward, Reduction, Reductions
+
+__all__ = [
+    "LOSS_REDUCTIONS",
+    "SEED",
+    "AfterBackward",
+    "Assigned",
+    "Buffers",
+    "Division",
+    "Engine",
+    "GradientSync",
+    "Header",
+    "OwnTensors",
+    "Reduction",
+    "Reductions",
+    "Roots",
+    "Slots",
+    "SyncOptions",
+    "Trained",
+    "Watch",
+    "average",
+    "check_backend",
+    "copy_from_rank0",
+    "header",
+    "join_ranks",
+    "make_header",
+    "run",
+    "watch_replicas",
+]

@@ -1,0 +1,61 @@
+"""Private names of torch that ddp uses; nothing else in this package uses one.
+
+All were seen in 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torchbus.plugin import private, require
+
+will_execute_node: Callable[[Any], bool] = private(
+    torch._C, "_will_engine_execute_node", "tells which parameters a backward reaches"
+)
+"""Without it: UsageError at the first backward."""
+
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Without it: AttributeError at the first backward."""
+
+sparse_values: Callable[[Tensor], Tensor] = Tensor._values
+"""Of a sparse tensor that may not be coalesced. Without it: AttributeError when ddp is imported."""
+
+preserved_version: Callable[[Tensor], AbstractContextManager[None]] = private(
+    torch.autograd, "_unsafe_preserve_version_counter", "keeps graphs valid while DDP is made"
+)
+"""Without it: UsageError at the first backward, if DDP has no ``init_sync=`` (2.4 has none)."""
+
+parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
+"""Of one module, by name. Without it: AttributeError when a model is found."""
+
+
+def rebuild_buckets(ddp: DistributedDataParallel) -> None:
+    """Order them as the gradients came. Without ``_rebuild_buckets``: AttributeError after the
+    first backward.
+    """
+    ddp.reducer._rebuild_buckets()
+
+
+class ReducerOnly(DistributedDataParallel):
+    """DDP over parameters alone, told which of them have sparse gradients (it would look for
+    Embedding modules).
+
+    Without ``_build_params_for_reducer``: UsageError when the first reducer is made.
+    """
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        name = "_build_params_for_reducer"
+        require(DistributedDataParallel, name, "tells DDP which gradients are sparse")
+        self.__dict__["_sparse"] = module.sparse
+        super().__init__(module, **options)
+
+    def _build_params_for_reducer(self) -> tuple[list[Tensor], list[bool]]:
+        parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters, [id(parameter) in self.__dict__["_sparse"] for parameter in parameters]

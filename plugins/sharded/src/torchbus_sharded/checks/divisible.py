@@ -1,0 +1,31 @@
+"""Whether a model can be divided."""
+
+from __future__ import annotations
+
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torchbus.plugin import UsageError
+
+
+def can_be_divided(model: Module) -> bool:
+    """Whether there is something to divide. Raises UsageError for what can't be."""
+    divided = [
+        name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)
+    ]
+    if len(divided) == len(list(model.parameters())):
+        return False
+    if divided:
+        raise UsageError(
+            f"{type(model).__name__} shares {divided[0]} with another model, which is divided"
+            " already: under strategy='fsdp' a parameter belongs to one model; use strategy='ddp'"
+            " or 'ddp_sharded'"
+        )
+    sparse = next(
+        (path for path, part in model.named_modules() if getattr(part, "sparse", False)), None
+    )
+    if sparse is not None:
+        raise UsageError(
+            f"{type(model).__name__}.{sparse} has sparse gradients, which strategy='fsdp' can't"
+            " divide: use sparse=False, or 'ddp'"
+        )
+    return True

@@ -1,0 +1,91 @@
+"""What the strategy ``fsdp`` tells the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torchbus.plugin import Context, UsageError, expect, gloo_on_loopback
+
+from torchbus_sharded.engine import wrapping
+from torchbus_sharded.engine.meta import ParamInit
+
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+
+
+class EngineOptions(TypedDict, total=False):
+    """Arguments of ``fully_shard``."""
+
+    reshard_after_forward: bool | None
+    mp_policy: MixedPrecisionPolicy
+    offload_policy: OffloadPolicy
+
+
+@dataclass(frozen=True)
+class ShardingOptions:
+    """The options of ``FSDP`` that say how models are divided, checked."""
+
+    policy: wrapping.Policy
+    reshard_after_forward: bool | None
+    mixed_precision: str | None
+    cpu_offload: bool
+    hybrid: bool
+    forward_methods: tuple[str, ...]
+    param_init_fn: ParamInit | None
+
+    def __post_init__(self) -> None:
+        wrapping.check(self.policy)
+        expect(
+            "reshard_after_forward",
+            self.reshard_after_forward,
+            (bool, type(None)),
+            "True, False or None",
+        )
+        expect("cpu_offload", self.cpu_offload, bool, "True or False")
+        expect("hybrid", self.hybrid, bool, "True or False")
+        if self.mixed_precision not in (None, *DTYPES):
+            raise UsageError(
+                f"mixed_precision={self.mixed_precision!r} is unknown: use 'bf16', '16' or None"
+            )
+        if self.param_init_fn is not None and not callable(self.param_init_fn):
+            raise UsageError(
+                f"param_init_fn={self.param_init_fn!r}: it must be a function of a module, or None"
+            )
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise UsageError if this rank's device can't do what is asked for."""
+        if self.cpu_offload and device.type == "cpu":
+            raise UsageError(
+                "cpu_offload=True needs GPUs: on CPU the parts are in host memory anyway. Leave it"
+                " out"
+            )
+
+    def mesh(self, session: Context) -> DeviceMesh:
+        """One dimension, or nodes x ranks of a node. All ranks call it."""
+        with gloo_on_loopback(session.world.one_host):
+            if not self.hybrid:
+                return init_device_mesh(session.device.type, (session.world_size,))
+            shape = (session.world.num_nodes, session.world.local_world_size)
+            return init_device_mesh(
+                session.device.type, shape, mesh_dim_names=("replicate", "shard")
+            )
+
+    def of_engine(self, outputs: torch.dtype | None) -> EngineOptions:
+        """What ``fully_shard`` is told.
+
+        Under mixed precision a model returns the dtype ``outputs``. Its inner units, with None,
+        return what they compute.
+        """
+        options = EngineOptions(reshard_after_forward=self.reshard_after_forward)
+        if self.mixed_precision is not None:
+            options["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=DTYPES[self.mixed_precision],
+                reduce_dtype=torch.float32,
+                output_dtype=outputs,
+            )
+        if self.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy()
+        return options
