@@ -1,4 +1,7 @@
-"""What can go wrong, one class per remedy. Every message names the offender, the facts and what to do."""
+"""What can go wrong, one class per remedy.
+
+Every message names the offender, the facts and what to do.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,28 @@ from torchbus._redaction import redacted
 
 
 class TorchbusError(Exception):
-    """Base of all errors that torchbus raises by itself. Its message shows no secret."""
+    """Base of all errors that torchbus raises by itself. Its message never shows a secret."""
 
     def __str__(self) -> str:
         return redacted(super().__str__())
 
 
 class UsageError(TorchbusError, ValueError):
-    """The call is wrong: unknown option or strategy, impossible devices, bad type. Raised before anything starts."""
+    """The call is wrong: unknown option or strategy, impossible devices, bad type.
+
+    Raised before anything starts.
+    """
 
 
 class PluginNotInstalled(UsageError):
-    """A strategy, option, logger or method whose plugin is not installed. The message has the pip line."""
+    """A strategy, option, logger or method needs a plugin that is not installed.
+
+    The message gives the pip command.
+    """
 
 
 class VerbUnavailable(UsageError, AttributeError):
-    """A name on the session that can't be had now. ``hasattr`` says False."""
+    """A name on the session that is not available now. ``hasattr`` returns False."""
 
 
 class PluginConflict(UsageError):
@@ -29,7 +38,7 @@ class PluginConflict(UsageError):
 
 
 class VerbNotInstalled(PluginNotInstalled, VerbUnavailable):
-    """A name on the session whose plugin is not installed. The message has the pip line."""
+    """A name on the session whose plugin is not installed. The message gives the pip command."""
 
 
 class VerbContested(PluginConflict, VerbUnavailable):
@@ -45,12 +54,12 @@ class LaunchError(TorchbusError, RuntimeError):
 
 
 class RankFailed(TorchbusError, RuntimeError):
-    """Another rank failed first; its own traceback was shown (or is in the message)."""
+    """Another rank failed first. Its own traceback was printed, or is in the message."""
 
 
 class RanksDiverged(TorchbusError, RuntimeError):
-    """The ranks do not do the same thing: different data order, steps or number of backward calls."""
+    """The ranks do different things: the data order, steps or calls of backward differ."""
 
 
 class Unsupported(TorchbusError, RuntimeError):
-    """Something that can't be made right under this strategy. The message says what to use instead."""
+    """The strategy can't do this correctly. The message says what to use instead."""

@@ -1,6 +1,7 @@
-"""The one module that a plugin imports.
+"""The only module that a plugin imports.
 
-Loggers also import ``torchbus.trackers``, and tests ``torchbus.testing``. Every other module of the core is private.
+Loggers also import ``torchbus.trackers``, and tests ``torchbus.testing``. Every other module of the
+core is private.
 """
 
 from __future__ import annotations
@@ -10,28 +11,36 @@ from typing import ClassVar
 
 from torchbus import __version__ as VERSION
 from torchbus._batches.feeding import Batches
-from torchbus._batches.nested import leaves, map_tensors
+from torchbus._batches.nested import collect, is_dataclass, leaves, map_leaves, map_tensors
 from torchbus._batches.share import Share
-from torchbus._batches.taken import Origin, Taken, collect
-from torchbus._bus.arguments import expect
+from torchbus._batches.taken import Origin, Taken
+from torchbus._bus.listeners import Listeners
+from torchbus._bus.markers import hookimpl, hookspec
 from torchbus._bus.needs import needs
+from torchbus._bus.options import expect
+from torchbus._bus.verbs import refuse_outside
 from torchbus._checks import hyperparameters
 from torchbus._checks.common_constants import MODULUS, Constants, told_alike
 from torchbus._checks.hyperparameters import Settings
+from torchbus._cli import html_page, program, session_options
 from torchbus._cli.parser import Parser, complain
+from torchbus._cli.program import Program
+from torchbus._cli.session_options import program_and_session, session_parser
 from torchbus._cli.table import table
+from torchbus._compat import accelerators, local_variables
+from torchbus._compat.required import absent, private, require
 from torchbus._files.locks import OpenHere, try_lock
 from torchbus._launch.start.relaunch import visible_device
 from torchbus._launch.store.listening import gloo_on_loopback
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import thread_frames
-from torchbus._launch.watch.guard import shut, sockets_opened
 from torchbus._launch.watch.place import END
+from torchbus._launch.watch.sockets import shut, sockets_opened
 from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count, Scales
+from torchbus._loss.count import check_mode as check_loss_weight
 from torchbus._loss.gradients import made_anew, scale_all
 from torchbus._loss.graph import Number
-from torchbus._loss.modes import check_mode as check_loss_weight
 from torchbus._loss.term_weights import NUMBERS as TERM_NUMBERS
 from torchbus._loss.weights import LossWeights
 from torchbus._ranks import random_streams
@@ -44,28 +53,122 @@ from torchbus._seams.backward import BackwardCall, as_list
 from torchbus._seams.loader import LoaderIterator, Pass
 from torchbus._seams.modules.forward import Surround
 from torchbus._seams.optimizers.skipping import Answer
-from torchbus._session import inventory, local_variables
+from torchbus._session import inventory
 from torchbus._session.context import Context
 from torchbus._session.notices import users_frame, warn
-from torchbus.errors import LaunchError, PluginError, RankFailed, RanksDiverged, TorchbusError, Unsupported, UsageError
-from torchbus.events import hookimpl, hookspec
+from torchbus._session.steps import Steps
+from torchbus._strategy import parts as strategies
+from torchbus._strategy.strategy import Strategy
+from torchbus.errors import (
+    LaunchError,
+    PluginError,
+    RankFailed,
+    RanksDiverged,
+    TorchbusError,
+    Unsupported,
+    UsageError,
+)
+from torchbus.session import Session
 
 __all__ = [
-    "END", "MODULUS", "TERM_NUMBERS", "VERSION", "Answer", "BackwardCall", "Batches", "Constants", "Context", "Count", "DataPlace",
-    "LaunchError", "LoaderIterator", "LossWeights", "Number", "OpenHere", "Origin", "Parser", "Pass", "Plugin", "PluginError",
-    "RandomStreams", "RankFailed", "RanksDiverged", "Redactor", "Scales", "SealedStore", "Settings", "Share", "Surround", "Taken",
-    "TorchbusError", "Unsupported", "UsageError", "World", "all_gather_object", "as_list", "broadcast_object", "check_loss_weight",
-    "collect", "complain", "expect", "gloo_on_loopback", "hookimpl", "hookspec", "hyperparameters", "inventory", "leaves",
-    "local_variables", "loss_count", "made_anew", "map_tensors", "needs", "random_streams", "redacted", "scale_all", "shut",
-    "sockets_opened", "table", "thread_frames", "threads_per_rank", "told_alike", "try_lock", "users_frame", "visible_device", "warn",
-]  # fmt: skip
+    "END",
+    "MODULUS",
+    "TERM_NUMBERS",
+    "VERSION",
+    "Answer",
+    "BackwardCall",
+    "Batches",
+    "Constants",
+    "Context",
+    "Count",
+    "DataPlace",
+    "LaunchError",
+    "Listeners",
+    "LoaderIterator",
+    "LossWeights",
+    "Number",
+    "OpenHere",
+    "Origin",
+    "Parser",
+    "Pass",
+    "Plugin",
+    "PluginError",
+    "Program",
+    "RandomStreams",
+    "RankFailed",
+    "RanksDiverged",
+    "Redactor",
+    "Scales",
+    "SealedStore",
+    "Session",
+    "Settings",
+    "Share",
+    "Steps",
+    "Strategy",
+    "Surround",
+    "Taken",
+    "TorchbusError",
+    "Unsupported",
+    "UsageError",
+    "World",
+    "absent",
+    "accelerators",
+    "all_gather_object",
+    "as_list",
+    "broadcast_object",
+    "check_loss_weight",
+    "collect",
+    "complain",
+    "expect",
+    "gloo_on_loopback",
+    "hookimpl",
+    "hookspec",
+    "html_page",
+    "hyperparameters",
+    "inventory",
+    "is_dataclass",
+    "leaves",
+    "local_variables",
+    "loss_count",
+    "made_anew",
+    "map_leaves",
+    "map_tensors",
+    "needs",
+    "private",
+    "program",
+    "program_and_session",
+    "random_streams",
+    "redacted",
+    "refuse_outside",
+    "require",
+    "scale_all",
+    "session_options",
+    "session_parser",
+    "shut",
+    "sockets_opened",
+    "strategies",
+    "table",
+    "thread_frames",
+    "threads_per_rank",
+    "told_alike",
+    "try_lock",
+    "users_frame",
+    "visible_device",
+    "warn",
+]
 
 
 class Plugin:
-    """Every attribute that the bus looks at, with its default. A plugin may inherit from this; it need not."""
+    """Every attribute that the bus reads, with its default.
+
+    A plugin may inherit from this class. It need not.
+    """
 
     owns: ClassVar[tuple[str, ...]] = ()
-    """What only one active plugin can own, in words: "strategy", "precision". Two owners are a PluginConflict."""
+    """What only one active plugin can own, in words: "strategy", "precision".
+
+    Two owners are a PluginConflict.
+    """
 
     verbs: ClassVar[tuple[str, ...]] = ()
     """Names of methods and properties that the loop's author calls on the session: ``s.<verb>``."""
@@ -80,4 +183,6 @@ class Plugin:
     """For strategies: each rank trains on its own share of the data."""
 
     divides_own_batch: bool = False
-    """For samplers: the script's own batch is the global one, of which each rank takes its share."""
+    """For samplers: the script's own batch is the global one, of which each rank takes
+    its share.
+    """

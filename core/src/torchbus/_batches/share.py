@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+from torchbus._ranks.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torchbus._bus.bus import Bus
 
 
 @dataclass(frozen=True)
 class Share:
-    """Set by the plugin that divides the data, as the loop takes a batch; read by the strategy at ``backward``.
+    """What part of the global batch this rank holds.
 
-    ``weight``: this rank's gradient counts so much in the mean over ranks: n_rank * world_size / n_all; 0.0 for a
-    rank that was left without samples and repeats some. ``position``: a number that is equal on all ranks that are at
-    the same point of the same order of data. ``indices``: the dataset indices behind this rank's batch. ``count``: n_all,
-    0 where nobody has counted.
+    The plugin that divides the data sets it when the loop takes a batch. The strategy reads it at
+    ``backward``.
+
+    ``weight``: how much this rank's gradient counts in the mean over ranks: n_rank * world_size /
+    n_all. It is 0.0 for a rank without samples, which repeats some. ``position``: a number that is
+    equal on all ranks at the same point of the same order of data. ``indices``: the data set's
+    indices behind this rank's batch. ``count``: n_all, or 0 if nobody has counted.
     """
 
     weight: float = 1.0
     position: int = 0
-    indices: Sequence[Any] = ()
+    indices: Sequence[object] = ()
     count: int = 0
+
+
+class Sharing(Ranks):
+    """Ranks that take shares of batches. ``bus``: on which they hear of them."""
+
+    bus: Bus
+    share: Share

@@ -3,52 +3,64 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from torchbus._batches.nested import collect
 from torchbus._batches.share import Share
-
-if TYPE_CHECKING:
-    from torchbus._seams.loader import LoaderIterator
-
-TENSORS_AT_MOST = 16
-Count = Callable[[Tensor], int]
-_holders: Count | None = getattr(Tensor, "_use_count", None)  # torch's own count: one for Python, one for each graph or view
+from torchbus._compat.autograd import use_count
 
 
 class Origin:
     """A pass that batches come from, and what is known about it.
 
-    ``length``: its number of batches, where that is known. ``evaluates``: why it counts as evaluation, "" if it does not. ``trains``: gradients
-    were on when it began. ``alike``: every rank gets the same batches. ``ragged``: the ranks' shares will not weigh the same in all steps.
-    ``share``: that of the batch that is on its way. ``fed``: a batch of it has fed a backward. ``ahead``: its batches are taken before those
-    taken earlier are used. ``threaded``: another thread takes them. ``kept``: a list, or itertools.cycle, gives them again. ``ended``: the
-    loop has exhausted its iterator.
+    ``length``: its number of batches, if known. ``evaluates``: why it counts as evaluation, or "".
+    ``trains``: gradients were on when it began. ``alike``: every rank gets the same batches.
+    ``ragged``: the ranks' shares will weigh differently in some steps. ``share``: that of the batch
+    on its way. ``fed``: a batch of it has fed a backward. ``ahead``: its batches are taken before
+    earlier ones are used. ``threaded``: another thread takes them. ``kept``: a list, or
+    itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
     """
 
     __slots__ = (
-        "__weakref__", "ahead", "alike", "ended", "evaluates", "fed", "iterator", "kept", "length", "loader", "name", "ragged", "share",
-        "threaded", "trains",
-    )  # fmt: skip
+        "__weakref__",
+        "ahead",
+        "alike",
+        "ended",
+        "evaluates",
+        "fed",
+        "iterator",
+        "kept",
+        "length",
+        "loader",
+        "name",
+        "ragged",
+        "share",
+        "threaded",
+        "trains",
+    )
 
     def __init__(self, name: str = "batches that the script makes") -> None:
         self.name = name
-        self.loader: weakref.ref[Any] | None = None
-        self.iterator: weakref.ref[LoaderIterator] | None = None
+        self.loader: weakref.ref[DataLoader[object]] | None = None
+        self.iterator: weakref.ref[Counting] | None = None
         self.length: int | None = None
         self.share: Share | None = None
         self.evaluates = ""
         self.trains = torch.is_grad_enabled()
-        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.kept = self.ended = False
+        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.kept = (
+            self.ended
+        ) = False
 
     def itself(self) -> object:
         return self
 
     def source(self) -> object:
-        """What gives such batches in another pass, too: the loader, while it is there."""
+        """Return what gives such batches in another pass too: the loader, while it lives."""
         loader = None if self.loader is None else self.loader()
         return self if loader is None else loader
 
@@ -58,15 +70,28 @@ class Origin:
         return self.ended or (self.iterator is not None and self.iterator() is None)
 
 
+class Counting(Protocol):
+    """The iterator of a pass. ``taken``: so many batches came from it."""
+
+    origin: Origin
+    taken: int
+
+    def find_last(self) -> None: ...
+
+
 class Taken:
-    """A batch that the loop was handed: the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: samples in it, by dim 0
-    of its first tensor. ``key``: that tensor's id, the same for a batch that the data set gives again."""
+    """A batch that the loop was handed.
+
+    It is the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: its number
+    of samples, by dim 0 of its first tensor. ``key``: that tensor's id, the same if the data set
+    gives the batch again.
+    """
 
     __slots__ = ("_tensors", "key", "number", "origin", "rows", "serial", "share")
 
-    def __init__(self, origin: Origin, number: int, share: Share | None, batch: Any) -> None:
+    def __init__(self, origin: Origin, number: int, share: Share | None, batch: object) -> None:
         self.origin, self.number, self.share, self.serial = origin, number, share, 0
-        parts = batch if type(batch) in (list, tuple) else (batch,)
+        parts = batch if type(batch) is list or type(batch) is tuple else (batch,)
         found = [part for part in parts if isinstance(part, Tensor)]
         if len(found) != len(parts):
             found = []
@@ -78,58 +103,47 @@ class Taken:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that somebody still holds."""
-        return [tensor for tensor in (reference() for reference in self._tensors) if tensor is not None]
+        """The tensors of the batch that are alive."""
+        return [
+            tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
+        ]
 
     @property
     def lives(self) -> bool:
-        """Whether somebody still holds a tensor of it: the loop, a wrapper or a graph."""
+        """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
         return any(tensor() is not None for tensor in self._tensors)
 
     def storages(self) -> set[int]:
-        """Where the memory of its living tensors begins: views of them have the same."""
-        living = [tensor for tensor in (reference() for reference in self._tensors) if tensor is not None]
+        """Return where the memory of its living tensors begins. Views of them have the same."""
+        living = [
+            tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
+        ]
         return {tensor.untyped_storage().data_ptr() for tensor in living if is_plain(tensor)}
 
     @property
     def is_in_graph(self) -> bool:
-        """Whether a graph has saved a tensor of it (or somebody has a view of one)."""
-        if _holders is None:
-            return False
-        return any(tensor is not None and _holders(tensor) > 1 for tensor in (reference() for reference in self._tensors))
+        """Whether a graph has saved a tensor of it (or a view of one is alive)."""
+        return any(
+            tensor is not None and use_count(tensor) > 1
+            for tensor in (reference() for reference in self._tensors)
+        )
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last one of its pass, as far as that is known."""
+        """Whether it is known to be the last one of its pass."""
         return self.number == self.origin.length
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is in memory, in one piece."""
+    """Whether the tensor is in memory, in one piece."""
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
 
 
-def collect(value: Any, found: list[Tensor], depth: int = 4) -> None:
-    """The tensors in a batch: in lists, tuples, mappings, and the attributes of other objects."""
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif depth and len(found) < TENSORS_AT_MOST and not isinstance(value, (str, bytes, int, float)):
-        for part in _parts(value):
-            collect(part, found, depth - 1)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple)):
-        return value[:TENSORS_AT_MOST]
-    attributes = getattr(value, "__dict__", None)
-    slots = getattr(type(value), "__slots__", ())
-    return [*(attributes or {}).values(), *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]]
-
-
 def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
-    """A wrapper may hold views of what it has fetched ahead, which look like a graph's."""
+    """Return the first batch of each pass.
+
+    A wrapper may hold views of what it has fetched ahead; they look like a graph's.
+    """
     first: dict[int, Taken] = {}
     for one in found:
         known = first.get(id(one.origin))
@@ -139,7 +153,7 @@ def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
 
 
 def without_gone(fresh: Sequence[Taken]) -> list[Taken]:
-    """Of those that are gone, two of each pass are enough to see that there were several."""
+    """Drop batches that are gone, but for two of each pass: they show that there were several."""
     kept: list[Taken] = []
     gone: dict[int, int] = {}
     for one in reversed(fresh):

@@ -1,34 +1,45 @@
-"""Batches of several loaders in one step, whose shares differ: which of them each term of the loss is a mean over, as its graph shows."""
+"""Batches of several loaders in one step, whose shares differ.
+
+The loss's graph shows which of them each term is a mean over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._batches.taken import Taken, is_plain
+from torchbus._compat import saved
+from torchbus._loss.apart import Apart
 from torchbus._loss.graph import Term, terms_of
-from torchbus._loss.term_weights import Apart, of_batches, unique
-
-if TYPE_CHECKING:
-    from torchbus._session.context import Context
+from torchbus._loss.term_weights import of_batches, unique
 
 NODES_AT_MOST = 20_000
 
 
 class Behind:
-    """The batches behind a loss. ``unlike``: the weights of those of several loaders, in words, "" where all weigh the same. ``is_told``: the
-    graph tells which of them each term reads."""
+    """The batches behind a loss.
 
-    def __init__(self, session: Context) -> None:
+    ``unlike``: the weights of those of several loaders, in words; "" if all weigh the same.
+    ``is_told``: the graph shows which of them each term reads.
+    """
+
+    def __init__(self, session: Fed) -> None:
         self._session = session
         self.unlike = ""
         self.is_told = True
 
-    def find(self, loss: Tensor | None, needs_counts: bool, in_window: bool) -> tuple[Share, Apart | None]:
-        """The share of the batch that a loss is a mean over; or its terms, where they read batches of several loaders whose shares differ."""
+    def find(
+        self, loss: Tensor | None, needs_counts: bool, in_window: bool
+    ) -> tuple[Share, Apart | None]:
+        """Return the share of the batch that a loss is a mean over, or its terms.
+
+        It returns terms if they read batches of several loaders whose shares differ.
+        """
         share, fed = self._session.share, apart(self._session.batches.feeding)
         self.unlike, self.is_told = "", True
         if not fed or loss is None:
@@ -47,7 +58,10 @@ class Behind:
 
 
 def apart(feeding: Sequence[Taken]) -> list[Taken]:
-    """The batches that feed a backward, the last of each loader, where it matters which of them a term reads; else none."""
+    """Return the last batch of each loader that feeds a backward.
+
+    Return nothing if all weigh the same.
+    """
     if len(feeding) < 2:
         return []
     shared = sorted((one for one in feeding if one.share is not None), key=lambda one: one.serial)
@@ -56,29 +70,31 @@ def apart(feeding: Sequence[Taken]) -> list[Taken]:
 
 
 def sources(terms: Sequence[Term], fed: list[Taken], parts: int) -> list[Taken] | None:
-    """The batch behind each term, or one for all that it reads together; None where a term's can't be told.
+    """Return the batch behind each term, or one for all if they read it together.
 
-    A graph shows the tensors that it has saved; where a term has saved none (the loop computes with copies), its number of rows does.
-    ``parts``: those that the global batch has.
+    None if a term's batch is unknown. A graph shows the tensors that it has saved. If a term has
+    saved none (the loop computes with copies), its number of rows decides. ``parts``: how many
+    parts the global batch has.
     """
-    nodes = {term.node for term in terms}
-    if not terms or None in nodes:
+    if not terms or any(term.node is None for term in terms):
         return None
-    found = [_source(term, fed, nodes - {term.node}, parts) for term in terms]
+    nodes = {term.reduced_by for term in terms}
+    found = [_source(term, fed, nodes - {term.reduced_by}, parts) for term in terms]
     if found.count(None) == 1:
         _by_elimination(terms, found, fed)
-    return None if None in found else found  # type: ignore[return-value]
+    known = [one for one in found if one is not None]
+    return known if len(known) == len(found) else None
 
 
 def _by_elimination(terms: Sequence[Term], found: list[Taken | None], fed: list[Taken]) -> None:
-    """The one term that is left reads the one batch that is left, if it has as many rows."""
+    """Give the one remaining batch to the one remaining term, if it has as many rows."""
     place, left = found.index(None), [one for one in fed if one not in found]
     if len(left) == 1 and left[0].rows == rows_of(terms[place]):
         found[place] = left[0]
 
 
-def _source(term: Term, fed: list[Taken], others: set[Any], parts: int) -> Taken | None:
-    storages = _saved(term.node, others)
+def _source(term: Term, fed: list[Taken], others: set[Node], parts: int) -> Taken | None:
+    storages = _saved(term.reduced_by, others)
     if storages is None:
         return None
     read = [one for one in fed if not storages.isdisjoint(one.storages())]
@@ -88,30 +104,42 @@ def _source(term: Term, fed: list[Taken], others: set[Any], parts: int) -> Taken
         only = (read or fits)[0]
         return only if only in fits or not fits else None
     both = read or fed
-    if length == sum(one.rows for one in both) and all(one.share is not None and one.share.weight for one in both):
+    if length == sum(one.rows for one in both) and all(
+        one.share is not None and one.share.weight for one in both
+    ):
         return _together(both, parts)
     fits = [one for one in fits if one in both]
     return fits[0] if len({one.share for one in fits}) == 1 else None
 
 
 def rows_of(term: Term) -> int:
-    """The length of dim 0 of what a term reduces, 0 if it has none."""
-    target = getattr(term.node, "_saved_target", None)
+    """Return the length of dim 0 of what a term reduces, or 0."""
+    target = getattr(term.node, saved.TARGET, None)
     sizes = term.sizes or (() if target is None else tuple(target.shape))
     return sizes[0] if sizes else 0
 
 
 def _together(both: list[Taken], parts: int) -> Taken:
-    """Batches that the loop has put into one."""
-    rows, count = sum(one.rows for one in both), sum(one.share.count for one in both if one.share is not None)
-    whole = Taken(both[0].origin, both[0].number, Share(rows * parts / count if count else 1.0, count=count), None)
+    """Whether the loop has joined these batches."""
+    rows, count = (
+        sum(one.rows for one in both),
+        sum(one.share.count for one in both if one.share is not None),
+    )
+    whole = Taken(
+        both[0].origin,
+        both[0].number,
+        Share(rows * parts / count if count else 1.0, count=count),
+        None,
+    )
     whole.rows = rows
     return whole
 
 
-def _saved(root: Any, others: set[Any]) -> set[int] | None:
-    """Where the memory begins of all tensors that the graph below a term has saved; None if the graph leads through another term, or can't
-    be looked through."""
+def _saved(root: Node, others: set[Node]) -> set[int] | None:
+    """Return where the memory of all tensors begins that the graph below a term has saved.
+
+    None if the graph leads through another term, or can't be walked.
+    """
     found: set[int] = set()
     waiting, seen = [root], {root}
     while waiting:
@@ -119,8 +147,12 @@ def _saved(root: Any, others: set[Any]) -> set[int] | None:
         if node in others or len(seen) > NODES_AT_MOST:
             return None
         try:
-            found.update(tensor.untyped_storage().data_ptr() for tensor in _tensors(node) if isinstance(tensor, Tensor) and is_plain(tensor))
-        except RuntimeError:  # a graph that was used already: backward itself will say so
+            found.update(
+                tensor.untyped_storage().data_ptr()
+                for tensor in _tensors(node)
+                if isinstance(tensor, Tensor) and is_plain(tensor)
+            )
+        except RuntimeError:  # the graph was used already: backward itself reports it
             return None
         following = {child for child, _ in node.next_functions if child is not None} - seen
         seen |= following
@@ -128,8 +160,8 @@ def _saved(root: Any, others: set[Any]) -> set[int] | None:
     return found
 
 
-def _tensors(node: Any) -> list[Any]:
-    saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_") and not name.endswith(("_sizes", "_strides", "_size"))]
-    lists = [value for value in saved if isinstance(value, list | tuple)]
+def _tensors(node: Node) -> list[object]:
+    held = [getattr(node, name) for name in saved.tensor_names(node)]
+    lists = [value for value in held if isinstance(value, list | tuple)]
     own = getattr(node, "saved_tensors", ())  # of an autograd.Function
-    return [*saved, *own, *[value for values in lists for value in values]]
+    return [*held, *own, *[value for values in lists for value in values]]

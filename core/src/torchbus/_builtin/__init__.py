@@ -1,10 +1,14 @@
-"""What every session brings along, as plugins like any other; each only where it has something to do."""
+"""What every session brings along, as plugins like any other.
+
+Each is there only if it has something to do.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from torchbus._builtin.between_runs import RestBetweenRuns
+from torchbus._builtin.models_to_device import ModelsToDevice
 from torchbus._builtin.printing import Rank0Prints
 from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._builtin.verbose import ExplainFirstEpoch
@@ -17,10 +21,12 @@ if TYPE_CHECKING:
 
 
 def standard_plugins(session: Context) -> list[object]:
-    """The built-in plugins that this session needs."""
+    """Return the built-in plugins that this session needs."""
     plugins: list[object] = []
     if session.device.type != "cpu":
         plugins.append(BatchesToDevice(session))
+    if session.device.type != "cpu" and (session.world_size > 1 or _was_asked_for(session)):
+        plugins.append(ModelsToDevice(session))
     if session.world_size > 1:
         plugins += [Rank0Prints(session), WriteOnce(session), RestBetweenRuns(session)]
     if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
@@ -28,3 +34,8 @@ def standard_plugins(session: Context) -> list[object]:
     if session.options["verbose"]:
         plugins.append(ExplainFirstEpoch(session))
     return plugins
+
+
+def _was_asked_for(session: Context) -> bool:
+    """Whether the call names a device. If not, a script may mean the CPU by saying nothing."""
+    return any(session.options[name] != "auto" for name in ("devices", "accelerator"))

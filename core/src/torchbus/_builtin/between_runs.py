@@ -1,4 +1,7 @@
-"""Between two training runs nothing belongs to a rank: while no trained model is alive, all ranks draw the same random numbers."""
+"""Between two training runs, all ranks draw the same random numbers.
+
+This holds while no trained model is alive.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,32 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from torchbus._bus.markers import hookimpl
 from torchbus._session import inventory
-from torchbus.events import hookimpl
+from torchbus._session.notices import warn
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
 
+EVALUATED = (
+    "a new model is trained, and random numbers (a split, its weights) were drawn while one that "
+    "was trained before was alive and in eval mode: they are the same on all ranks, but not what "
+    "one process draws. If they are to be, let go of the old model first (del model, or train each "
+    "in a function)"
+)
+
 
 class RestBetweenRuns:
-    """Hears of the models that optimizers train, and of the end of the last one.
+    """Watches the models that optimizers train, and sees the end of the last one.
 
-    A model that only the garbage collector can free (it is part of a cycle) counts as alive for good, since its end does not come at
-    the same place of the loop on every rank.
+    A model in a reference cycle counts as alive for good. The garbage collector would free it at
+    another place of the loop on every rank.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._trained: dict[int, weakref.ref[Module]] = {}
-        self._collecting = False
+        self._collecting = self._has_said = self._drew = False
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -36,15 +47,32 @@ class RestBetweenRuns:
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        if optimizer is not None and self._session.captures(optimizer):
-            for model in inventory.models_of(parameters):
-                self._trained.setdefault(id(model), weakref.ref(model, self._ended))
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        models = inventory.models_of(parameters)
+        if any(id(model) not in self._trained for model in models):
+            self._begin_anew()
+        for model in models:
+            self._trained.setdefault(id(model), weakref.ref(model, self._ended))
+
+    def _begin_anew(self) -> None:
+        """Let a new model draw its own values, maybe in its first forward, until a backward."""
+        random = self._session.random
+        if (self._drew or (self._trained and random.draws_in_evaluation)) and not self._has_said:
+            self._has_said = True
+            if self._session.is_main:
+                warn(EVALUATED)
+        self._drew = False
+        random.rest()
 
     def _ended(self, reference: weakref.ref[Module]) -> None:
         if self._collecting or not self._session.is_inside:
             return
-        self._trained = {key: model for key, model in self._trained.items() if model is not reference}
+        self._trained = {
+            key: model for key, model in self._trained.items() if model is not reference
+        }
         if not self._trained:
+            self._drew = self._session.random.draws_in_evaluation
             self._session.random.rest()
 
     def _collector_runs(self, phase: str, info: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Rank 0 prints; with ``print_all_ranks=True`` every rank does, each line with its rank."""
+"""Rank 0 prints. With ``print_all_ranks=True`` every rank does, each line with its rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING
 
-from torchbus.events import hookimpl
+from torchbus._bus.markers import hookimpl
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchbus.events import hookimpl
+from torchbus._bus.markers import hookimpl
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -14,26 +14,29 @@ if TYPE_CHECKING:
 
 
 class ExplainFirstEpoch:
-    """An epoch ends, evaluation and all, when a loader that fed it is iterated anew or another one is exhausted; at the
-    latest, when the session ends."""
+    """Prints when the first epoch ends, evaluation included.
+
+    The epoch ends when a loader that fed it is iterated anew, or another one is exhausted, or at
+    the latest when the session ends.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._trained = False
         self._printed = False
-        self._exhausted: weakref.ref[DataLoader[Any]] | None = None
+        self._exhausted: weakref.ref[DataLoader[object]] | None = None
 
     @hookimpl
     def after_backward(self) -> None:
         self._trained = True
 
     @hookimpl
-    def loader_start(self, loader: DataLoader[Any]) -> None:
+    def loader_start(self, loader: DataLoader[object]) -> None:
         if self._exhausted is not None and self._exhausted() is loader:
             self._print()
 
     @hookimpl
-    def loader_end(self, loader: DataLoader[Any]) -> None:
+    def loader_end(self, loader: DataLoader[object]) -> None:
         if self._exhausted is not None:
             self._print()
         elif self._trained:

@@ -1,8 +1,15 @@
-"""What is installed, read from entry points. Discovery is not activation: nothing is imported until it is asked for.
+"""What is installed, read from entry points.
 
-Groups: ``torchbus`` (plugins by name), ``torchbus.strategy``, ``torchbus.logger``, ``torchbus.option`` (the options
-of ``session`` that a plugin's constructor takes), ``torchbus.verb`` (methods of the session that need a plugin) and
-``torchbus.companion`` (plugins that come along where the script has imported the module of that name).
+Discovery is not activation: nothing is imported until a session asks for it. These are the groups:
+
+- ``torchbus``: plugins by name.
+- ``torchbus.strategy`` and ``torchbus.logger``.
+- ``torchbus.option``: options of ``session`` that a plugin's constructor takes.
+- ``torchbus.verb``: methods of the session that need a plugin.
+- ``torchbus.event``: events that a package declares, by the module that declares them.
+- ``torchbus.companion``: plugins that come along if the script has imported this module.
+- ``torchbus.command``: commands of ``torchbus``.
+- ``torchbus.testing``: names of ``torchbus.testing``.
 """
 
 from __future__ import annotations
@@ -16,11 +23,14 @@ from typing import Any
 from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
-KINDS = ("plugin", "strategy", "logger", "option", "verb", "companion")
+KINDS = ("plugin", "strategy", "logger", "option", "verb", "event", "companion")
 
 
 class Offers(dict[str, EntryPoint]):
-    """Entry points by name. ``contested``: all of a name that several packages offer, which nobody can choose from."""
+    """Entry points by name.
+
+    ``contested``: all entry points of a name that several packages offer.
+    """
 
     def __init__(self, entries: Iterable[EntryPoint]) -> None:
         self.contested: dict[str, list[EntryPoint]] = {}
@@ -32,22 +42,23 @@ class Offers(dict[str, EntryPoint]):
 
 @cache
 def installed(kind: str) -> Offers:
-    """Installed entry points of a kind, by name."""
+    """Return the installed entry points of a kind, by name."""
     return Offers(entry_points(group="torchbus" if kind == "plugin" else f"torchbus.{kind}"))
 
 
 def every(kind: str) -> list[EntryPoint]:
-    """All installed entry points of a kind, contested ones too."""
+    """Return all installed entry points of a kind, contested ones too."""
     offers = installed(kind)
     contested = offers.contested if isinstance(offers, Offers) else {}
     return [one for name, entry in offers.items() for one in contested.get(name, [entry])]
 
 
 def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
-    """The entry point of that name. ``also`` are names that exist without a plugin, for the hint.
+    """Return the entry point of that name. ``also``: names that exist without a plugin, for the
+    hint.
 
-    Raises PluginConflict where several packages have it, PluginNotInstalled with the pip line where a known package has it, else UsageError
-    with the nearest names.
+    Raises PluginConflict if several packages have the name, PluginNotInstalled with the pip command
+    if a known package has it, and else UsageError with the nearest names.
     """
     entry = installed(kind).get(name)
     if entry is not None:
@@ -56,23 +67,38 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
     distribution = DISTRIBUTIONS.get(kind, {}).get(name)
     what = _what(kind, name)
     if distribution is not None:
-        raise PluginNotInstalled(f"{what} needs a plugin that is not installed: pip install {distribution}")
+        raise PluginNotInstalled(
+            f"{what} needs a plugin that is not installed: pip install {distribution}"
+        )
     known = sorted({*installed(kind), *DISTRIBUTIONS.get(kind, {}), *also})
     near = difflib.get_close_matches(name, known, 3, 0.5)
-    hint = f"did you mean {' or '.join(repr(word) for word in near)}?" if near else f"known are {', '.join(known) or 'none'}"
+    hint = (
+        f"did you mean {' or '.join(repr(word) for word in near)}?"
+        if near
+        else f"known are {', '.join(known) or 'none'}"
+    )
     raise UsageError(f"unknown {what}: {hint}")
 
 
 def refuse_contested(kind: str, name: str) -> None:
-    """Raise PluginConflict where several packages offer that name: which of them was meant?"""
+    """Raise PluginConflict if several packages offer that name."""
     offers = installed(kind)
     if isinstance(offers, Offers) and name in offers.contested:
-        packages = " and ".join(f"{version(entry)} ({entry.value})" for entry in offers.contested[name])
-        raise PluginConflict(f"{_what(kind, name)} is offered by {packages}: uninstall one of them, or pass the plugin itself as an object")
+        packages = " and ".join(
+            f"{version(entry)} ({entry.value})" for entry in offers.contested[name]
+        )
+        raise PluginConflict(
+            f"{_what(kind, name)} is offered by {packages}: uninstall one of them, or pass the"
+            " plugin itself as an object"
+        )
 
 
 def _what(kind: str, name: str) -> str:
-    return {"verb": f"s.{name}()", "option": f"option {name!r}"}.get(kind, f"{kind} {name!r}")
+    return {
+        "verb": f"s.{name}()",
+        "option": f"option {name!r}",
+        "testing": f"torchbus.testing.{name}",
+    }.get(kind, f"{kind} {name!r}")
 
 
 def load(entry: EntryPoint) -> Any:
@@ -80,11 +106,13 @@ def load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except Exception as error:
-        raise PluginError(f"plugin {entry.name} ({version(entry)}) could not be imported: {error!r}") from error
+        raise PluginError(
+            f"plugin {entry.name} ({version(entry)}) could not be imported: {error!r}"
+        ) from error
 
 
 def version_of(package: str) -> str:
-    """The version of the distribution that offers a plugin in this top-level package, "" if none does."""
+    """Return the version of the distribution that has a plugin in this top-level package, or ""."""
     for kind in KINDS:
         for entry in installed(kind).values():
             if entry.module.split(".")[0] == package and entry.dist is not None:
@@ -93,5 +121,9 @@ def version_of(package: str) -> str:
 
 
 def version(entry: EntryPoint) -> str:
-    """Distribution and version of an entry point, as in "torchbus-ddp 0.1.0"."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "unknown distribution"
+    """Return distribution and version of an entry point, as in "torchbus-ddp 0.1.0"."""
+    return (
+        f"{entry.dist.name} {entry.dist.version}"
+        if entry.dist is not None
+        else "unknown distribution"
+    )

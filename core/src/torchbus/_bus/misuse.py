@@ -1,11 +1,11 @@
-"""What is passed to ``session`` and is no plugin, and functions that no session can be around: refused, with the form that was meant."""
+"""Refuses what is passed to ``session`` by mistake, and names the form that was meant."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -18,45 +18,64 @@ MARKS = ("companions", "declares_events", "divides_data", "grad_batches", "owns"
 
 
 class NeedsParentheses(type):
-    """``with session:`` is an error that says what is missing."""
+    """Makes ``with session:`` an error that says what is missing."""
 
     def __enter__(cls) -> NoReturn:
         raise UsageError("`with session:` lacks its parentheses: write `with session() as s:`")
 
     def __exit__(cls, *_: object) -> None:
-        """Never reached."""
+        """Python looks this method up, and never calls it."""
 
 
 def refuse_no_plugin(thing: object) -> None:
-    """Raise UsageError for what can be no plugin: one is an object that listens to events, or has another of a plugin's marks."""
+    """Raise UsageError for an object that can't be a plugin.
+
+    A plugin listens to events, or has another attribute of ``torchbus.plugin.Plugin``.
+    """
     if isinstance(thing, type) and _is_marked(thing):
         raise UsageError(f"plugin {thing.__name__} is a class: pass an object, {thing.__name__}()")
     if isinstance(thing, (*FUNCTIONS, type)):
         name = getattr(thing, "__name__", repr(thing))
-        raise UsageError(f"session({name}): {name} is no plugin. As a decorator, session has parentheses: write `@session()` above a function")
+        raise UsageError(
+            f"session({name}): {name} is no plugin. As a decorator, session has parentheses: write"
+            " `@session()` above a function"
+        )
     if not _is_marked(thing):
-        raise UsageError(f"session({_short(thing)}): a {type(thing).__name__} is no plugin, since it listens to no event: {_remedy(thing)}")
+        raise UsageError(
+            f"session({_short(thing)}): a {type(thing).__name__} is no plugin, since it listens to"
+            f" no event: {_remedy(thing)}"
+        )
 
 
-def refuse_late_body(function: Callable[..., Any]) -> None:
-    """Raise UsageError for what ``@session()`` can't be around: its body would run when the session is over."""
+def refuse_late_body(function: Callable[..., object]) -> None:
+    """Raise UsageError for a function whose body would run after the session has ended."""
     if isinstance(function, type) or not callable(function):
         name = getattr(function, "__name__", repr(function))
-        raise UsageError(f"@session() on {name}, which is no function: write it above the function that trains, or `with session():` around the loop")
+        raise UsageError(
+            f"@session() on {name}, which is no function: write it above the function that trains,"
+            " or `with session():` around the loop"
+        )
     body = inspect.unwrap(function)
     kinds = {
-        "a generator function": inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body),
+        "a generator function": (
+            inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
+        ),
         "an async function": inspect.iscoroutinefunction(body),
     }
     for kind in (kind for kind, found in kinds.items() if found):
         name = getattr(function, "__name__", repr(function))
-        raise UsageError(f"@session() on {name}, {kind}: its body would run after the session has ended. Write `with session(...):` inside it")
+        raise UsageError(
+            f"@session() on {name}, {kind}: its body would run after the session has ended. Write"
+            " `with session(...):` inside it"
+        )
 
 
 def _is_marked(thing: object) -> bool:
     own = thing if isinstance(thing, type) else type(thing)
     names = {*dir(own), *getattr(thing, "__dict__", ())}
-    return any(name in names for name in MARKS) or any(_listens(thing, name) for name in names if not name.startswith("__"))
+    return any(name in names for name in MARKS) or any(
+        _listens(thing, name) for name in names if not name.startswith("__")
+    )
 
 
 def _listens(thing: object, name: str) -> bool:

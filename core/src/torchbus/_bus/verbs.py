@@ -1,44 +1,54 @@
-"""What plugins add to ``s.``: such a plugin becomes active when one of its verbs is used first."""
+"""What plugins add to ``s.``. Such a plugin becomes active when one of its verbs is first used."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from torchbus._bus import arguments, discovery
 from torchbus._bus.needs import refuse_verb
-from torchbus.errors import PluginConflict, PluginNotInstalled, TorchbusError, UsageError, VerbContested, VerbNotInstalled, VerbUnavailable
+from torchbus.errors import (
+    PluginConflict,
+    PluginNotInstalled,
+    TorchbusError,
+    UsageError,
+    VerbContested,
+    VerbNotInstalled,
+    VerbUnavailable,
+)
 
 if TYPE_CHECKING:
-    from torchbus._session.context import Context
+    from torchbus._bus.bus import Bus
+
+
+class Host(Protocol):
+    """The session that has the verbs. ``user``: the object on which the loop calls them."""
+
+    bus: Bus
+
+    @property
+    def user(self) -> object: ...
+    @property
+    def has_begun(self) -> bool: ...
+    def add_plugin(self, plugin: object, name: str | None = None) -> None: ...
 
 
 class Verbs:
     """Finds the plugin behind a verb."""
 
-    def __init__(self, session: Context) -> None:
+    def __init__(self, session: Host) -> None:
         self._session = session
-        self.forget_listeners()
-        session.bus.on_change = self.forget_listeners
+        self._kept: set[str] = set()
 
-    def forget_listeners(self) -> None:
-        """There are other plugins, or the session is over."""
-        self.log: Callable[[dict[str, Any], dict[str, Any]], object] = self._first_log
+    def find(self, name: str) -> object:
+        """Return a plugin's method or property.
 
-    def need(self, event: str, verb: str) -> None:
-        """Somebody must hear the event that a verb sends."""
-        if not self._session.bus.heard(event):
-            self._activate(verb, discovery.find("verb", verb))
-
-    def find(self, name: str) -> Any:
-        """A plugin's method or property. A method of a plugin that is not active yet activates it when it is called, a property at once.
-
-        Raises AttributeError where no plugin has such a verb, and errors that are AttributeErrors too where it can't be had: so ``hasattr``
-        is False.
+        A method of an inactive plugin activates it when it is called; a property does at once.
+        Raises AttributeError if no plugin has such a verb. If the plugin is not available, the
+        error is an AttributeError too. So ``hasattr`` returns False.
         """
         try:
             return self._find(name)
@@ -51,10 +61,21 @@ class Verbs:
         except TorchbusError as error:
             raise VerbUnavailable(*error.args) from error
 
-    def _find(self, name: str) -> Any:
+    def names(self) -> set[str]:
+        """Return the verbs of active and of installed plugins."""
+        active = (getattr(plugin, "verbs", ()) for _, plugin in self._session.bus.plugins())
+        return {*discovery.installed("verb"), *(verb for verbs in active for verb in verbs)}
+
+    def forget(self) -> None:
+        """Look for each verb anew: plugins have changed, or the session is over."""
+        for name in self._kept:
+            vars(self._session.user).pop(name, None)
+        self._kept.clear()
+
+    def _find(self, name: str) -> object:
         owner = self._owner(name)
         if owner is not None:
-            return getattr(owner, name)
+            return self._of_active(owner, name)
         entry = self._entry(name)
         maker = discovery.load(entry)
         method = inspect.getattr_static(maker, name, None) if isinstance(maker, type) else None
@@ -62,14 +83,32 @@ class Verbs:
             return getattr(self._activate(name, entry), name)
 
         @functools.wraps(MethodType(method, self))  # whose signature has no self
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return getattr(self._owner(name) or self._activate(name, entry), name)(*args, **kwargs)
 
         return call
 
-    def _owner(self, name: str) -> Any:
-        """The active plugin that has the verb."""
-        return next((plugin for _, plugin in self._session.bus.plugins() if name in getattr(plugin, "verbs", ())), None)
+    def _of_active(self, owner: object, name: str) -> object:
+        """Return the verb of an active plugin.
+
+        Keep a method as an attribute of the session, where Python finds it without a search.
+        """
+        found = getattr(owner, name)
+        if isinstance(found, MethodType):
+            vars(self._session.user)[name] = found
+            self._kept.add(name)
+        return found
+
+    def _owner(self, name: str) -> object:
+        """Return the active plugin that has the verb, or None."""
+        return next(
+            (
+                plugin
+                for _, plugin in self._session.bus.plugins()
+                if name in getattr(plugin, "verbs", ())
+            ),
+            None,
+        )
 
     @staticmethod
     def _entry(name: str) -> EntryPoint:
@@ -80,29 +119,22 @@ class Verbs:
                 raise AttributeError(f"session has no {name!r}: {error}") from None
             raise
 
-    def _first_log(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
-        """Find who listens; from then on it is called without a search."""
-        self._refuse_outside("log")
-        self.need("log_metrics", "log")
-        bus = self._session.bus
-        listeners, skips = bus.listeners("log_metrics"), bus.listeners("skip_logging")
-
-        def log(metrics: dict[str, Any], options: dict[str, Any]) -> None:
-            if not any(skip() for skip in skips):
-                for listener in listeners:
-                    listener(metrics, options)
-
-        self.log = log if skips or len(listeners) > 1 else listeners[0]
-        self.log(metrics, options)
-
-    def _activate(self, verb: str, entry: EntryPoint) -> Any:
+    def _activate(self, verb: str, entry: EntryPoint) -> object:
         """Add the plugin that brings a verb, in mid-session."""
-        self._refuse_outside(verb)
+        refuse_outside(verb, self._session.has_begun)
         refuse_verb(discovery.load(entry), verb)
-        plugin = arguments.make(entry)
-        self._session.add_plugin(plugin, entry.name)
+        active = [type(plugin) for _, plugin in self._session.bus.plugins()]
+        (name, plugin), *companions = arguments.with_companions(entry, active)
+        self._session.add_plugin(plugin, name)
+        for name, companion in companions:
+            self._session.add_plugin(companion, name)
         return plugin
 
-    def _refuse_outside(self, verb: str) -> None:
-        if not self._session.block.has_begun:
-            raise UsageError(f"s.{verb} outside its session, which hears nothing there: use it inside `with session(...) as s:`")
+
+def refuse_outside(verb: str, has_begun: bool) -> None:
+    """Raise UsageError for a verb that is used while no session runs."""
+    if not has_begun:
+        raise UsageError(
+            f"s.{verb} outside its session, which hears nothing there: use it inside `with"
+            " session(...) as s:`"
+        )

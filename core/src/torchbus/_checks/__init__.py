@@ -1,4 +1,5 @@
-"""What must be the same on all ranks and would be silently wrong otherwise: hyperparameters and constants of losses.
+"""What must be the same on all ranks, and would be silently wrong otherwise.
 
-Compares and names. How ranks tell each other is the strategy's business.
+These are hyperparameters and constants of losses. This folder compares and names; how ranks
+exchange them is the strategy's business.
 """

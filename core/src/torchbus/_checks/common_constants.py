@@ -1,7 +1,8 @@
-"""Numbers that must be the same on all ranks though no gradient shows them: constants of the loss, and optimizers' hyperparameters.
+"""Numbers that must be the same on all ranks, though no gradient shows them.
 
-They ride as a checksum in what ranks tell each other in the first backwards and in every hundredth. Only where checksums differ do ranks
-tell each other the numbers, and judge.
+These are constants of the loss and hyperparameters of optimizers. A checksum of them rides with
+what ranks exchange in the first backwards and in every hundredth. If checksums differ, the ranks
+exchange the numbers and judge.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from torchbus._checks import hyperparameters, loss_constants
 from torchbus._checks.hyperparameters import Settings
+from torchbus._compat import saved
 from torchbus._session.notices import warn
 from torchbus.errors import RanksDiverged
 
@@ -26,17 +28,22 @@ MODULUS = 251  # small enough for its square's mean to be told apart in float32
 EVERY = 100
 COUNTS_STAY = 4  # looks
 FIXED = (
-    "the ranks do not train with the same loss: {}, again and again. It is a constant of the loss or of one of its terms (a factor, a divisor, "
-    "label smoothing). Draw it from the same seeded generator on all ranks, or on rank 0 alone: value = s.all_gather_object(value)[0].{}"
+    "the ranks do not train with the same loss: {}, again and again. It is a constant of the loss"
+    " or of one of its terms (a factor, a divisor, label smoothing). Draw it from the same seeded"
+    " generator on all ranks, or on rank 0 alone: value = s.all_gather_object(value)[0].{}"
 )
 MOVES = (
-    "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its own; in one process there is one. What is computed "
-    "from this rank's numbers is made common by s.reduce(number); what is drawn, by s.all_gather_object(number)[0]"
+    "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its"
+    " own; in one process there is one. What is computed from this rank's numbers is made common by"
+    " s.reduce(number); what is drawn, by s.all_gather_object(number)[0]"
 )
 
 
 class Look(NamedTuple):
-    """What one rank says of one backward. ``kinds``: the nodes that ``values`` come from."""
+    """What one rank reports of one backward.
+
+    ``kinds``: the nodes that ``values`` come from.
+    """
 
     weight: float
     kinds: tuple[str, ...]
@@ -45,9 +52,13 @@ class Look(NamedTuple):
 
 
 class Constants:
-    """``optimizers`` gives the hyperparameters of those that all ranks know."""
+    """Compares the numbers over ranks.
+
+    ``optimizers`` returns the hyperparameters of those that all ranks know.
+    """
 
     def __init__(self, session: Context, optimizers: Callable[[], Settings]) -> None:
+        saved.check()
         self._session = session
         self._optimizers = optimizers
         self._looks: dict[int, Look] = {}
@@ -55,38 +66,71 @@ class Constants:
         self._warned = False
 
     def number(self, loss: Tensor | None, weight: float, progress: int) -> int:
-        """What to send in this backward, from 0 to 250; 0 in most. ``progress`` is equal on all ranks in the same backward."""
+        """Return what to send in this backward: from 0 to 250, and 0 in most.
+
+        ``progress`` is equal on all ranks in the same backward.
+        """
         backwards = self._session.job.backwards if self._session.job else 0
         if backwards >= LOOKS and backwards % EVERY:
             return 0
         kinds, values = loss_constants.read(loss) if loss is not None else ((), ())
         look = Look(weight, kinds, values, self._optimizers())
         self._looks = {**dict(list(self._looks.items())[-1:]), progress % MODULUS: look}
-        plain = (progress, kinds, [f"{value:.5g}" for value in values], hyperparameters.digest(look.settings))
+        plain = (
+            progress,
+            kinds,
+            [f"{value:.5g}" for value in values],
+            hyperparameters.digest(look.settings),
+        )
         return zlib.crc32(repr(plain).encode(errors="replace")) % MODULUS
 
     def judge(self, progress: int) -> None:
-        """All ranks call it once what they have sent in a backward differs. Raises RanksDiverged, on all ranks, or warns."""
-        told = [Look(*look) for look in self._session.all_gather_object(tuple(self._looks[progress]))]
+        """Compare the numbers, after what the ranks sent in a backward differed. All ranks call it.
+
+        Raises RanksDiverged on all ranks, or warns.
+        """
+        told = [
+            Look(*look) for look in self._session.all_gather_object(tuple(self._looks[progress]))
+        ]
         common = set.intersection(*[set(look.settings) for look in told])
-        hyperparameters.compare([{name: look.settings[name] for name in look.settings if name in common} for look in told])
-        if len({look.kinds for look in told}) == 1 and len({round(look.weight, 6) for look in told}) == 1:
+        hyperparameters.compare(
+            [
+                {name: look.settings[name] for name in look.settings if name in common}
+                for look in told
+            ]
+        )
+        if (
+            len({look.kinds for look in told}) == 1
+            and len({round(look.weight, 6) for look in told}) == 1
+        ):
             self._judge_loss(told[0].kinds, [look.values for look in told])
 
     def _judge_loss(self, kinds: tuple[str, ...], told: list[tuple[float, ...]]) -> None:
-        """The same numbers twice are a setting; others each time are drawn from the data, or at random."""
+        """Judge by two looks.
+
+        The same numbers twice are a setting. Other numbers each time come from the data, or are
+        random.
+        """
         columns = [tuple(column) for column in zip(*told, strict=True)]
         before, stayed = self._unlike.get(kinds, ([()] * len(columns), [0] * len(columns)))
-        stays = [count + 1 if old and _alike(column, old) else 0 for column, old, count in zip(columns, before, stayed, strict=True)]
+        stays = [
+            count + 1 if old and _alike(column, old) else 0
+            for column, old, count in zip(columns, before, stayed, strict=True)
+        ]
         self._unlike[kinds] = columns, stays
         for column, old, count in zip(suspicious(columns), before, stays, strict=True):
             if column and old:
                 self._tell(column, old, count)
 
     def _tell(self, column: tuple[float, ...], old: tuple[float, ...], stays: int) -> None:
-        """Whole numbers and their inverses are counts, which change with the batch; where they do not, there may be one batch only."""
+        """Judge one column of numbers.
+
+        Whole numbers and their inverses are counts, which change with the batch. If they do not
+        change, there may be only one batch.
+        """
         shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in enumerate(column))
-        counts = all(_is_count(value) or (not value and max(column) > 1.0) for value in column)  # of a mask that leaves nothing, too
+        # also that of a mask that leaves nothing
+        counts = all(_is_count(value) or (not value and max(column) > 1.0) for value in column)
         if stays and not counts:
             raise RanksDiverged(FIXED.format(shown, hyperparameters.searches()))
         if stays >= COUNTS_STAY:
@@ -101,25 +145,44 @@ class Constants:
 
 
 def told_alike(mine: float, mean: float, mean_of_squares: float) -> bool:
-    """Whether all ranks gave the same whole number: then the means over ranks of it and of its square are mine."""
+    """Whether all ranks gave the same whole number.
+
+    Then the means over ranks of it and of its square are this rank's own.
+    """
     return abs(mean - mine) < 0.01 and abs(mean_of_squares - mine * mine) < 0.3
 
 
 def suspicious(columns: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Those of the constants (each with a value for every rank) that differ between ranks; () in the place of others.
+    """Return the constants that differ between ranks, and () in the place of others.
 
-    Two that add up to one on every rank may: weights of a mixture (mixup), which each rank draws for its own samples.
+    Each constant has a value for every rank. Two that add up to one on every rank may differ: they
+    are weights of a mixture (mixup), which each rank draws for its own samples.
     """
     differ = [() if _equal(column) else column for column in columns]
-    pairs = [[a + b for a, b in zip(one, other, strict=True)] if one and other and one is not other else [] for one in differ for other in differ]
+    pairs = [
+        (
+            [a + b for a, b in zip(one, other, strict=True)]
+            if one and other and one is not other
+            else []
+        )
+        for one in differ
+        for other in differ
+    ]
     mixes = [bool(sums) and _alike(sums, [1.0] * len(sums)) for sums in pairs]
     size = len(differ)
-    return [() if any(mixes[place * size : (place + 1) * size]) else column for place, column in enumerate(differ)]
+    return [
+        () if any(mixes[place * size : (place + 1) * size]) else column
+        for place, column in enumerate(differ)
+    ]
 
 
 def _is_count(value: float) -> bool:
     inverse = 1 / value if value else math.inf
-    return any(abs(number) > 0.99 and math.isclose(number, round(number), rel_tol=1e-6) for number in (value, inverse) if math.isfinite(number))
+    return any(
+        abs(number) > 0.99 and math.isclose(number, round(number), rel_tol=1e-6)
+        for number in (value, inverse)
+        if math.isfinite(number)
+    )
 
 
 def _equal(column: Sequence[float]) -> bool:
@@ -127,4 +190,7 @@ def _equal(column: Sequence[float]) -> bool:
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-30) or a != a for a, b in zip(one, other, strict=True))
+    return all(
+        math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-30) or a != a
+        for a, b in zip(one, other, strict=True)
+    )

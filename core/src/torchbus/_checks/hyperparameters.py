@@ -1,4 +1,4 @@
-"""Hyperparameters: what an optimizer and its models were made with, to compare over ranks."""
+"""Hyperparameters: what optimizers and models were made with, to compare over ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ from torchbus.errors import RanksDiverged
 
 Setting = float | str
 Settings = dict[str, Setting]
-VOLATILE = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|cuda:\d+")  # what a repr has of this process or device alone
+# parts of a repr that are this process's or device's own
+VOLATILE = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}|cuda:\d+")
 SEARCHES = {
-    "optuna": "optuna is imported, whose samplers draw for each rank: pip install torchbus-optuna, which lets rank 0 ask for all (import optuna "
-    "before the session)",
-    "ray.tune": "ray.tune is imported: let rank 0 draw, and take s.all_gather_object(values)[0] on all ranks",
+    "optuna": (
+        "optuna is imported, whose samplers draw for each rank: pip install torchbus-optuna, which"
+        " lets rank 0 ask for all (import optuna before the session)"
+    ),
+    "ray.tune": (
+        "ray.tune is imported: let rank 0 draw, and take s.all_gather_object(values)[0] on all"
+        " ranks"
+    ),
 }
 SHOWN_CHARACTERS = 80
 
 
 def of_optimizer(optimizer: Optimizer) -> Settings:
-    """Its class and its groups' hyperparameters, each by a name such as ``Adam, group 0: lr``."""
+    """Return its class and its groups' hyperparameters, by names such as ``Adam, group 0: lr``."""
     kind = type(optimizer).__name__
     found: Settings = {"optimizer": kind, f"{kind}: groups": float(len(optimizer.param_groups))}
     for number, group in enumerate(optimizer.param_groups):
@@ -37,45 +43,61 @@ def of_optimizer(optimizer: Optimizer) -> Settings:
 
 
 def of_numbered(optimizers: Iterable[tuple[int, Optimizer]]) -> Settings:
-    """Those of several optimizers, each with its number among all of them."""
-    return {f"optimizer {number}, {name}": value for number, optimizer in optimizers for name, value in of_optimizer(optimizer).items()}
+    """Return those of several optimizers, each with its number."""
+    return {
+        f"optimizer {number}, {name}": value
+        for number, optimizer in optimizers
+        for name, value in of_optimizer(optimizer).items()
+    }
 
 
 def of_model(model: Module) -> Settings:
-    """Its repr, line by line."""
+    """Return the model's repr, line by line."""
     try:
         lines = repr(model).splitlines()
-    except Exception:  # it is the script's code, which nobody else would call
+    except Exception:  # the script's own code, which nobody else would call
         lines = [type(model).__name__]
-    return {f"{type(model).__name__}, line {number}": VOLATILE.sub("", line.strip()) for number, line in enumerate(lines)}
+    return {
+        f"{type(model).__name__}, line {number}": VOLATILE.sub("", line.strip())
+        for number, line in enumerate(lines)
+    }
 
 
 def digest(settings: Settings) -> int:
-    """A checksum in which the last digits of numbers do not count."""
-    plain = [(name, f"{value:.5g}" if isinstance(value, float) else value) for name, value in settings.items()]
+    """Return a checksum that ignores the last digits of numbers."""
+    plain = [
+        (name, f"{value:.5g}" if isinstance(value, float) else value)
+        for name, value in settings.items()
+    ]
     return zlib.crc32(repr(plain).encode(errors="replace"))
 
 
-def refuse_unlike(settings: Settings, gather: Callable[[Any], list[Any]]) -> None:
-    """All ranks call it. ``gather``: gives what each rank says, by rank. Raises RanksDiverged that names the first difference, if there is one."""
+def refuse_unlike(settings: Settings, gather: Callable[[object], list[Any]]) -> None:
+    """Raise RanksDiverged if the ranks' settings differ. All ranks call it.
+
+    ``gather`` returns what each rank passes, by rank. The error names the first difference.
+    """
     if len(set(gather(digest(settings)))) > 1:
         compare(gather(settings))
 
 
 def compare(told: Sequence[Settings]) -> None:
-    """Raises RanksDiverged that names the first difference between the ranks' settings, if there is one."""
+    """Raise RanksDiverged if the ranks' settings differ; the error names the first difference."""
     for name in dict.fromkeys(name for one in told for name in one):
         values = [one.get(name, "nothing") for one in told]
         if any(not _same(values[0], value) for value in values):
-            shown = ", ".join(f"{_shown(value)} on rank {rank}" for rank, value in enumerate(values))
+            shown = ", ".join(
+                f"{_shown(value)} on rank {rank}" for rank, value in enumerate(values)
+            )
             raise RanksDiverged(
-                f"the ranks do not have the same hyperparameters: {name}: {shown}. Each rank would train a model of its own. Draw them from the "
-                f"same seeded generator on all ranks, or on rank 0 alone: values = s.all_gather_object(values)[0].{searches()}"
+                f"the ranks do not have the same hyperparameters: {name}: {shown}. Each rank would"
+                " train a model of its own. Draw them from the same seeded generator on all ranks,"
+                f" or on rank 0 alone: values = s.all_gather_object(values)[0].{searches()}"
             )
 
 
 def searches() -> str:
-    """What to say of libraries that search hyperparameters; "" where none is imported."""
+    """Return a hint about imported libraries that search hyperparameters, or ""."""
     done = {"optuna"} if "torchbus_optuna" in sys.modules else set()
     seen = [words for name, words in SEARCHES.items() if name in sys.modules and name not in done]
     return "".join(f" {words[0].upper()}{words[1:]}" for words in seen)
@@ -83,7 +105,9 @@ def searches() -> str:
 
 def _same(one: Setting, other: Setting) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-30) or (math.isnan(one) and math.isnan(other))
+        return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-30) or (
+            math.isnan(one) and math.isnan(other)
+        )
     return one == other
 
 
@@ -91,8 +115,8 @@ def _shown(value: Setting) -> str:
     return f"{value:.6g}" if isinstance(value, float) else value[:SHOWN_CHARACTERS]
 
 
-def _plain(value: Any) -> Setting:
-    """A number, or a text that is the same in every process."""
+def _plain(value: object) -> Setting:
+    """Return a number, or a text that is the same in every process."""
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
@@ -103,4 +127,8 @@ def _plain(value: Any) -> Setting:
         return str({str(key): _plain(item) for key, item in value.items()})
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return str([_plain(item) for item in value])
-    return type(value).__name__ if isinstance(value, Tensor) or callable(value) else VOLATILE.sub("", repr(value))
+    return (
+        type(value).__name__
+        if isinstance(value, Tensor) or callable(value)
+        else VOLATILE.sub("", repr(value))
+    )

@@ -1,23 +1,36 @@
-"""The constants near the root of a loss's graph: factors, divisors, exponents, label smoothing, weights of classes."""
+"""The constants near the root of a loss's graph.
+
+These are factors, divisors, exponents, label smoothing and weights of classes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
+from torch.autograd.graph import Node
+
+from torchbus._compat import saved
 
 NODES_AT_MOST = 64
 FOLLOWED = (
-    "AddBackward0", "SubBackward0", "RsubBackward1", "NegBackward0", "MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1", "PowBackward0",
-    "SumBackward0", "MeanBackward0",
-)  # fmt: skip
-NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
-FACTORS = ("_saved_other", "_saved_self")
+    "AddBackward0",
+    "SubBackward0",
+    "RsubBackward1",
+    "NegBackward0",
+    "MulBackward0",
+    "MulBackward1",
+    "DivBackward0",
+    "DivBackward1",
+    "PowBackward0",
+    "SumBackward0",
+    "MeanBackward0",
+)
 
 
 def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The kinds of nodes that hold constants, from the root, and the constants; nothing of a graph that can't be read. Reads no tensor
-    on a GPU."""
+    """Return the kinds of nodes that hold constants, from the root on, and the constants.
+
+    Both are empty if the graph can't be read. No tensor on a GPU is read.
+    """
     found: list[tuple[str, float]] = []
     waiting, seen = [loss.grad_fn], 0
     try:
@@ -28,28 +41,39 @@ def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
             found += [(type(node).__name__, value) for value in _constants(node)]
             if type(node).__name__ in FOLLOWED:
                 waiting += [child for child, _ in node.next_functions]
-    except RuntimeError:  # a graph that was used already: backward itself will say so
+    except RuntimeError:  # the graph was used already: backward itself reports it
         return (), ()
     return tuple(name for name, _ in found), tuple(value for _, value in found)
 
 
-def _constants(node: Any) -> list[float]:
-    plain = [getattr(node, name, None) for name in NUMBERS]
+def _constants(node: Node) -> list[float]:
+    plain = [getattr(node, name, None) for name in saved.NUMBERS]
     numbers = [float(value) for value in plain if isinstance(value, int | float)]
     if type(node).__name__.startswith(("MulBackward", "DivBackward")):
         numbers += _factor(node)
     elif type(node).__name__ == "NllLossBackward0":
-        weights = node._saved_weight
-        numbers += [] if weights is None or weights.device.type != "cpu" else weights.detach().double().cumsum(0).sum().reshape(1).tolist()
+        weights = saved.weight(node)
+        numbers += (
+            []
+            if weights is None or weights.device.type != "cpu"
+            else weights.detach().double().cumsum(0).sum().reshape(1).tolist()
+        )
     return numbers
 
 
-def _factor(node: Any) -> list[float]:
-    """The other side of a product or quotient, where autograd has no use for it but as a number."""
-    sides = [side for side in (getattr(node, name, None) for name in FACTORS) if side is not None]
+def _factor(node: Node) -> list[float]:
+    """Return the other side of a product or quotient, if autograd keeps it only as a number."""
+    sides = [
+        side for side in (getattr(node, name, None) for name in saved.FACTORS) if side is not None
+    ]
     if len(sides) != 1:
         return []
     if isinstance(sides[0], int | float):
         return [float(sides[0])]
-    is_number = type(sides[0]) is Tensor and sides[0].dim() == 0 and sides[0].device.type == "cpu" and not sides[0].is_complex()
+    is_number = (
+        type(sides[0]) is Tensor
+        and sides[0].dim() == 0
+        and sides[0].device.type == "cpu"
+        and not sides[0].is_complex()
+    )
     return [float(sides[0])] if is_number else []

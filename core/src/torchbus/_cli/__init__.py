@@ -1,7 +1,8 @@
 """The command line: ``torchbus COMMAND ...``.
 
-Commands are entry points of the group ``torchbus.command``: each names a function that takes the words after the
-command and returns the exit status. The first line of its docstring is what ``torchbus --help`` says of it.
+Commands are entry points of the group ``torchbus.command``. Each names a function that takes the
+words after the command and returns the exit status. ``torchbus --help`` prints the first line of
+the function's docstring.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import torchbus
 from torchbus._bus import discovery
 from torchbus._cli.parser import complain
 from torchbus._cli.table import table
-from torchbus.errors import PluginError, TorchbusError
+from torchbus.errors import PluginError, TorchbusError, UsageError
 
-BUILT_IN = {name: EntryPoint(name, f"torchbus._cli.{name}:main", "torchbus.command") for name in ("run", "plugins", "doctor")}
+BUILT_IN = {
+    name: EntryPoint(name, f"torchbus._cli.{name}:main", "torchbus.command")
+    for name in ("run", "plugins", "doctor")
+}
 HELP = """usage: torchbus COMMAND ...
 
 One line around your own PyTorch training loop; with `torchbus run`, not even that.
@@ -23,27 +27,45 @@ One line around your own PyTorch training loop; with `torchbus run`, not even th
 commands:
 {commands}
 
-`torchbus COMMAND --help` explains a command, with examples. `torchbus --version` prints the version."""
+`torchbus COMMAND --help` explains a command, with examples.
+`torchbus --version` prints the version."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """What the console script and ``python -m torchbus`` call. Returns the exit status."""
+    """Run a command for the console script or ``python -m torchbus``; return the exit status."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print(HELP.format(commands=table([(f"  {entry.name}", _summary(entry)) for entry in _commands()])))
+        print(
+            HELP.format(
+                commands=table([(f"  {entry.name}", _summary(entry)) for entry in _commands()])
+            )
+        )
         return 0
     if name in ("-V", "--version"):
         print(f"torchbus {torchbus.__version__}")
         return 0
+    if name.startswith("-"):
+        return complain(
+            "torchbus",
+            UsageError(
+                f"{name} is no command: options come after it, as in torchbus run --devices 2"
+                " train.py"
+            ),
+        )
     try:
-        command = discovery.load(BUILT_IN.get(name) or discovery.find("command", name, tuple(BUILT_IN)))
+        command = discovery.load(
+            BUILT_IN.get(name) or discovery.find("command", name, tuple(BUILT_IN))
+        )
     except TorchbusError as error:
         return complain("torchbus", error)
     return int(command(words) or 0)
 
 
 def _commands() -> list[EntryPoint]:
-    return [*BUILT_IN.values(), *(entry for name, entry in discovery.installed("command").items() if name not in BUILT_IN)]
+    return [
+        *BUILT_IN.values(),
+        *(entry for name, entry in discovery.installed("command").items() if name not in BUILT_IN),
+    ]
 
 
 def _summary(entry: EntryPoint) -> str:

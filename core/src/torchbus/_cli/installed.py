@@ -1,11 +1,10 @@
-"""The installed plugins, looked at without a session."""
+"""Inspects the installed plugins without a session."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import pluggy
 
@@ -16,8 +15,12 @@ from torchbus.errors import PluginError
 
 @dataclass(frozen=True)
 class InstalledPlugin:
-    """What a plugin contributes. ``events``: those that its own class or a helper class of its package listens to, in
-    the order of a loop. ``error`` says why it could not be imported."""
+    """What a plugin contributes.
+
+    ``events``: those that its own class or a helper class of its package listens to, in the order
+    of a loop.
+    ``error``: why it could not be imported, or None.
+    """
 
     name: str
     distribution: str
@@ -31,12 +34,12 @@ class InstalledPlugin:
 
 
 def installed_plugins() -> list[InstalledPlugin]:
-    """All installed plugins, each imported."""
+    """Import all installed plugins, and describe each."""
     return [_look_at(entry) for entry in _entries()]
 
 
 def _entries() -> list[EntryPoint]:
-    """One entry point for each plugin: several may name the same one."""
+    """Return one entry point for each plugin, since several entry points may name the same one."""
     by_value: dict[str, EntryPoint] = {}
     for kind in discovery.KINDS:
         for entry in discovery.every(kind):
@@ -45,14 +48,18 @@ def _entries() -> list[EntryPoint]:
 
 
 def _look_at(entry: EntryPoint) -> InstalledPlugin:
-    strategies, loggers, options, verbs = (_names(kind, entry) for kind in ("strategy", "logger", "option", "verb"))
+    strategies, loggers, options, verbs = (
+        _names(kind, entry) for kind in ("strategy", "logger", "option", "verb")
+    )
     events, error = [], None
     try:
         events = _events(entry)
     except PluginError as failed:
         error = str(failed)
     name, _, version = discovery.version(entry).partition(" ")
-    return InstalledPlugin(entry.name, name, version, strategies, loggers, options, verbs, events, error)
+    return InstalledPlugin(
+        entry.name, name, version, strategies, loggers, options, verbs, events, error
+    )
 
 
 def _names(kind: str, entry: EntryPoint) -> list[str]:
@@ -61,20 +68,33 @@ def _names(kind: str, entry: EntryPoint) -> list[str]:
 
 def _events(entry: EntryPoint) -> list[str]:
     maker = discovery.load(entry)
-    foreign = [other.attr for other in _entries() if other.module == entry.module and other.value != entry.value]
+    foreign = [
+        other.attr
+        for other in _entries()
+        if other.module == entry.module and other.value != entry.value
+    ]
     helpers = [helper for helper in _classes(entry.module) if helper.__name__ not in foreign]
     heard = {event for listener in (maker, *helpers) for event in _marked(listener)}
     order = list(vars(torchbus.events))
-    return sorted(heard, key=lambda event: (order.index(event) if event in order else len(order), event))
+    return sorted(
+        heard, key=lambda event: (order.index(event) if event in order else len(order), event)
+    )
 
 
 def _classes(package: str) -> list[type]:
-    modules = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
-    things = [thing for module in modules for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__]
+    modules = [
+        module for name, module in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")
+    ]
+    things = [
+        thing
+        for module in modules
+        for thing in vars(module).values()
+        if getattr(thing, "__module__", None) == module.__name__
+    ]
     return [thing for thing in things if isinstance(thing, type)]
 
 
-def _marked(listener: Any) -> list[str]:
+def _marked(listener: object) -> list[str]:
     manager = pluggy.PluginManager("torchbus")
     options = {name: manager.parse_hookimpl_opts(listener, name) for name in dir(listener)}
     return [given.get("specname") or name for name, given in options.items() if given is not None]

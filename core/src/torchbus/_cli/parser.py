@@ -1,4 +1,4 @@
-"""An argument parser that says in one line what is wrong."""
+"""An argument parser whose errors are one line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """The parsed words; an unknown option is answered with the nearest ones."""
+        """Parse the words; the error for an unknown option suggests similar options."""
         given, unknown = self.parse_known_args(argv)
         if unknown:
-            near = difflib.get_close_matches(unknown[0], re.findall(r"--[a-z][a-z-]+", self.format_help()), 3)
-            self.error(f"unknown option {unknown[0]!r}" + (f": did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""))
+            near = difflib.get_close_matches(
+                unknown[0], re.findall(r"--[a-z][a-z-]+", self.format_help()), 3
+            )
+            self.error(
+                f"unknown option {unknown[0]!r}"
+                + (f": did you mean {' or '.join(dict.fromkeys(near))}?" if near else "")
+            )
         return given
 
     def error(self, message: str) -> NoReturn:
@@ -37,6 +42,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def complain(command: str, error: TorchbusError) -> int:
-    """Print an error in one line; returns the exit status: 2 if the user can mend the call."""
+    """Print an error in one line; return the exit status, which is 2 for a UsageError, else 1."""
     print(f"{command}: {error}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1

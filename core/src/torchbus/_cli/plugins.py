@@ -1,4 +1,4 @@
-"""``torchbus plugins``: what is installed."""
+"""``torchbus plugins`` lists the installed plugins."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from torchbus._cli.installed import InstalledPlugin, installed_plugins
 from torchbus._cli.parser import Parser
 from torchbus._cli.table import table
 
-DESCRIPTION = """List the installed plugins: their packages, what they contribute to session(...), the events they listen to.
+DESCRIPTION = """List the installed plugins: their packages, what they add to
+session(...), and the events they listen to.
 
-A plugin is used when a session names it, or its strategy, logger or one of its options; being installed costs nothing.
+A session uses a plugin that it names, or whose strategy, logger or option it names. A plugin that
+is only installed costs nothing.
 """
 EXAMPLES = """  torchbus plugins
   torchbus plugins --json | python -m json.tool
-  pip install torchbus-ddp                    adds one
+  pip install torchbus-ddp                    adds a plugin
 """
 
 
 def main(argv: list[str]) -> int:
     """List the installed plugins, their options and the events they listen to."""
     parser = Parser("plugins", DESCRIPTION, EXAMPLES)
-    parser.add_argument("--json", action="store_true", help="print a JSON list of objects instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON list of objects instead of a table"
+    )
     as_json = parser.parse(argv).json
     found = installed_plugins()
     print(json.dumps([asdict(plugin) for plugin in found], indent=2) if as_json else _text(found))
@@ -32,7 +36,9 @@ def main(argv: list[str]) -> int:
 
 def _text(found: list[InstalledPlugin]) -> str:
     if not found:
-        return f"no plugin is installed; pip install {' or '.join(DISTRIBUTIONS['plugin'].values())}"
+        return (
+            f"no plugin is installed; pip install {' or '.join(DISTRIBUTIONS['plugin'].values())}"
+        )
     return table([("NAME", "PACKAGE", "PROVIDES", "LISTENS TO"), *map(_row, found)])
 
 
@@ -47,4 +53,9 @@ def _row(plugin: InstalledPlugin) -> tuple[str, str, str, str]:
         )
         if names
     ]
-    return plugin.name, f"{plugin.distribution} {plugin.version}", "; ".join(provides), plugin.error or ", ".join(plugin.events)
+    return (
+        plugin.name,
+        f"{plugin.distribution} {plugin.version}",
+        "; ".join(provides),
+        plugin.error or ", ".join(plugin.events),
+    )

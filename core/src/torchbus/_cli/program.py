@@ -1,7 +1,8 @@
-"""What ``python SCRIPT ARGS`` or ``python -m MODULE ARGS`` would run.
+"""Runs what ``python SCRIPT ARGS`` or ``python -m MODULE ARGS`` would run.
 
-``runpy`` puts the old ``__main__`` back when the program ends. Here the program's own stays to the end of the process,
-as under python itself: its classes can be pickled while the session closes and by what it registers with ``atexit``.
+``runpy`` restores the old ``__main__`` when the program ends. Here the program's own ``__main__``
+stays until the process ends, as under python itself. So its classes can be pickled while the
+session closes, and in ``atexit`` handlers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torchbus.session import Session
 
 @dataclass(frozen=True)
 class Program:
-    """Its code, the module ``__main__`` in which the code runs, and its ``sys.argv``."""
+    """A program: its code, the module ``__main__`` in which it runs, and its ``sys.argv``."""
 
     code: CodeType
     main: ModuleType
@@ -34,8 +35,17 @@ class Program:
         sys.argv = self.argv
         sys.modules["__main__"] = self.main
 
+    def start(self, session: Session) -> Session:
+        """Begin the session, as the program's own process. Raises what the session does."""
+        session._context.under_command = True
+        self.install()
+        return session.start()
+
     def run(self, session: Session) -> None:
-        """Run it, and close the session after it. Raises what the program raised, or what the session makes of it."""
+        """Run the program, and close the session after it.
+
+        Raises the program's exception, or the one that the session makes of it.
+        """
         error = self._execute()
         try:
             session.close(error)
@@ -59,7 +69,9 @@ class Program:
     def _show_own_frames_only(self) -> None:
         show = sys.excepthook
 
-        def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def shown(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
             own = self._own_frames(trace)
             trace = own if own is not None or isinstance(error, TorchbusError) else trace
             show(kind, error.with_traceback(trace), trace)
@@ -68,14 +80,21 @@ class Program:
 
 
 def from_file(path: str, args: list[str]) -> Program:
-    """A script, or a folder or zip archive with a ``__main__.py``. Raises UsageError where there is none."""
+    """Load a script, or a folder or zip archive with a ``__main__.py``.
+
+    Raises UsageError if there is none.
+    """
     if not os.path.exists(path):
         near = difflib.get_close_matches(os.path.basename(path), _files_beside(path), 3)
-        raise UsageError(f"there is no file {path!r}" + (f": did you mean {' or '.join(near)}?" if near else ""))
+        raise UsageError(
+            f"there is no file {path!r}" + (f": did you mean {' or '.join(near)}?" if near else "")
+        )
     file = os.path.abspath(path)
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         _search_first(file)
-        return _from_spec(PathFinder.find_spec("__main__", [file]), [path, *args], f"{path!r} has no __main__.py")
+        return _from_spec(
+            PathFinder.find_spec("__main__", [file]), [path, *args], f"{path!r} has no __main__.py"
+        )
     _search_first(os.path.dirname(os.path.realpath(path)))
     main = ModuleType("__main__")
     vars(main).update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
@@ -84,23 +103,31 @@ def from_file(path: str, args: list[str]) -> Program:
 
 
 def from_module(name: str, args: list[str]) -> Program:
-    """A module, or a package with a ``__main__``. Raises UsageError where there is none."""
+    """Load a module, or a package with a ``__main__``; raise UsageError if there is none."""
     if name.endswith(".py"):
         raise UsageError(f"-m takes the name of a module: leave it out to run the file {name}")
     _search_first(os.getcwd())
     spec = _find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _find_spec(f"{name}.__main__")
-    return _from_spec(spec, args, f"there is no module {name!r} in {os.getcwd()} or among the installed ones")
+    return _from_spec(
+        spec, args, f"there is no module {name!r} in {os.getcwd()} or among the installed ones"
+    )
 
 
 def _from_spec(spec: ModuleSpec | None, argv: list[str], otherwise: str) -> Program:
-    code = spec.loader.get_code(spec.name) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+    code = (
+        spec.loader.get_code(spec.name)
+        if spec is not None and isinstance(spec.loader, InspectLoader)
+        else None
+    )
     if spec is None or code is None:
         raise UsageError(otherwise)
     main = importlib.util.module_from_spec(spec)
     main.__name__ = "__main__"
-    return Program(code, main, argv if spec.name == "__main__" else [spec.origin or spec.name, *argv])
+    return Program(
+        code, main, argv if spec.name == "__main__" else [spec.origin or spec.name, *argv]
+    )
 
 
 def _find_spec(name: str) -> ModuleSpec | None:

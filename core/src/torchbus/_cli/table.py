@@ -1,4 +1,4 @@
-"""Text in aligned columns."""
+"""Prints text in aligned columns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ NARROWEST = 16
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns. The first, by which a row is called, stays whole; of the others the widest wrap until all fit
-    the terminal (100 columns where there is none)."""
+    """Align rows in columns that fit the terminal, or 100 columns without a terminal.
+
+    The first column names the row and never wraps. Of the others, the widest wrap first.
+    """
     widths = _fitting([max(map(len, column)) for column in zip(*rows, strict=True)])
     return "\n".join(line for row in rows for line in _lines(row, widths))
 
@@ -26,6 +28,12 @@ def _fitting(widths: list[int]) -> list[int]:
 
 
 def _lines(row: Sequence[str], widths: list[int]) -> list[str]:
-    cells = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)]
+    cells = [
+        textwrap.wrap(cell, width, break_on_hyphens=False)
+        for cell, width in zip(row, widths, strict=True)
+    ]
     lines = zip_longest(*cells, fillvalue="")
-    return [GAP.join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return [
+        GAP.join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

@@ -1,4 +1,4 @@
-"""Files that several ranks write, make or remove at once: rank 0's stay.
+"""Files that several ranks write, create or remove: rank 0's are kept.
 
-Replaces functions of ``os``, ``shutil`` and ``open`` for the length of a session.
+It replaces functions of ``os`` and ``shutil``, and ``open``, during a session.
 """

@@ -1,4 +1,4 @@
-"""Locks of the operating system on open files: they end with the process that holds them, however it ends."""
+"""Locks of the operating system on open files, which end with the process that holds them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if sys.platform != "win32":
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Whether the lock on an open file is this process's now; None where the file system has no locks (Lustre without ``-o flock``)."""
+    """Try to lock an open file, and return whether this process holds the lock.
+
+    None if the file system has no locks (Lustre without ``-o flock``).
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -23,7 +26,10 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 class OpenHere:
-    """A descriptor that processes forked from this one do not keep open: they would hold its lock for as long as they live."""
+    """A descriptor that forked processes close.
+
+    Otherwise they would hold its lock as long as they live.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

@@ -1,4 +1,7 @@
-"""Temporary files beside the file that each becomes: locked as long as their process lives, so that those of dead ones are known."""
+"""Temporary files next to their target files.
+
+Their process locks them as long as it lives. So a file without a lock belongs to a dead process.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,23 @@ NAME = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(SUFFIX)}")
 
 
 def make(folder: str, name: str) -> tuple[int, str]:
-    """An empty file, hidden, and the open descriptor that locks it. Raises OSError."""
+    """Make an empty hidden file; return the descriptor that locks it, and its path.
+
+    Raises OSError.
+    """
     while True:
         descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=SUFFIX)
         try_lock(descriptor)
         if os.path.exists(path):
             return descriptor, path
-        os.close(descriptor)  # swept between the two
+        os.close(descriptor)  # another process swept it before the lock
 
 
 def sweep(folder: str) -> None:
-    """Remove those of processes that were killed. Where files can't be locked, none is known to be dead, and all stay."""
+    """Remove the temporary files of killed processes.
+
+    If the file system has no locks, no file is known to be left over, and all stay.
+    """
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for name in [entry.name for entry in entries if NAME.fullmatch(entry.name)]:
             with contextlib.suppress(OSError):

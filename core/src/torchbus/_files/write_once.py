@@ -1,4 +1,4 @@
-"""``torch.save`` by all ranks to one path writes once, whole."""
+"""Makes ``torch.save`` of all ranks to one path write one file, atomically."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torchbus._bus.markers import hookimpl
 from torchbus._files import temporaries
 from torchbus._files.paths import is_special
 from torchbus._session.notices import warn
-from torchbus.events import hookimpl
 
 if TYPE_CHECKING:
     from torchbus._launch.store.sealed import SealedStore
@@ -21,11 +21,12 @@ WAIT_FOR_RANK0_S = 20.0
 
 
 class WriteOnce:
-    """Rank 0 writes to a temporary file and renames it; the others wait for that, boundedly, and write nothing.
+    """Lets rank 0 write a file for all ranks.
 
-    No collective is involved, since saves may be conditional: ranks count their saves of each path in the store. Where
-    rank 0 has saved a file of that name in another folder at this point of the loop (folders named by the clock), a
-    rank need not wait: it writes its own.
+    Rank 0 writes to a temporary file and renames it. The others wait for at most 20 s and write
+    nothing. There is no collective, because a save may be conditional: ranks count their saves of
+    each path in the store. Rank 0 may have saved a file of that name in another folder at this
+    point of the loop (folders named by the clock). Then a rank need not wait, and writes its own.
     """
 
     def __init__(self, session: Context) -> None:
@@ -37,20 +38,29 @@ class WriteOnce:
 
     @hookimpl
     def save_file(self, path: str, write: Callable[[str], None]) -> bool:
-        keys = f"save/{os.path.abspath(path)}", f"save at backward {self._job.backwards}/{os.path.basename(path)}"
+        keys = (
+            f"save/{os.path.abspath(path)}",
+            f"save at backward {self._job.backwards}/{os.path.basename(path)}",
+        )
         self._saves.update(keys)
         if self._session.is_main:
             self._save_for_all(path, write, keys)
         elif not self._has_saved(keys):
             if not self._has_failed(keys):
                 warn(
-                    f"rank 0 did not save {path}, so rank {self._session.rank} writes its own: if the folder is named by the clock, take "
-                    "rank 0's name, s.all_gather_object(name)[0]; if the save depends on the rank, give each rank a path of its own")
+                    f"rank 0 did not save {path}, so rank {self._session.rank} writes its own: if"
+                    " the clock names the folder, use rank 0's name,"
+                    " s.all_gather_object(name)[0]; if the save depends on the rank, give each"
+                    " rank a path of its own"
+                )
             self._write(path, write)
         return True
 
     def _save_for_all(self, path: str, write: Callable[[str], None], keys: tuple[str, str]) -> None:
-        """What fails here is told, so that the others fail likewise and at once: each by a try of its own."""
+        """Write for all ranks, and publish a failure.
+
+        The others then try by themselves immediately, so that each raises the error, too.
+        """
         shared = self._session.world.shared
         try:
             self._write(path, write)
@@ -62,7 +72,7 @@ class WriteOnce:
                 shared.add(key, 1)
 
     def _write(self, path: str, write: Callable[[str], None]) -> None:
-        """Before the first save in a folder, what a killed run has left there makes room."""
+        """Write a file; before the first save in a folder, remove what a killed run left there."""
         folder = os.path.dirname(os.path.realpath(path))
         if folder not in self._swept:
             self._swept.add(folder)
@@ -76,7 +86,7 @@ class WriteOnce:
         return bool(self._session.world.shared.check([self._failure(keys)]))
 
     def _has_saved(self, keys: tuple[str, str]) -> bool:
-        """Whether rank 0 has written this very path, as often as this rank wanted to."""
+        """Wait, and return whether rank 0 has written this path as often as this rank tried to."""
 
         def count(store: SealedStore, key: str) -> bool:
             return int(store.add(key, 0)) >= self._saves[key]
@@ -86,13 +96,15 @@ class WriteOnce:
 
 
 def write_whole(path: str, write: Callable[[str], None]) -> None:
-    """Write beside the path and rename: a reader sees the old file or the new one, never half of it."""
+    """Write next to the path and rename: a reader sees the old file or the whole new one."""
     if is_special(path):
         return write(path)
     folder, name = os.path.split(os.path.realpath(path))
     try:
         descriptor, temporary = temporaries.make(folder, name)
-    except OSError:  # no folder, or one in which files can be written but none be made: the loop gets torch's own error, if any
+    # The folder is missing, or it allows writing files but not creating them. The loop then gets
+    # torch's own error, if any.
+    except OSError:
         return write(path)
     try:
         write(temporary)

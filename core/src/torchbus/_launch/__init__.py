@@ -1,4 +1,4 @@
-"""How a session gets its ranks: it joins those that a launcher started, or starts them itself."""
+"""How a session gets its ranks: it joins those of a launcher, or starts its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ __all__ = ["Call", "Job", "Request", "start"]
 
 
 def start(request: Request, call: Call | None = None) -> Job:
-    """Join the ranks that are there, or start them; ``call`` is the call of a decorated function that the session is for. Returns
-    this rank's job. Raises LaunchError or UsageError."""
-    from torchbus._launch.join import joining
+    """Join the launcher's ranks, or start ranks, and return this rank's job.
+
+    ``call``: the call of the decorated function that the session belongs to, if any.
+    Raises LaunchError or UsageError.
+    """
+    from torchbus._launch.join import joining, places
     from torchbus._launch.start import choice, fork, relaunch, spawn
 
-    place = joining.find(request)
+    place = places.find(request)
     if place is not None:
         return joining.join(place, request)
     request = choice.resolve(request)

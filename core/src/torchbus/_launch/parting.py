@@ -1,4 +1,4 @@
-"""How rank 0 lets go of the ranks that it has started."""
+"""How rank 0 waits for the ranks that it started, and ends those that stay."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from torchbus._launch.start.children import Child, end, wait_for
 from torchbus._launch.watch.guard import FORCED
 
 CHILD_GRACE_S = 5.0
-ATEXIT_GRACE_S = 30.0  # where all went well, a rank may have work to do at its exit
+ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atexit handlers
 
 
 def end_children(children: list[Child], in_peace: bool) -> None:
-    """Wait for them, end those that stay, and print what they wrote about it."""
+    """Wait for the children, end those that stay, and print what their guards wrote about it."""
     late = wait_for(children, CHILD_GRACE_S)
     if late and in_peace:
         ranks = ", ".join(str(child.rank) for child in late)
-        print(f"torchbus: waiting up to {ATEXIT_GRACE_S:.0f} s for rank {ranks}, which still runs after the block", file=sys.__stderr__)
+        print(
+            f"torchbus: waiting up to {ATEXIT_GRACE_S:.0f} s for rank {ranks}, which still runs"
+            " after the block",
+            file=sys.__stderr__,
+        )
         wait_for(late, ATEXIT_GRACE_S)
     for child in end(late, 0.0):
-        print(f"torchbus: rank {child.rank} did not end by itself after the block and {child.words()}", file=sys.__stderr__)
+        print(
+            f"torchbus: rank {child.rank} did not end by itself after the block and"
+            f" {child.words()}",
+            file=sys.__stderr__,
+        )
     for child in children:
         told = child.last_errors()
         start = told.find(f"torchbus: rank {child.rank} {FORCED}")

@@ -13,8 +13,12 @@ FORMS = ("auto", "script", "fork", "spawn")
 
 @dataclass(frozen=True)
 class Request:
-    """``devices`` are those of one node; ``explicit_devices`` says that the user named them. ``launch_rule``: in words, why ``launch``
-    is what it is, where the session has chosen it."""
+    """The options of the session that concern the launcher.
+
+    ``devices``: the devices of one node.
+    ``explicit_devices``: whether the user named them.
+    ``launch_rule``: why the session chose this ``launch``, in words; "" if the user chose it.
+    """
 
     devices: DevicePlan
     num_nodes: int = 1

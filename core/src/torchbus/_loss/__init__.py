@@ -1,4 +1,5 @@
-"""What a loss is a mean of, and so what the gradient of each rank and of each batch weighs.
+"""What a loss is a mean of, and so how much the gradient of each rank and batch weighs.
 
-Reads autograd graphs and multiplies gradients. How ranks tell each other is the strategy's business.
+This folder reads autograd graphs and multiplies gradients. How ranks exchange numbers is the
+strategy's business.
 """

@@ -1,4 +1,4 @@
-"""Gradients that are there already: kept apart from what a backward makes, and multiplied in place."""
+"""Gradients from before: kept apart from what a backward makes, and multiplied in place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbus._compat.autograd import foreach_mul_
 from torchbus._loss.graph import Number
 
 
 @contextmanager
 def made_anew(holders: Sequence[Any]) -> Iterator[None]:
-    """What a backward inside makes is added to the gradients from before only when it is left. ``holders``: tensors that have a ``grad``."""
+    """Add what a backward inside the block makes to the gradients from before only at its end.
+
+    ``holders``: tensors that have a ``grad``.
+    """
     before = [holder.grad for holder in holders]
     if not any(gradient is not None for gradient in before):
         yield
@@ -38,10 +42,10 @@ def _sum(old: Tensor, new: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def scale_all(gradients: Sequence[Tensor], factor: Number) -> None:
-    """Multiply in place, sparse ones too."""
+    """Multiply gradients in place, sparse ones too."""
     dense = [gradient for gradient in gradients if not gradient.is_sparse]
     if dense:
-        torch._foreach_mul_(dense, factor)
+        foreach_mul_(dense, factor)
     for gradient in gradients:
         if gradient.is_sparse:
             gradient.mul_(factor)

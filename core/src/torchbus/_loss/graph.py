@@ -1,23 +1,48 @@
-"""What a loss is a mean of, as its graph tells: so many samples, targets that are not ignored, elements behind a mask."""
+"""Reads from its graph what a loss is a mean of.
+
+That is samples, targets that are not ignored, or elements behind a mask.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
-Number = float | Tensor  # a tensor where it is on a GPU: to read it would wait
+from torchbus._compat import saved
+from torchbus._loss.of_parameters import (
+    OF_ONE_NUMBER,
+    is_of_parameters,
+    may_be_of_parameters,
+    reduces_a_parameter,
+)
+
+Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
 Divisors = tuple[Number, ...]
 
-ARITHMETIC = ("AddBackward0", "SubBackward0", "NegBackward0", "RsubBackward1", "AddBackward1", "SubBackward1")
-SHAPES = ("ViewBackward0", "UnsafeViewBackward0", "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0")
+ARITHMETIC = (
+    "AddBackward0",
+    "SubBackward0",
+    "NegBackward0",
+    "RsubBackward1",
+    "AddBackward1",
+    "SubBackward1",
+)
+SHAPES = (
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "UnsqueezeBackward0",
+    "CloneBackward0",
+    "ToCopyBackward0",
+)
 PRODUCTS = ("MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1")
 SUMS = ("SumBackward0", "NansumBackward0")
 WITH_COUNT = ("NllLossBackward0", "NllLoss2DBackward0")
-OF_ONE_TENSOR = ("PowBackward0", "AbsBackward0", "LinalgVectorNormBackward0", "NormBackward0", "SquareBackward0")
 MEAN, SUM = 1, 2  # as torch numbers them
 DEPTH = 64
 
@@ -26,10 +51,12 @@ DEPTH = 64
 class Term:
     """One of the terms that a loss adds up.
 
-    ``reduction``: "mean", "sum", "unknown" or "hidden" (the graph of a compiled function). ``number``: how many things it is a mean of; None
-    where that can't be told. ``divisors``: it is a sum that the loop has
-    divided by these, whose product is ``number``. ``sizes``: the shape of what was reduced. ``over``: what the loop has
-    divided a mean by, once more. ``node``: where the graph reduces it; None for a term that can't be told.
+    ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function), or
+    "nonlinear" (a function of sums and means, such as a root or a ratio).
+    ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
+    loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
+    ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
+    reduces it, None if unknown.
     """
 
     reduction: str
@@ -37,96 +64,145 @@ class Term:
     divisors: Divisors = ()
     sizes: tuple[int, ...] = ()
     over: Divisors = ()
-    node: Any = field(default=None, compare=False, repr=False)
+    node: Node | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def reduced_by(self) -> Node:
+        """Return its node; only a term that is known is weighed."""
+        assert self.node is not None
+        return self.node
 
 
-UNKNOWN = Term("unknown")  # nobody changes it
+UNKNOWN, NONLINEAR = Term("unknown"), Term("nonlinear")  # nobody changes them
 
 
 def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
-    """The terms of a loss, but those that hold parameters only (weight decay), which are the same on all ranks.
+    """Return the terms of a loss.
 
-    ``rows``: the number of samples behind it on this rank, 0 where nobody has counted.
+    Terms that hold only parameters (weight decay) are left out: they are the same on all ranks.
+    ``rows``: the number of samples behind the loss on this rank, 0 if nobody has counted.
     """
     node = loss.grad_fn
     return [] if node is None else _terms(node, rows, (), DEPTH)
 
 
-def _terms(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     name = type(node).__name__
     if name in WITH_COUNT:
         return [_with_count(node, divisors)]
     if name == "MeanBackward0":
         return _mean(node, rows, divisors, depth)
-    if hasattr(node, "_saved_reduction"):
-        return [_reduced(node._saved_reduction, node, rows, divisors)]
+    if hasattr(node, saved.REDUCTION):
+        return [_reduced(saved.reduction(node), node, rows, divisors)]
     if name in SUMS:
         return _sum(node, rows, divisors, depth)
     if name in ARITHMETIC and depth:
-        return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisors, depth - 1)]
+        return _of_all(node, rows, divisors, depth)
     if name in SHAPES:
-        return _terms(node.next_functions[0][0], rows, divisors, depth - 1) if depth else [UNKNOWN]
+        return _terms(below(node), rows, divisors, depth - 1) if depth else [UNKNOWN]
     if name in PRODUCTS and depth:
         return _product(node, name, rows, divisors, depth)
+    if is_of_parameters(node):
+        return []
+    if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
+        return [NONLINEAR]
     return [Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN]
 
 
-def _with_count(node: Any, divisors: Divisors) -> Term:
-    """Cross entropy and NLL keep the number of targets that count, or the sum of their classes' weights."""
-    if node._saved_reduction != MEAN:
-        return _summed(tuple(node._saved_target.shape), divisors, node)
-    count = node._saved_total_weight
-    return Term("mean", count.item() if count.device.type == "cpu" else count, over=divisors, node=node)
+def below(node: Node) -> Node:
+    """Return the node of its first argument, which needs a gradient."""
+    child = node.next_functions[0][0]
+    assert child is not None
+    return child
 
 
-def _reduced(reduction: int, node: Any, rows: int, divisors: Divisors) -> Term:
-    values = getattr(node, "_saved_self", None)
+def _with_count(node: Node, divisors: Divisors) -> Term:
+    """Read the count of a cross entropy or NLL.
+
+    Their nodes keep the number of targets that count, or the sum of their classes' weights.
+    """
+    if saved.reduction(node) != MEAN:
+        return _summed(tuple(saved.target(node).shape), divisors, node)
+    count = saved.total_weight(node)
+    return Term(
+        "mean", count.item() if count.device.type == "cpu" else count, over=divisors, node=node
+    )
+
+
+def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
+    values = getattr(node, saved.SELF, None)
     sizes = () if values is None else tuple(values.shape)
     if reduction == SUM:
         return _summed(sizes, divisors, node)
-    return Term("mean", _length(sizes, rows), sizes=sizes, over=divisors, node=node) if reduction == MEAN else UNKNOWN
+    return (
+        Term("mean", _length(sizes, rows), sizes=sizes, over=divisors, node=node)
+        if reduction == MEAN
+        else UNKNOWN
+    )
 
 
-def _mean(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
-    sizes = node._saved_self_sym_sizes
-    child = node.next_functions[0][0]
+def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    sizes = saved.sizes(node)
+    child = below(node)
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
         return _each(child, rows, (*divisors, float(sizes[0])) if sizes else divisors, depth)
-    return [] if _of_a_parameter(child) else [Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors, node=node)]
+    return (
+        []
+        if reduces_a_parameter(child)
+        else [Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors, node=node)]
+    )
 
 
-def _sum(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
-    sizes = tuple(node._saved_self_sym_sizes if hasattr(node, "_saved_self_sym_sizes") else node._saved_self.shape)
-    child = node.next_functions[0][0]
+def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    sizes = tuple(saved.sizes(node) if hasattr(node, saved.SIZES) else saved.own(node).shape)
+    child = below(node)
     if depth and (not sizes or _is_list_of_numbers(child, sizes)):
         return _each(child, rows, divisors, depth)
-    return [] if _of_a_parameter(child) else [_summed(sizes, divisors, node)]
+    return [] if reduces_a_parameter(child) else [_summed(sizes, divisors, node)]
 
 
-def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Any) -> Term:
-    return Term("mean", math.prod(divisors), divisors, sizes, node=node) if divisors else Term("sum", sizes=sizes, node=node)
+def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
+    return (
+        Term("mean", math.prod(divisors), divisors, sizes, node=node)
+        if divisors
+        else Term("sum", sizes=sizes, node=node)
+    )
 
 
-def _length(sizes: Any, rows: int) -> float:
-    """How many things a mean over so many elements counts: samples, if any dimension has as many, else the first dimension."""
+def _length(sizes: Sequence[int], rows: int) -> float:
+    """Return how many things a mean over so many elements counts.
+
+    These are the samples, if any dimension has as many. Otherwise they are the first dimension.
+    """
     return float(rows if rows in sizes else sizes[0]) if sizes else 1.0
 
 
-def _is_list_of_numbers(node: Any, sizes: Any) -> bool:
-    """``torch.stack([loss_a, loss_b])``."""
-    return type(node).__name__ == "StackBackward0" and len(sizes) == 1 and len(node.next_functions) == sizes[0]
+def _is_list_of_numbers(node: Node, sizes: Sequence[int]) -> bool:
+    """Whether the node is ``torch.stack([loss_a, loss_b])``."""
+    return (
+        type(node).__name__ == "StackBackward0"
+        and len(sizes) == 1
+        and len(node.next_functions) == sizes[0]
+    )
 
 
-def _each(node: Any, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+def _each(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     if type(node).__name__ != "StackBackward0":
         return _terms(node, rows, divisors, depth - 1)
-    return [term for child, _ in node.next_functions if child is not None for term in _terms(child, rows, divisors, depth - 1)]
+    return _of_all(node, rows, divisors, depth)
 
 
-def _product(node: Any, name: str, rows: int, divisors: Divisors, depth: int) -> list[Term]:
-    """A number times a term, or a term over a number."""
+def _of_all(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     children = [child for child, _ in node.next_functions if child is not None]
-    number = node._saved_other if getattr(node, "_saved_self", None) is None else node._saved_self
+    return [term for child in children for term in _terms(child, rows, divisors, depth - 1)]
+
+
+def _product(node: Node, name: str, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    """Read a number times a term, or a term over a number."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    if len(children) == 2:
+        return _product_of_two(node, name, children, rows, divisors, depth)
+    number = saved.other(node) if getattr(node, saved.SELF, None) is None else saved.own(node)
     if len(children) != 1 or number is None or (isinstance(number, Tensor) and number.numel() != 1):
         return [UNKNOWN]
     if isinstance(number, Tensor) and number.device.type == "cpu":
@@ -136,32 +212,28 @@ def _product(node: Any, name: str, rows: int, divisors: Divisors, depth: int) ->
     if name.startswith("Div"):
         return _terms(children[0], rows, (*divisors, abs(number)), depth - 1)
     if not isinstance(number, Tensor) and not number:
-        return []  # `+ 0 * output.sum()`: for what it reaches
+        return []  # `+ 0 * output.sum()` is there only to reach parameters
     return _terms(children[0], rows, (*divisors, 1.0 / abs(number)), depth - 1)
 
 
-def _of_a_parameter(node: Any) -> bool:
-    """Whether what is reduced is a function of one parameter and nothing else."""
-    for _ in range(4):
-        if type(node).__name__ == "AccumulateGrad":
-            return True
-        children = {child for child, _ in node.next_functions if child is not None}
-        own = type(node).__name__ in OF_ONE_TENSOR or (type(node).__name__ == "MulBackward0" and len(node.next_functions) == 2)
-        if not own or len(children) != 1 or any(child is None for child, _ in node.next_functions):
-            return False
-        node = children.pop()
-    return False
+def _product_of_two(
+    node: Node, name: str, children: list[Node], rows: int, divisors: Divisors, depth: int
+) -> list[Term]:
+    """Read a term times a number that is made of parameters, such as the weight of a task.
 
-
-def unless_clamped(term: Term, loss: Tensor) -> Number:
-    """``sum / mask.sum().clamp(min=1)`` where nothing is left by the mask: a loss of zero over one, which counts nothing."""
-    number = term.number
-    if isinstance(number, Tensor):
-        return torch.where((number == 1) & (loss.detach() == 0), 0, number) if term.divisors else number
-    assert number is not None
-    return 0.0 if term.divisors and number == 1.0 and not loss.item() else number
+    The product stands for the term: its other side reads the term's value.
+    """
+    first, second = children
+    if name.startswith("Mul") and is_of_parameters(first):
+        first, second = second, first
+    if not is_of_parameters(second):
+        return [NONLINEAR]
+    found = [] if is_of_parameters(first) else _terms(first, rows, divisors, depth - 1)
+    if len(found) > 1 or any(term.number is None for term in found):
+        return [UNKNOWN]
+    return [replace(term, node=node) for term in found]
 
 
 def same(a: float, b: float) -> bool:
-    """Two counts, told in float32 maybe."""
+    """Whether two counts are equal. They may have been exchanged in float32."""
     return math.isclose(a, b, rel_tol=1e-6)

@@ -1,40 +1,82 @@
-"""What there is to say about how a loss was averaged."""
+"""What a session says about how a loss was averaged."""
 
 UNLIKE = (
-    "the terms of the loss are means over unlike counts ({} on rank 0): a rank's gradient has one weight, that of the first. If one process is to be "
-    "matched, call backward for each term, or say s.backward_weight(count)"
+    "the terms of the loss are means over unlike counts ({} on rank 0): a rank's gradient has one"
+    " weight, that of the first. If one process is to be matched, call backward for each term, or"
+    " say s.backward_weight(count)"
 )
 LATE = (
-    "the terms of the loss have begun to be means over unlike counts ({} on rank 0): in this backward a rank's gradient has one weight, that of the "
-    "first; from the next one on each term has its own"
+    "the terms of the loss have begun to be means over unlike counts ({} on rank 0): in this"
+    " backward a rank's gradient has one weight, that of the first; from the next one on each term"
+    " has its own"
 )
 ZIPPED = (
-    "two loaders gave one step batches whose shares differ in weight ({}), and {}: the step's gradient is weighted by the last and so is slightly "
-    "off. Make the loaders equal in length and batch size, or use drop_last=True"
+    "two loaders gave one step batches whose shares differ in weight ({}), and {}: the step's"
+    " gradient is weighted by the last and so is slightly off. Make the loaders equal in length and"
+    " batch size, or use drop_last=True"
 )
 IN_NO_GRAPH = "the graph does not tell which of them each term of the loss is a mean over"
 IN_WINDOW = "in a window of several backwards all terms have one weight"
 NEITHER = (
-    "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's samples ({}) nor of all ranks' ({}): it is taken "
-    "for one that is normalised over ranks already, and the ranks' gradients are averaged. If one process would divide by that constant as well, "
-    "say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
+    "the loss is a sum divided by {:g} on every rank, which is neither the number of this rank's"
+    " samples ({}) nor of all ranks' ({}): it is taken for one that is normalised over ranks"
+    " already, and the ranks' gradients are averaged. If one process would divide by that constant"
+    " as well, say loss_reduction='sum'; if it is this rank's count, s.backward_weight(count)"
+)
+SILENT = (
+    "backwards under s.no_sync(), and what is averaged with them, are weighted by samples, but this"
+    " loss counts something else ({}): their gradients are slightly off. Call backward outside"
+    " s.no_sync(), or use accumulate_grad_batches, whose windows weigh by what the loss counts"
 )
 REPEATED = (
-    "at the ragged end a rank was left without samples and repeated a batch, and the script divides by a number that it takes from all ranks: that "
-    "number has counted the repeated samples as well. drop_last=True avoids such steps"
+    "at the ragged end a rank was left without samples and repeated a batch, and the script divides"
+    " by a number that it takes from all ranks: that number has counted the repeated samples as"
+    " well. drop_last=True avoids such steps"
+)
+NONLINEAR = (
+    "the loss is not a mean over samples but a function of such means or sums (a root, a ratio, a"
+    " product): each rank, and each batch of a window, computes it for its own samples, and the"
+    " mean of these is not what one process computes for the whole batch. strategy='dp' computes it"
+    " for the whole batch, as does gathering what the loss compares"
+    " (torch.distributed.nn.functional.all_gather)"
+)
+TIMES_ROWS = (
+    "the loss is a mean multiplied by {:g}, the number of this rank's samples. If that makes it a"
+    " sum over samples, say loss_reduction='sum': as a mean, its gradients are too small by the"
+    " number of ranks and of batches in a window. If the factor is a constant that happens to be"
+    " equal, all is well"
+)
+MIXED = (
+    "a term of the loss counts {:g} things for {} samples, and another term can't be read from the"
+    " graph: the gradients of all terms are weighted by samples, which may be slightly off. Say"
+    " s.backward_weight(count), or call backward for each term"
 )
 HIDDEN = (
-    "the loss comes out of a compiled function, whose graph can't be read: if it is a mean over something else than samples (tokens, "
-    "targets that are not ignored), say so by s.backward_weight(count), or compute the loss outside"
+    "the loss comes out of a compiled function, whose graph can't be read: if it is a mean over"
+    " something else than samples (tokens, targets that are not ignored), say so by"
+    " s.backward_weight(count), or compute the loss outside"
 )
+BY_KIND = {"hidden": HIDDEN, "nonlinear": NONLINEAR}
 NO_COUNT = (
-    "loss_weight='tokens': the graph of this loss does not tell what it is a mean over ({}): call s.backward_weight(count) before backward, "
-    "or use loss_weight='auto', which weighs such a loss by samples"
+    "loss_weight='tokens': the graph of this loss does not tell what it is a mean over ({}): call"
+    " s.backward_weight(count) before backward, or use loss_weight='auto', which weighs such a loss"
+    " by samples"
 )
 WORDS = {
-    "targets": "the loss is a mean over targets, of which its graph has the number (or the weight): ranks and batches count by it",
+    "targets": (
+        "the loss is a mean over targets, of which its graph has the number (or the weight): ranks"
+        " and batches count by it"
+    ),
     "divided": "the loss is a sum over a number that its graph has: ranks and batches count by it",
-    "terms": "the terms of the loss are means over unlike counts, as many as its graph says: each term counts by its own",
-    "zipped": "at the ragged end each term of the loss is weighted by the share of the loader whose batch it reads, as its graph says",
-    "elements": "the loss is a mean over elements, as many as its graph says: ranks and batches count by it",
+    "terms": (
+        "the terms of the loss are means over unlike counts, as many as its graph says: each term"
+        " counts by its own"
+    ),
+    "zipped": (
+        "at the ragged end each term of the loss is weighted by the share of the loader whose batch"
+        " it reads, as its graph says"
+    ),
+    "elements": (
+        "the loss is a mean over elements, as many as its graph says: ranks and batches count by it"
+    ),
 }

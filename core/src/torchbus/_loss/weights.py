@@ -1,146 +1,172 @@
-"""What each rank's, and each batch's, gradient counts: by samples, or by what the loss's own graph has counted.
+"""How much the gradient of each rank and of each batch counts.
 
-A rank weighs its gradient by its count over a unit on which all ranks agree. The mean of these weights over ranks tells what everything is
-to be divided by. It rides with what ranks tell each other in each backward, so that no collective comes before the gradients.
+It counts by samples, or by what the loss's graph has counted. A rank weighs its gradient by its
+count over a unit on which all ranks agree. The mean of these weights rides with what ranks exchange
+in each backward. So no collective comes before the gradients.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._batches.zipped import Behind
-from torchbus._loss.common_divisor import CommonDivisor
-from torchbus._loss.constant_divisors import ConstantDivisors
-from torchbus._loss.count import ALL, ALL_SQUARED, COUNTED, HAVE_RATIO, NORM, RATIO, RATIO_SQUARED, UNTOLD, WEIGHT, Count, Scales, one, spread
-from torchbus._loss.graph import UNKNOWN, Divisors, Number, Term, same, terms_of, unless_clamped
-from torchbus._loss.messages import HIDDEN, IN_NO_GRAPH, IN_WINDOW, LATE, NO_COUNT, REPEATED, UNLIKE, WORDS, ZIPPED
-from torchbus._loss.term_weights import Apart, TermWeights, of_one_batch, unique
+from torchbus._compat import saved
+from torchbus._loss import messages
+from torchbus._loss.apart import Apart
+from torchbus._loss.count import HAVE_RATIO, RATIO, RATIO_SQUARED, UNTOLD, Count, Scales, spread
+from torchbus._loss.deciding import BySamples, Deciding
+from torchbus._loss.graph import Number, Term, same
+from torchbus._loss.term_weights import TermWeights
+from torchbus._loss.unit import SPREAD, Unit, unless_clamped
 from torchbus._session.notices import warn
 from torchbus.errors import UsageError
 
-if TYPE_CHECKING:
-    from torchbus._session.context import Context
-
-SPREAD = 1e-5  # of squares that are told in float32
-
 
 class LossWeights:
-    """Of the losses of a session. All ranks use it alike. ``mean``: over ranks, of what they tell each other ahead of a backward; in the
-    strategy's own way, where ``session.reduce`` might meet another collective."""
+    """The weights of a session's losses. All ranks use it alike.
 
-    def __init__(self, session: Context, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None) -> None:
+    ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
+    way if ``session.reduce`` might meet another collective.
+    """
+
+    def __init__(
+        self, session: Fed, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        saved.check()
         self._session = session
         self.mode = mode
-        self.unit, self.agreed = 1.0, False
+        self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
-        self._terms: list[Number] = []
-        self._ratio = 0.0
-        self._sizes: tuple[int, ...] = ()
-        self._divisors: Divisors = ()
-        self._numbers_of_terms: set[int] = set()
-        """That the loss has whatever the number of rows."""
+        self._deciding = Deciding()
         self.note = ""
         self._said: set[str] = set()
-        self._constants = ConstantDivisors(session)
-        self._own: Number | None = None
-        self._common = CommonDivisor()
         self._each = TermWeights(session, mean or session.reduce)
         self._shared = Share()
         self._behind = Behind(session)
+        self._silent = BySamples(session)
         self._have_met = False
 
     def of(self, loss: Tensor | None, settles: bool = True, expected: float = 0.0) -> Count:
-        """Read the loss's graph. ``settles``: the host will know what the ranks have told before it goes on. Where it does not, on a GPU, ranks
-        count by the graph once all of them know that one does. ``expected``: samples of a rank, on the average, if the share does not tell."""
+        """Read the loss's graph, and return what this backward counts.
+
+        ``settles``: the host will know the ranks' numbers before it goes on. On a GPU it does not;
+        then ranks count by the graph once all of them know that one does. ``expected``: average
+        number of samples of a rank, if the share does not say.
+        """
         count = self._of(loss, settles, expected)
-        count.anew = self.mode != "samples"  # not by what this rank has found: all ranks must keep earlier gradients apart, or none
+        # alike on all ranks, whatever this one has found: all must keep earlier gradients apart, or
+        # none
+        count.anew = self.mode != "samples"
         return count
 
     def of_number(self, number: float, expected: float) -> Count:
-        """The loop has said what its loss is a mean of."""
+        """Return the count of a backward whose loss is a mean of ``number`` things, as the loop
+        says.
+        """
         self._shared = self._session.share
-        count = self._weighted(number / (expected * self.unit))
+        count = self._weighted(number / (expected * self._unit.value))
         count.anew, count.term = True, Term("mean", number)
         return self.take(count)
 
     def take(self, count: Count) -> Count:
-        """This backward counts what somebody else has found: the loop, or windows."""
+        """Use a count that the loop or a window has found."""
         self._each.let_go()
-        term = count.term or UNKNOWN
-        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
+        self._unit.take(count.term)
         return count
 
+    def by_samples(self, loss: Tensor | None) -> Count:
+        """Return the count of a backward that communicates nothing, or follows such a one.
+
+        Nobody knows what the other ranks count. Warns if the loss does not count samples.
+        """
+        if self.mode != "samples" and (text := self._silent.look(loss)):
+            self._say(text)
+        return self.take(Count(self._session.share.weight))
+
     def agree_on_unit(self, count: Count) -> None:
-        """At the first backward of windows: how much one sample counts. All ranks call it, once."""
-        weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
-        told = torch.tensor([weight, total, total * total], dtype=torch.float64)
-        several = self._session.world.data.parts > 1
-        mean, whole, squared = (self._session.reduce(told) if several else told).tolist()
-        self.unit = mean / self._target(whole > 0.0 and spread(whole, squared) <= SPREAD) or 1.0
+        """Agree on what one sample counts. All ranks call it once, at the first of windows."""
+        self._unit.agree(count)
 
     @property
     def meets(self) -> bool:
-        """Whether the ranks tell each other anything ahead of the next backward; alike on all of them."""
+        """Whether the ranks exchange numbers ahead of the next backward; alike on all of them."""
         return self.mode != "samples" and self._each.meets
 
     def meet(self, count: Count) -> Count:
-        """Before a backward that is synchronised: terms that weigh apart get their weights, in the graph. All ranks call it alike: it is one
-        collective in the first backwards, and for good where terms are means over unlike counts; else none."""
+        """Put weights into the graph for terms that weigh differently, before a synchronised
+        backward.
+
+        All ranks call it alike. It is one collective in the first backwards, and for good if terms
+        are means over different counts. Otherwise it is none.
+        """
         apart = count.apart
         weights = self._each.meet(apart) if self.meets else None
         self._have_met = weights is not None
         if apart is None or (weights is None and not apart.zipped):
             if not self._behind.is_told:
-                self._say(ZIPPED.format(self._behind.unlike, IN_NO_GRAPH))
+                self._say(messages.ZIPPED.format(self._behind.unlike, messages.IN_NO_GRAPH))
             return count
         if not self._said:
-            self.note = WORDS["terms" if weights else "zipped"]
+            self.note = messages.WORDS["terms" if weights else "zipped"]
         return self._multiplied(count, apart, weights or apart.weights)
 
     def _multiplied(self, count: Count, apart: Apart, weights: Sequence[Number]) -> Count:
-        self._own = None
+        self._unit.forget_own()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
         value = self._each.multiply(apart, weights)
-        new.value, new.anew = apart.loss.detach() * self._session.share.weight if value is None else value, count.anew
+        new.value, new.anew = (
+            apart.loss.detach() * self._session.share.weight if value is None else value,
+            count.anew,
+        )
         return new
 
     def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
         self._each.let_go()
-        self._own, parts = None, self._session.world.data.parts
+        self._unit.forget_own()
+        parts = self._session.world.data.parts
         self._shared, apart = self._behind.find(loss, self.mode != "samples", expected > 0.0)
         if apart is not None:
-            self._terms = apart.counts
-            return Count(self._shared.weight, ratio=0.0 if self.mode == "samples" else apart.ratio(), apart=apart)
+            self._deciding.numbers = apart.counts
+            ratio = 0.0 if self.mode == "samples" else apart.ratio()
+            return Count(self._shared.weight, ratio=ratio, apart=apart)
         share = self._shared
         rows = round(share.weight * share.count / parts) if share.count else round(expected)
-        term, ratio, apart = self._find(loss, rows, not expected and (self._behind.is_told or share.weight > 0.0))
+        may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
+        term, ratio, apart = self._find(loss, rows, may_meet)
         expected = expected or (share.count / parts if share.count else 1.0)
         if term is None or term.number is None:
             return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
         ratio = ratio if self._behind.is_told else UNTOLD
         assert loss is not None
-        scale = expected * self.unit
-        count = self._weighted(unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio)
+        scale = expected * self._unit.value
+        count = self._weighted(
+            unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
+        )
         count.apart, count.term = apart, term
         self.take(count)
         if count.counted:
-            self.note = self.note or WORDS["divided" if term.divisors else "elements" if term.sizes else "targets"]
-            if not settles and not self._waits and not self.agreed:
+            kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
+            self.note = self.note or messages.WORDS[kind]
+            if not settles and not self._waits and not self._unit.agreed:
                 return self.take(Count(share.weight, True))
         return count
 
     def of_sum(self, loss: Tensor | None) -> Count:
-        """A sum over samples, of which every rank's counts in full, but for batches that are there for want of samples."""
+        """Return the count of a sum over samples.
+
+        It is in full, unless this rank's batch only fills in for missing samples.
+        """
         self._each.let_go()
         parts = float(self._session.world.data.parts)
         share, apart = self._behind.find(loss, False, False)
-        apart = apart and apart._replace(weights=[parts if weight else 0.0 for weight in apart.weights])
+        apart = apart and apart._replace(
+            weights=[parts if weight else 0.0 for weight in apart.weights]
+        )
         return Count(parts if share.weight else 0.0, apart=apart)
 
     def _weighted(self, weight: Number, total: Number = 0.0, ratio: float = 0.0) -> Count:
@@ -149,94 +175,69 @@ class LossWeights:
             return Count(by_samples, False, total, ratio)
         return Count(weight if by_samples else 0.0, True, total, ratio)
 
-    def _find(self, loss: Tensor | None, rows: int, may_meet: bool) -> tuple[Term | None, float, Apart | None]:
-        """The term that decides, and a digest of what the others count relative to it."""
+    def _find(
+        self, loss: Tensor | None, rows: int, may_meet: bool
+    ) -> tuple[Term | None, float, Apart | None]:
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
-        terms = terms_of(loss, rows)
-        if len(terms) == 1 and terms[0].number is not None:
-            return terms[0], 0.0, None
-        if len(terms) != rows:
-            self._numbers_of_terms.add(len(terms))
-        elif rows > 1 and rows not in self._numbers_of_terms and all(_is_divided_by(rows, term) for term in terms):
-            return None, 0.0, None  # a mean over samples, each with a term of its own
-        if not terms or any(term.number is None for term in terms):
-            self._not_told(terms)
-            return None, 0.0, None
-        first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
-        self._terms = numbers = [term.number for term in terms if term.number is not None]
-        apart = of_one_batch(loss, unique(terms), rows, self._shared) if may_meet and self._each.meets else None
-        if first.number and not any(isinstance(number, Tensor) for number in numbers):
-            self._ratio = sum((place + 2) * number / first.number for place, number in enumerate(numbers))  # type: ignore[misc]
-        return first, self._ratio, apart
+        found = self._deciding.find(loss, rows, self._shared, may_meet and self._each.meets)
+        hidden = self._deciding.hidden
+        if hidden is not None and self.mode == "tokens":
+            raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
+        for text in self._deciding.warnings(found[0], rows):
+            self._say(text)
+        return found
 
-    def _not_told(self, terms: list[Term]) -> None:
-        kinds = {term.reduction for term in terms}
-        if self.mode == "tokens":
-            raise UsageError(NO_COUNT.format(", ".join(sorted(kinds)) or "no graph"))
-        if "hidden" in kinds:
-            self._say(HIDDEN)
+    def state_dict(self) -> dict[str, object]:
+        """Return what the losses have shown so far, alike on all ranks, for checkpoints.
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the losses have shown so far, alike on all ranks: a run that goes on from a checkpoint must not learn it anew."""
-        found = {"unit": self.unit, "agreed": self.agreed, "ratio": self._ratio, "apart": self._each.apart}
-        return found | {"common": self._common.state_dict(), **self._constants.state_dict()}
+        A resumed run must not learn it anew.
+        """
+        own = {"ratio": self._deciding.ratio, "apart": self._each.apart}
+        return own | self._unit.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.unit, self.agreed, self._ratio = state["unit"], state["agreed"], state["ratio"]
+        self._deciding.ratio = state["ratio"]
         self._each.apart = state.get("apart", False)
-        self._constants.load_state_dict(state)
-        self._common.load_state_dict(state["common"])
+        self._unit.load_state_dict(state)
 
-    # After the ranks have told each other ----------------------------------------------------------------------
+    def have_counted(self) -> None:
+        """Note that some rank has counted by a graph, as the ranks have found elsewhere."""
+        self._unit.agreed = True
+
+    # After the ranks have told each other --------------------------------------------------------
 
     def settle(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
-        """``mean``: of what all ranks have told, the same on all of them. None: nothing is to be divided."""
+        """Return the factors for gradients and loss, or None to change nothing.
+
+        ``mean``: the mean over ranks of what each has sent, the same on all of them.
+        """
         self._each.let_go()
         if self._have_met:
             return None
         have = mean[HAVE_RATIO]
-        if mean[RATIO] < 0.0 or (have and spread(mean[RATIO] / have, mean[RATIO_SQUARED] / have) > SPREAD):
+        if mean[RATIO] < 0.0 or (
+            have and spread(mean[RATIO] / have, mean[RATIO_SQUARED] / have) > SPREAD
+        ):
             self._unlike(windows)
-        same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
-        alike = self._common.judge(same_everywhere, self._own, self._session.share.count, self._session.world.data.parts)
-        if same_everywhere and (odd := self._constants.look(self._own, self._sizes)):
-            self._say(odd)
-        if self._common.has_counted_repeated:
-            self._say(REPEATED)
-        if not mean[COUNTED]:
-            return None
-        self.agreed = True
-        target = self._target(alike)
-        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or math.nan  # as the mean over nothing
-        base = (mean[ALL] if alike else mean[NORM]) or 1.0
-        if not windows and mean[NORM]:
-            self.unit *= base / target
-        return Scales(one(target / base), one(target / loss))
+        alike, odd = self._unit.judge(mean)
+        for text in odd:
+            self._say(text)
+        return self._unit.scales(mean, alike, windows)
 
     def settle_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
-        """The same, where nobody waits for the numbers."""
+        """Return the same factors, if nobody waits for the numbers."""
         self._each.let_go()
-        if not self.agreed or self._have_met:
-            return None
-        alike = (mean[ALL] > 0.0) & (mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED])
-        alike = alike & self._common.is_found
-        target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
-        loss = torch.where(alike, mean[ALL], mean[WEIGHT])
-        base = torch.where(alike, mean[ALL], mean[NORM])
-        return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
-
-    def _target(self, alike: bool) -> float:
-        """The mean weight of what all ranks divide by the same."""
-        return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
+        return None if self._have_met else self._unit.scales_on_device(mean, windows)
 
     def _unlike(self, windows: bool) -> None:
-        """Terms count unlike things, which nobody knew before."""
-        text = UNLIKE if windows or self._each.apart else LATE
+        """Warn of terms that count different things, which was unknown before."""
+        text = messages.UNLIKE if windows or self._each.apart else messages.LATE
         self._each.apart |= not windows
         if self._behind.unlike:
-            return self._say(ZIPPED.format(self._behind.unlike, IN_WINDOW if windows else IN_NO_GRAPH))
-        self._say(text.format(", ".join(f"{float(number):g}" for number in self._terms)))
+            where = messages.IN_WINDOW if windows else messages.IN_NO_GRAPH
+            return self._say(messages.ZIPPED.format(self._behind.unlike, where))
+        self._say(text.format(", ".join(f"{float(number):g}" for number in self._deciding.numbers)))
 
     def _say(self, text: str) -> None:
         if text[:40] not in self._said:
@@ -244,7 +245,3 @@ class LossWeights:
             self.note = text
             if self._session.is_main:
                 warn(text)
-
-
-def _is_divided_by(rows: int, term: Term) -> bool:
-    return any(not isinstance(number, Tensor) and same(number, rows) for number in term.over)

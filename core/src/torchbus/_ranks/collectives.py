@@ -1,5 +1,7 @@
-"""``s.reduce``, ``s.all_gather``, ``s.all_gather_object``: on torch's own collectives of tensors. Those of objects need numpy, which torch does not
-require."""
+"""``s.reduce``, ``s.all_gather`` and ``s.all_gather_object``, on torch's collectives of tensors.
+
+torch's collectives of objects need numpy, which torch does not require.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +13,47 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchbus._compat import accelerators, groups
 from torchbus._launch.store.sealed import TAG_BYTES, tag
-from torchbus._session.active import current
+from torchbus._session import active
 from torchbus.errors import RankFailed, UsageError
 
-OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+OPERATIONS = {
+    "mean": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 
 
-def reduce(value: torch.Tensor | float, op: str, device: torch.device, world_size: int) -> torch.Tensor:
-    """The mean, sum, maximum or minimum of a tensor or number over the ranks, float64 for numbers."""
+def reduce(
+    value: torch.Tensor | float, op: str, device: torch.device, world_size: int
+) -> torch.Tensor:
+    """Return the mean, sum, maximum or minimum of a tensor or number over the ranks.
+
+    Numbers are reduced in float64.
+    """
     if op not in OPERATIONS:
         raise UsageError(f"op={op!r} is unknown: use one of {', '.join(OPERATIONS)}")
-    tensor = _tensor(value).detach().to(device).clone()
+    tensor = accelerators.sent(_tensor(value).detach(), device).clone()
     if world_size > 1:
         dist.all_reduce(tensor, OPERATIONS[op])
     return tensor / world_size if op == "mean" else tensor
 
 
 def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> list[torch.Tensor]:
-    """The tensor of every rank, in rank order; their sizes in dim 0 may differ."""
+    """Return the tensor of every rank, in rank order. Sizes in dim 0 may differ."""
     if not isinstance(value, torch.Tensor):
-        raise UsageError(f"s.all_gather({_short(value)}): a {type(value).__name__} is no tensor; s.all_gather_object takes any object")
+        raise UsageError(
+            f"s.all_gather({_short(value)}): a {type(value).__name__} is no tensor;"
+            " s.all_gather_object takes any object"
+        )
     rows = torch.atleast_1d(value.detach().to(device)).contiguous()
     shapes = all_gather_object((value.dim(), tuple(rows.shape)), world_size)
     if len({(dim, shape[1:]) for dim, shape in shapes}) != 1:
-        raise UsageError(f"all_gather: the shapes {[shape for _, shape in shapes]} differ in more than dim 0")
+        raise UsageError(
+            f"all_gather: the shapes {[shape for _, shape in shapes]} differ in more than dim 0"
+        )
     padded = rows.new_zeros((max(shape[0] for _, shape in shapes), *rows.shape[1:]))
     padded[: len(rows)] = rows
     gathered = [torch.empty_like(padded) for _ in range(world_size)]
@@ -43,11 +61,16 @@ def all_gather(value: torch.Tensor, device: torch.device, world_size: int) -> li
         dist.all_gather(gathered, padded)
     else:
         gathered = [padded]
-    return [tensor[: shape[0]].reshape(shape if dim else ()) for tensor, (dim, shape) in zip(gathered, shapes, strict=True)]
+    return [
+        tensor[: shape[0]].reshape(shape if dim else ())
+        for tensor, (dim, shape) in zip(gathered, shapes, strict=True)
+    ]
 
 
-def all_gather_object(value: Any, world_size: int, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """A small picklable object of every rank of the group, in rank order."""
+def all_gather_object(
+    value: object, world_size: int, group: dist.ProcessGroup | None = None
+) -> list[Any]:
+    """Return a small picklable object of every rank of the group, in rank order."""
     if world_size == 1:
         return [value]
     message = _packed(value, group)
@@ -57,11 +80,14 @@ def all_gather_object(value: Any, world_size: int, group: dist.ProcessGroup | No
     padded[: len(message)] = message
     gathered = [torch.empty_like(padded) for _ in range(world_size)]
     dist.all_gather(gathered, padded, group=group)
-    return [_unpacked(packed[: int(size)], rank) for rank, (packed, size) in enumerate(zip(gathered, sizes, strict=True))]
+    return [
+        _unpacked(packed[: int(size)], rank)
+        for rank, (packed, size) in enumerate(zip(gathered, sizes, strict=True))
+    ]
 
 
-def broadcast_object(value: Any) -> Any:
-    """A small picklable object of rank 0, whatever the other ranks pass. Every rank calls it."""
+def broadcast_object(value: object) -> Any:
+    """Return rank 0's small picklable object, whatever the other ranks pass. All ranks call it."""
     message = _packed(value, None)
     size = torch.full_like(message[:1], len(message), dtype=torch.int64)
     dist.broadcast(size, 0)
@@ -70,28 +96,39 @@ def broadcast_object(value: Any) -> Any:
     return _unpacked(packed, 0)
 
 
-def _packed(value: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Where the group's backend wants its tensors, on the host if it can."""
-    kinds = [torch.device(kind).type for kind in (group or dist.group.WORLD)._device_types]  # type: ignore[union-attr]
+def _packed(value: object, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Pack an object into a tensor where the group's backend wants it: on the host if possible."""
+    kinds = groups.device_types(group or dist.group.WORLD)
     data = pickle.dumps(value)
     sealed = bytearray(tag(_key(), data) + data)
-    return torch.frombuffer(sealed, dtype=torch.uint8).to("cpu" if "cpu" in kinds or not kinds else kinds[0])
+    return torch.frombuffer(sealed, dtype=torch.uint8).to(
+        "cpu" if "cpu" in kinds or not kinds else kinds[0]
+    )
 
 
-def _unpacked(packed: torch.Tensor, rank: int) -> Any:
-    """Raises RankFailed for what no rank of this job has sent: a pickle can run code, and strangers can reach a group's port."""
+def _unpacked(packed: torch.Tensor, rank: int) -> object:
+    """Unpack an object of another rank.
+
+    Raises RankFailed if no rank of this job has sent it. A pickle can run code, and strangers can
+    reach a group's port.
+    """
     on_host = packed.cpu().contiguous()
     sealed = ctypes.string_at(on_host.data_ptr(), on_host.numel())
     data = sealed[TAG_BYTES:]
     if not hmac.compare_digest(sealed[:TAG_BYTES], tag(_key(), data)):
-        raise RankFailed(f"what came as rank {rank}'s is not signed with this job's key: somebody else has got into the process group's connections")
+        raise RankFailed(
+            f"what came as rank {rank}'s is not signed with this job's key: somebody else has got"
+            " into the process group's connections"
+        )
     return pickle.loads(data)
 
 
 def _key() -> bytes:
-    """The job's; a group without a session has none."""
-    session = current()
-    return session.world.store.key if session is not None and session.world.store is not None else b""
+    """Return the job's key. A group without a session has none: return b""."""
+    session = active.running()
+    return (
+        session.world.store.key if session is not None and session.world.store is not None else b""
+    )
 
 
 def _tensor(value: torch.Tensor | float) -> torch.Tensor:
@@ -100,7 +137,9 @@ def _tensor(value: torch.Tensor | float) -> torch.Tensor:
     try:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise UsageError(f"s.reduce({_short(value)}): a {type(value).__name__} is neither a tensor nor a number") from None
+        raise UsageError(
+            f"s.reduce({_short(value)}): a {type(value).__name__} is neither a tensor nor a number"
+        ) from None
 
 
 def _short(value: object) -> str:
@@ -109,9 +148,12 @@ def _short(value: object) -> str:
 
 
 def begun() -> int | None:
-    """How many collectives of the main process group this rank has begun; None without one, or where its backend does not count."""
+    """Return how many collectives of the main process group this rank has begun.
+
+    None without a group, or if its backend does not count them.
+    """
     try:
         group: Any = dist.group.WORLD
-        return None if group is None else int(group._get_sequence_number_for_group())
+        return None if group is None else groups.collectives_begun(group)
     except RuntimeError:
         return None

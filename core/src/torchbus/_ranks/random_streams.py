@@ -1,4 +1,4 @@
-"""Random numbers: one common stream for the order of data and for evaluation, one per rank in training."""
+"""Random numbers: a common stream for the order of data and for evaluation, and one per rank."""
 
 from __future__ import annotations
 
@@ -10,30 +10,37 @@ from typing import Any
 
 import torch
 
+from torchbus._compat import accelerators
+
 
 class RandomStreams:
-    """Until ``split`` there is one stream, the process's own generators (torch, CUDA, ``random``, NumPy if imported).
+    """Switches the process's generators (torch's of the CPU and the accelerator, ``random``, NumPy
+    if imported) between streams.
 
-    From then on there are three: "order", from which the order of data is drawn, equal on all ranks; "own", this
-    rank's, for training; and "evaluation", which is derived each time from where "order" and ``clock`` stand, and leaves it
-    there, so that evaluation is alike on all ranks, and one that only some ranks run can't upset the order of data. While no trained
-    model is alive (``rest``), what would be drawn from "own" is drawn from "order": the next run's splits and models are common.
-    ``clock`` is a number that is equal on all ranks at the same place of the loop. A run that goes on from a ``state`` counts on from where
-    that one stood.
+    Until ``split`` there is one stream, that of the process itself. From then on there are three:
+
+    - "order": equal on all ranks. The order of data is drawn from it. - "own": this rank's, for
+    training. - "evaluation": derived each time from where "order" and ``clock`` stand, which it
+    leaves as they are. So all ranks evaluate alike, and an evaluation that only some ranks run
+    can't upset the order of data.
+
+    While no trained model is alive (``rest``), "order" is drawn from instead of "own". So splits
+    and models of the next run are common. ``clock`` is a number that is equal on all ranks at the
+    same place of the loop. A run that resumes from a ``state`` counts on from there.
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
-        self._states: dict[str, dict[str, Any]] = {}
+        self._states: dict[str, dict[str, object]] = {}
         self._current = "order"
         self._rests = False
         self._clock = clock
         self._clock_before = 0
-        self._marked: dict[str, Any] = {}
+        self._marked: dict[str, object] = {}
         self._drew = False
 
     @property
     def current(self) -> str:
-        """The stream that is being drawn from."""
+        """The name of the stream in use."""
         return self._current
 
     @property
@@ -47,17 +54,31 @@ class RandomStreams:
         return bool(self._states) and not self._rests
 
     def mark(self) -> None:
-        """From here on ``drew_in_evaluation`` looks."""
+        """Start the period that ``drew_in_evaluation`` reports on."""
         self._drew = False
         self._marked = read() if self._current == "evaluation" else {}
 
     @property
     def drew_in_evaluation(self) -> bool:
-        """Whether "evaluation", which leaves no trace in the other streams, was drawn from since ``mark``."""
-        return self._drew or (self._current == "evaluation" and not _same(read(), self._marked))
+        """Whether anything was drawn from "evaluation" since ``mark``.
+
+        The other streams do not show it.
+        """
+        return self._drew or self.draws_in_evaluation
+
+    @property
+    def draws_in_evaluation(self) -> bool:
+        """Whether "evaluation" is in use, and was drawn from since it came into use, or since
+        ``mark``.
+        """
+        return self._current == "evaluation" and not _same(read(), self._marked)
 
     def split(self, rank: int) -> None:
-        """Give this rank a stream of its own, derived from the common one, which stays as it is; or back to it, after ``rest``."""
+        """Give this rank a stream of its own, derived from the common one, or go back to it after
+        ``rest``.
+
+        The common stream stays as it is.
+        """
         if self._rests:
             self._rests = False
             return self.use("own")
@@ -66,7 +87,10 @@ class RandomStreams:
         self._current = "own"
 
     def rest(self) -> None:
-        """Nothing is trained any more: draw from "order" until ``split`` is called again. Nothing happens before the first ``split``."""
+        """Draw from "order" until ``split`` is called again: nothing is trained any more.
+
+        Does nothing before the first ``split``.
+        """
         if self._states:
             self._rests = True
             self.use("order")
@@ -77,7 +101,7 @@ class RandomStreams:
         self._rests = False
 
     def use(self, stream: str) -> None:
-        """Draw from "order", "own" or "evaluation". Nothing happens before ``split``."""
+        """Draw from "order", "own" or "evaluation". Does nothing before ``split``."""
         stream = "order" if self._rests and stream == "own" else stream
         if not self._states or stream == self._current:
             return
@@ -91,12 +115,17 @@ class RandomStreams:
             self._marked = read()
         self._current = stream
 
-    def state(self) -> dict[str, Any]:
-        """Every stream, and which one is drawn from: for ``load``."""
-        return {"current": self._current, "rests": self._rests, "clock": self.now, "streams": {**self._states, self._current: read()}}
+    def state(self) -> dict[str, object]:
+        """Return every stream and the name of the one in use, for ``load``."""
+        return {
+            "current": self._current,
+            "rests": self._rests,
+            "clock": self.now,
+            "streams": {**self._states, self._current: read()},
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a ``state()`` of this rank."""
+        """Continue from a ``state()`` of this rank."""
         streams = dict(state["streams"])
         self._current, self._rests = state["current"], state.get("rests", False)
         self._set_clock(state)
@@ -105,8 +134,11 @@ class RandomStreams:
         self._states = streams if len(streams) > 1 else {}
 
     def load_common(self, state: dict[str, Any], rank: int, world_size: int) -> None:
-        """Go on from a ``state()`` of any rank: the common stream stays what it was, this rank's is derived anew. A single
-        rank draws everything from the common one."""
+        """Continue from a ``state()`` of any rank.
+
+        The common stream continues; this rank's is derived anew. A single rank draws everything
+        from the common stream.
+        """
         write(state["streams"]["order"])
         self._states, self._current, self._rests = {}, "order", False
         self._set_clock(state)
@@ -129,11 +161,13 @@ class RandomStreams:
             self.use(before)
 
 
-def read() -> dict[str, Any]:
-    """The state of every generator of this process."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
+def read() -> dict[str, object]:
+    """Return the state of every generator of this process."""
+    state: dict[str, object] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    kind = accelerators.built_in()
+    drawn = accelerators.random_state(kind) if kind else None
+    if kind and drawn is not None:
+        state[kind] = drawn
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
     return state
@@ -143,18 +177,21 @@ def write(state: dict[str, Any]) -> None:
     """Set the generators to a state that ``read`` returned."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
+    kind = accelerators.built_in()
+    if kind and kind in state:
+        accelerators.set_random_state(kind, state[kind])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same(one: dict[str, object], other: dict[str, object]) -> bool:
     return all(kind in other and _equal(state, other[kind]) for kind, state in one.items())
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """torch's state is a tensor, Python's a tuple of numbers, NumPy's a tuple with an array."""
+def _equal(one: object, other: Any) -> bool:
+    """Compare two states: torch's is a tensor, Python's a tuple of numbers, NumPy's a tuple with an
+    array.
+    """
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, tuple):

@@ -41,19 +41,25 @@ class Ranks:
         return self.world.is_main
 
     def reduce(self, value: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
-        """The "mean", "sum", "max" or "min" over ranks of a tensor of any shape, or a number (float64). All ranks call it."""
+        """Return the "mean", "sum", "max" or "min" over ranks of a tensor of any shape or a number.
+
+        Numbers are reduced in float64. All ranks call it.
+        """
         return collectives.reduce(value, op, self.device, self.world_size)
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """The tensor of every rank, in rank order; sizes in dim 0 may differ. All ranks call it."""
+        """Return the tensor of every rank, in rank order. Sizes in dim 0 may differ.
+
+        All ranks call it.
+        """
         return collectives.all_gather(value, self.device, self.world_size)
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """A small picklable object of every rank, in rank order. All ranks call it."""
+    def all_gather_object(self, value: object) -> list[Any]:
+        """Return a small picklable object of every rank, in rank order. All ranks call it."""
         return collectives.all_gather_object(value, self.world_size)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank is here. All ranks call it."""
         if self.world_size > 1:
             torch.distributed.barrier()
 

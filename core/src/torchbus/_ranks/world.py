@@ -1,4 +1,4 @@
-"""Where this process stands among the others."""
+"""This process's place among the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class DataPlace(NamedTuple):
-    """Part ``part`` of ``parts`` of every global batch. Ranks that compute one part together have the same."""
+    """Part ``part`` of ``parts`` of every global batch.
+
+    Ranks that compute one part together have the same place.
+    """
 
     part: int
     parts: int
@@ -25,9 +28,9 @@ class DataPlace(NamedTuple):
 class World:
     """The ranks of a session, as this process sees them.
 
-    ``launched_by`` says in words who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI"
-    or "environment". ``store`` is the key-value store that all ranks share, None for a world of one.
-    ``one_host``: it is known that all ranks are on this host.
+    ``launched_by``: who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI"
+    or "environment". ``store``: the key-value store that all ranks share, None for a world of one.
+    ``one_host``: all ranks are known to be on this host.
     """
 
     rank: int = 0
@@ -43,12 +46,15 @@ class World:
 
     @property
     def data(self) -> DataPlace:
-        """Which part of the data this rank gets: one of its own, unless the strategy has ``data_place`` say otherwise."""
+        """Which part of the data this rank gets.
+
+        It is one of its own, unless the strategy sets ``data_place``.
+        """
         return self.data_place or DataPlace(self.rank, self.world_size)
 
     @property
     def shared(self) -> SealedStore:
-        """The store; only a world of several ranks has one, until the session ends."""
+        """The store. Only a world of several ranks has one, until the session ends."""
         assert self.store is not None
         return self.store
 

@@ -1,4 +1,7 @@
-"""What must not be written down: one redactor for configurations, errors, warnings, ``explain()``, logs, reports and trackers."""
+"""Hides secrets in everything that torchbus writes.
+
+One redactor serves configurations, errors, warnings, ``explain()``, logs, reports and trackers.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ __all__ = ["HIDDEN", "Redactor", "redacted", "redacted_source"]
 
 
 def redacted(text: str) -> str:
-    """A text without secrets, as far as the environment, the command line and the text itself tell of them."""
+    """Return a text without secrets.
+
+    It finds the secrets of the environment and the command line, and those that the text itself
+    shows to be secret.
+    """
     return Redactor().text(text)
 
 
 def redacted_source(text: str) -> str:
-    """The same of a traceback, whose lines of code (``login(key=key)``) stay as they are: only values are hidden."""
+    """Return a traceback without secret values; lines of code such as ``login(key=key)`` stay."""
     return Redactor().values(text)

@@ -1,4 +1,4 @@
-"""Values that are known to be secret, and how they are found wherever they stand."""
+"""Finds values that are known to be secret, wherever they appear."""
 
 from __future__ import annotations
 
@@ -11,28 +11,55 @@ SHORTEST, LONGEST = 4, 100_000
 SHORTEST_INSIDE = 8
 SHORTEST_NUMBER = 6
 COMMON = re.compile(
-    "true false none null yes auto default hidden enabled disabled test tests python local localhost root admin user main train "
-    "training model loss cuda gloo nccl required optional basic bearer token secret password key keys file unset empty".replace(" ", "|")
+    "true false none null yes auto default hidden enabled disabled test tests python local"
+    " localhost root admin user main train training model loss cuda gloo nccl required optional"
+    " basic bearer token secret password key keys file unset empty".replace(" ", "|")
 )
 
 
 def worth_hiding(value: str, sure: bool) -> bool:
-    """Whether to hide the value elsewhere as well. A word that anybody may write is hidden under its own name only; where the name is not
-    ``sure`` to speak of a secret, so is all that does not look like one."""
-    if not SHORTEST <= len(value) <= LONGEST or COMMON.fullmatch(value.lower()) or (value.isdigit() and len(value) < SHORTEST_NUMBER):
+    """Return whether to hide the value wherever it appears.
+
+    A common word is hidden only under its own name. If the name is not ``sure`` to mean a secret,
+    the same holds for every value that does not look like a secret.
+    """
+    if (
+        not SHORTEST <= len(value) <= LONGEST
+        or COMMON.fullmatch(value.lower())
+        or (value.isdigit() and len(value) < SHORTEST_NUMBER)
+    ):
         return False
-    return sure or (len(value) >= SHORTEST_INSIDE and any(map(str.isdigit, value)) and any(map(str.isalpha, value)))
+    return sure or (
+        len(value) >= SHORTEST_INSIDE
+        and any(map(str.isdigit, value))
+        and any(map(str.isalpha, value))
+    )
 
 
 def spellings(value: str) -> set[str]:
-    """The value itself, as JSON, ``repr`` and an address write it, and the lines of a long one."""
-    found = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], _quoted(value)}
-    return found | {line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * SHORTEST_INSIDE and "-----" not in line}
+    """Return the value as text, JSON, ``repr`` and an address write it, and its long lines."""
+    found = {
+        value,
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        _quoted(value),
+    }
+    return found | {
+        line.strip()
+        for line in value.splitlines()
+        if len(line.strip()) >= 2 * SHORTEST_INSIDE and "-----" not in line
+    }
 
 
 def pattern(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds the values, the longest first; short ones, and those that are made of letters only, where they stand as a word."""
-    told = sorted({spelling for value in values for spelling in spellings(value)}, key=len, reverse=True)
+    """Return the pattern that finds the values, the longest first; None without values.
+
+    It finds short values, and those of only letters or only digits, only as whole words.
+    """
+    told = sorted(
+        {spelling for value in values for spelling in spellings(value)}, key=len, reverse=True
+    )
     return re.compile("|".join(map(_one, told))) if told else None
 
 

@@ -1,10 +1,10 @@
-"""Takes secrets out of values and texts, and remembers those that it has seen."""
+"""Removes secrets from values and texts, and remembers those that it has seen."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchbus._redaction import known, texts
@@ -17,8 +17,10 @@ SURE = Speaks.SURELY
 
 
 class Redactor:
-    """Knows the values of the environment and of the command line whose names speak of secrets, and those that ``plain`` has met under such a
-    name. They are hidden wherever they stand.
+    """Hides known secrets wherever they appear.
+
+    It knows the values in the environment and on the command line whose names mean secrets. It also
+    knows those that ``plain`` has met under such a name.
 
     Args:
         secrets: further values that are secret.
@@ -32,33 +34,39 @@ class Redactor:
         self._learn_words(sys.orig_argv[1:])
 
     def learn(self, secrets: Iterable[str | None], sure: bool = True) -> None:
-        """Values that are to be hidden from now on."""
+        """Hide these values from now on."""
         new = {secret for secret in secrets if secret and worth_hiding(secret, sure)} - self._known
         if new:
             self._known |= new
             self._finds = known.pattern(self._known)
 
     def text(self, text: str) -> str:
-        """A text without secrets."""
+        """Return a text without secrets."""
         return texts.without_assigned(self.values(text))
 
     def values(self, text: str) -> str:
-        """A text without the values that are known, passwords in addresses and the like; names say nothing here."""
+        """Return a text without known values, passwords in addresses, and the like.
+
+        Names do not count here.
+        """
         self._look_around()
         text = self._finds.sub(HIDDEN, text) if self._finds is not None else text
         return texts.without_given_away(text)
 
     def words(self, words: Sequence[str]) -> list[str]:
-        """A command line; what follows a flag such as ``--api-key`` is hidden."""
+        """Return a command line; hide what follows a flag such as ``--api-key``."""
         return [self._word(word, flag) for word, flag in zip(words, ["", *words], strict=False)]
 
-    def plain(self, value: Any) -> Any:
-        """A value as JSON has it, without secrets: dicts, lists, strings, numbers, booleans, None; anything else as its text, NaN and infinities
-        too. What is hidden by its name in one place is hidden in all."""
+    def plain(self, value: object) -> Any:
+        """Return a value in the types of JSON, without secrets.
+
+        These are dicts, lists, strings, numbers, booleans and None. Anything else becomes its text,
+        also NaN and infinities. A value that is hidden by its name in one place is hidden in all.
+        """
         self._built(value, ())
         return self._built(value, ())
 
-    # Inside ----------------------------------------------------------------------------------------------------
+    # Inside --------------------------------------------------------------------------------------
 
     def _word(self, word: str, flag: str) -> str:
         name, value = texts.named(word, flag)
@@ -66,7 +74,7 @@ class Redactor:
             return self.text(word)
         return f"{name}={HIDDEN}" if value != word else HIDDEN
 
-    def _built(self, value: Any, around: tuple[int, ...], name: str = "") -> Any:
+    def _built(self, value: object, around: tuple[int, ...], name: str = "") -> object:
         if value is None or isinstance(value, bool):
             return value
         if hides(name, value):
@@ -82,29 +90,33 @@ class Redactor:
             return "..."
         return self._nested(value, (*around, id(value)), name)
 
-    def _nested(self, value: Any, around: tuple[int, ...], name: str) -> Any:
+    def _nested(self, value: object, around: tuple[int, ...], name: str) -> object:
         fields = fields_of(value)
         if fields is not None:
-            return {self.text(cleaned(key)): self._built(item, around, str(key)) for key, item in fields.items()}
+            return {
+                self.text(cleaned(key)): self._built(item, around, str(key))
+                for key, item in fields.items()
+            }
         items = items_of(value)
         if items is None:
             self._learn_object(value, around)
             return self.text(text_of(value))
-        if items and all(isinstance(item, str) for item in items) and not hides(name, "x"):
-            self._learn_words(items)
-            return self.words(items)
+        words = [item for item in items if isinstance(item, str)]
+        if words and len(words) == len(items) and not hides(name, "x"):
+            self._learn_words(words)
+            return self.words(words)
         return [self._built(item, around, name) for item in items]
 
-    def _learn_object(self, value: Any, around: tuple[int, ...]) -> None:
-        """The text of an object may show what its attributes hold."""
+    def _learn_object(self, value: object, around: tuple[int, ...]) -> None:
+        """Learn the secrets in the attributes of an object, because its text may show them."""
         inside = getattr(value, "__dict__", None)
-        if isinstance(inside, Mapping) and not isinstance(value, type) and not isinstance(value, Callable):  # type: ignore[arg-type]
+        if isinstance(inside, Mapping) and not isinstance(value, type) and not callable(value):
             for name, item in list(inside.items()):
                 if isinstance(item, str | Mapping) and len(around) < DEEPEST:
                     self._built(item, around, str(name))
 
-    def _learn_all(self, value: Any, sure: bool, around: tuple[int, ...]) -> None:
-        """Every text inside of something that is hidden."""
+    def _learn_all(self, value: object, sure: bool, around: tuple[int, ...]) -> None:
+        """Learn every text inside a hidden value."""
         if isinstance(value, str):
             self.learn([value], sure)
         elif isinstance(value, bytes):
@@ -115,7 +127,11 @@ class Redactor:
                 self._learn_all(item, sure, (*around, id(value)))
 
     def _learn_words(self, words: Sequence[str]) -> None:
-        """Of ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, of texts, and of ``https://user:x@host``."""
+        """Learn the secrets of words such as those of a command line.
+
+        It knows ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, ``https://user:x@host``, and
+        texts.
+        """
         for word, flag in zip(words, ["", *words], strict=False):
             self.learn((value for _, value in texts.assigned(word)), sure=False)
             self.learn(texts.passwords(word))
@@ -123,7 +139,7 @@ class Redactor:
             self.learn([value] if texts.is_hidden(name, value, False) else [], speaks(name) is SURE)
 
     def _look_around(self) -> None:
-        """The environment, which the loop may have changed."""
+        """Learn the secrets of the environment again, because the loop may have changed it."""
         for name, value in os.environ.items():
             if self._seen.get(name) != value:
                 self._seen[name] = value

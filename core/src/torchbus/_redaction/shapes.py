@@ -1,4 +1,4 @@
-"""What values are made of, on their way to JSON."""
+"""Takes values apart for JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def as_number(value: Any) -> int | float | str | None:
-    """A number of any kind as Python's own; NaN and infinities as text."""
+def as_number(value: object) -> int | float | str | None:
+    """Return any number as a Python number, and NaN and infinities as text; otherwise None."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -20,8 +20,12 @@ def as_number(value: Any) -> int | float | str | None:
     return None
 
 
-def fields_of(value: Any) -> Mapping[Any, Any] | None:
-    """Names and values of a mapping, a namespace, a dataclass, a named tuple or a class of attrs or pydantic."""
+def fields_of(value: object) -> Mapping[Any, object] | None:
+    """Return the names and values of an object with fields; None for any other.
+
+    Such objects are mappings, namespaces, dataclasses, named tuples, and objects of attrs or
+    pydantic.
+    """
     if isinstance(value, Mapping):
         return value
     if isinstance(value, type):
@@ -33,22 +37,23 @@ def fields_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=False))
     if hasattr(type(value), "__attrs_attrs__"):
-        return {field.name: getattr(value, field.name, None) for field in type(value).__attrs_attrs__}
+        declared = getattr(type(value), "__attrs_attrs__", ())
+        return {field.name: getattr(value, field.name, None) for field in declared}
     if hasattr(type(value), "model_fields"):
         return dict(vars(value))
     return None
 
 
-def items_of(value: Any) -> list[Any] | None:
+def items_of(value: object) -> list[object] | None:
     return list(value) if isinstance(value, list | tuple | set | frozenset) else None
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     try:
         return cleaned(value)
     except Exception:
         return f"a {type(value).__name__}"
 
 
-def cleaned(value: Any) -> str:
+def cleaned(value: object) -> str:
     return str(value)

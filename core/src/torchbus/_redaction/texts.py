@@ -1,4 +1,7 @@
-"""Secrets that a text gives away by how it is written: ``name=value``, flags, passwords in addresses, tokens of well-known services."""
+"""Finds secrets in a text by their form.
+
+These forms are ``name=value``, flags, passwords in addresses, and tokens of well-known services.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ VALUE = re.compile(rf"""{QUOTED}|[^\s,;&"'<>]+""")
 NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
 QUOTES_AROUND = re.compile(r"""([bru]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
 QUOTES = ("'", '"', "\\")
-FLAG = re.compile(rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s{{1,4}})(?P<value>{QUOTED}|[^\s\-\"'][^\s\"']*)")
-ADDRESS = re.compile(r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)""")
-BEARER = re.compile(r"(?P<before>\b(?:bearer|basic|token)[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE)
+FLAG = re.compile(
+    rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s{{1,4}})(?P<value>{QUOTED}|[^\s\-\"'][^\s\"']*)"
+)
+ADDRESS = re.compile(
+    r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)"""
+)
+BEARER = re.compile(
+    r"(?P<before>\b(?:bearer|basic|token)[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE
+)
 GIVEN_AWAY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|https?://(?:hooks\.slack\.com|(?:ptb\.|canary\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/[^\s\"'<>]+"
@@ -25,14 +34,19 @@ GIVEN_AWAY = re.compile(
     r"|AIza[\w-]{30,}|eyJ[\w-]{10,500}\.[\w-]{10,}\.[\w-]*)",
     re.DOTALL,
 )
-SIGNED = re.compile(r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE)
+SIGNED = re.compile(
+    r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE
+)
 NOTHING = ("", "None", "True", "False", "null", "true", "false", "...")
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 LONG_USER, LONGEST_BRACKET = 16, 10_000
 
 
 def without_assigned(text: str) -> str:
-    """Values whose names speak of secrets are hidden. A value that is no secret may hold one: ``C(d={'key': 'x'})``."""
+    """Hide values whose names mean secrets.
+
+    A value that is not secret may contain one that is: ``C(d={'key': 'x'})``.
+    """
     told, done = [], 0
     for found, value in _assigned(text):
         told += [text[done : found.end()], _in_quotes(value)]
@@ -41,13 +55,17 @@ def without_assigned(text: str) -> str:
 
 
 def without_given_away(text: str) -> str:
-    """Passwords in addresses, signatures, and what is a secret by its own form."""
-    text = ADDRESS.sub(_address, GIVEN_AWAY.sub(HIDDEN, text)) if "://" in text or GIVEN_AWAY.search(text) else text
+    """Hide passwords in addresses, signatures, and values whose own form shows a secret."""
+    text = (
+        ADDRESS.sub(_address, GIVEN_AWAY.sub(HIDDEN, text))
+        if "://" in text or GIVEN_AWAY.search(text)
+        else text
+    )
     return BEARER.sub(_bearer, SIGNED.sub(rf"\g<before>{HIDDEN}", text))
 
 
 def assigned(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of secrets that stand in a text."""
+    """Yield the names and values of secrets in a text."""
     yield from ((found["name"], _bare(value)) for found, value in _assigned(text))
     for found in FLAG.finditer(text):
         if is_hidden(found["name"], _bare(found["value"]), True):
@@ -55,26 +73,42 @@ def assigned(text: str) -> Iterator[tuple[str, str]]:
 
 
 def named(word: str, before: str) -> tuple[str, str]:
-    """Name and value of a word of a command line: of ``name=value``, or of what follows a flag; ("", word) where it has no name."""
-    if before.startswith("-") and "=" not in before and not word.startswith("--") and speaks(before) is not Speaks.NOT:
+    """Return the name and value of a word of a command line; ("", word) if it has no name.
+
+    The word is ``name=value``, or it follows a flag.
+    """
+    if (
+        before.startswith("-")
+        and "=" not in before
+        and not word.startswith("--")
+        and speaks(before) is not Speaks.NOT
+    ):
         return before, word
     found = NAMED.fullmatch(word)
     return (found[1], found[2]) if found else ("", word)
 
 
 def passwords(text: str) -> Iterator[str]:
-    """The passwords of addresses in a text."""
+    """Yield the passwords of addresses in a text."""
     for found in ADDRESS.finditer(text) if "://" in text else ():
         if found["password"]:
             yield found["password"][1:]
 
 
 def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Where names stand that speak of secrets, and the secret after each."""
+    """Yield the matches of names that mean secrets, and the secret after each."""
     done = 0
     for found in ASSIGNED.finditer(text):
-        value = _after(found, text) if found.start() >= done and speaks(found["name"]) is not Speaks.NOT else ""
-        prose = ":" in found["between"] and value == _bare(value) and not found["between"].startswith(QUOTES)
+        value = (
+            _after(found, text)
+            if found.start() >= done and speaks(found["name"]) is not Speaks.NOT
+            else ""
+        )
+        prose = (
+            ":" in found["between"]
+            and value == _bare(value)
+            and not found["between"].startswith(QUOTES)
+        )
         if is_hidden(found["name"], _bare(value), prose):
             yield found, value
             done = found.end() + len(value)
@@ -88,7 +122,10 @@ def _after(found: re.Match[str], text: str) -> str:
 
 
 def _bracket(name: str, text: str) -> str:
-    """A list or dict of a name that surely speaks of secrets, up to its end; of another, nothing: names inside of it tell more."""
+    """Return a list or dict up to its end if its name surely means secrets, otherwise "".
+
+    Under any other name, the names inside the list or dict tell more.
+    """
     depth = 0
     for place, letter in enumerate(text if speaks(name) is Speaks.SURELY else ""):
         depth += (letter in OPENING) - (letter in CLOSING)
@@ -98,14 +135,26 @@ def _bracket(name: str, text: str) -> str:
 
 
 def _flagged(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['between']}{HIDDEN}" if is_hidden(found["name"], _bare(found["value"]), False) else found[0]
+    return (
+        f"{found['name']}{found['between']}{HIDDEN}"
+        if is_hidden(found["name"], _bare(found["value"]), False)
+        else found[0]
+    )
 
 
 def is_hidden(name: str, value: str, prose: bool) -> bool:
-    """``prose``: "the key: a word", where a word that looks like one is left."""
+    """Return whether to hide a value of this name.
+
+    ``prose``: the text is like "the key: a word". Then an ordinary word stays.
+    """
     if value in NOTHING or value.startswith(HIDDEN):
         return False
-    if prose and speaks(name) is Speaks.PERHAPS and len(value) < LONG_USER and not (len(value) >= 6 and any(map(str.isdigit, value))):
+    if (
+        prose
+        and speaks(name) is Speaks.PERHAPS
+        and len(value) < LONG_USER
+        and not (len(value) >= 6 and any(map(str.isdigit, value)))
+    ):
         return False
     return hides(name, _number(value))
 
@@ -120,7 +169,7 @@ def _number(text: str) -> str | int | float:
 
 
 def _split(value: str) -> str:
-    """A word without quotes ends with the bracket around it: ``Obj(key=x)``."""
+    """Cut an unquoted value at the bracket that closes around it, as in ``Obj(key=x)``."""
     depth = 0
     for place, letter in enumerate(value if value == _bare(value) else ""):
         depth += (letter in OPENING) - (letter in CLOSING)
@@ -130,7 +179,7 @@ def _split(value: str) -> str:
 
 
 def _bare(value: str) -> str:
-    """Without quotes."""
+    """Remove the quotes around a value."""
     found = QUOTES_AROUND.fullmatch(value)
     return found[2] if found else value
 
@@ -141,7 +190,7 @@ def _in_quotes(value: str) -> str:
 
 
 def _address(found: re.Match[str]) -> str:
-    """The user stays, unless there is nothing but a token in its place."""
+    """Hide the password of an address, or a token in place of the user; keep the user."""
     if found["password"]:
         return f"{found['before']}{found['user']}:{HIDDEN}"
     return f"{found['before']}{HIDDEN}" if len(found["user"]) >= LONG_USER else found[0]

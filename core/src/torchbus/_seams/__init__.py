@@ -1,13 +1,13 @@
-"""Seams: the places in torch where a loop can be heard. One module each.
+"""Seams: the places in torch where a session hears a loop. One module each.
 
-A seam names the events that it fires and has an ``install(ears)`` that returns the function which removes it.
-Only seams with a listener are installed; ``Seams.close`` puts torch back as it was.
+A seam names the events that it sends. Its ``install(ears)`` returns the function that removes it.
+Only seams with a listener are installed. ``Seams.close`` puts torch back as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from torchbus._bus.bus import Bus
 from torchbus._seams import backward, loader, save
@@ -53,26 +53,28 @@ class Seams:
         self._replaced: list[str] = []
 
     def refresh(self) -> None:
-        """Install exactly the seams that somebody listens to, with listeners compiled anew."""
-        self._remove_all()
-        for seam in ALL:
-            if any(self._bus.heard(event) for event in seam.EVENTS) and seam.PLACE not in self._retired:
+        """Install exactly the seams that some plugin listens to now."""
+        heard = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.EVENTS)]
+        self._remove([seam for seam, _ in self._installed if seam not in heard])
+        there = {seam.PLACE for seam, _ in self._installed} | self._retired
+        for seam in heard:
+            if seam.PLACE not in there:
                 self._installed.append((seam, seam.install(Ears(self._bus))))
 
     def retire(self, event: str) -> None:
-        """Remove for good the seam that fires an event."""
-        retired = {seam.PLACE for seam in ALL if event in seam.EVENTS}
-        self._retired |= retired
-        for entry in [entry for entry in self._installed if entry[0].PLACE in retired]:
-            self._installed.remove(entry)
-            entry[1]()
+        """Remove for good the seam that sends an event."""
+        retired = [seam for seam in ALL if event in seam.EVENTS]
+        self._retired.update(seam.PLACE for seam in retired)
+        self._remove(retired)
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-        """Set ``owner.name`` to ``make(original)``; returns what puts it back."""
+    def replace(
+        self, owner: object, name: str, make: Callable[[object], object]
+    ) -> Callable[[], None]:
+        """Set ``owner.name`` to ``make(original)``. Return the function that puts it back."""
         return self.note(f"{getattr(owner, '__name__', owner)}.{name}", replace(owner, name, make))
 
     def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
-        """Something else that a plugin has replaced; returns what puts it back."""
+        """List something else that a plugin has replaced. Return the function that puts it back."""
         self._replaced.append(place)
 
         def put_back() -> None:
@@ -82,14 +84,15 @@ class Seams:
         return put_back
 
     def places(self) -> list[str]:
-        """The places that are being heard, and what plugins have replaced."""
+        """Return the places that are heard, and what plugins have replaced."""
         return [seam.PLACE for seam, _ in self._installed] + self._replaced
 
     def close(self) -> None:
         """Put torch back as it was."""
-        self._remove_all()
+        self._remove(ALL)
         self._retired.clear()
 
-    def _remove_all(self) -> None:
-        while self._installed:
-            self._installed.pop()[1]()
+    def _remove(self, seams: Collection[Seam]) -> None:
+        for entry in [entry for entry in reversed(self._installed) if entry[0] in seams]:
+            self._installed.remove(entry)
+            entry[1]()

@@ -1,4 +1,4 @@
-"""What a seam hears with, and replaces with."""
+"""How a seam hears and replaces."""
 
 from __future__ import annotations
 
@@ -6,33 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 from torchbus._bus.bus import Bus
+from torchbus._bus.listeners import Listeners
 from torchbus._seams.patch import replace
 
 
 class Ears:
-    """The part of the bus that a seam needs. ``bus``: for what outlives the seam, such as an iterator that the loop holds.
+    """The part of the bus that a seam needs.
 
-    Where somebody has put something over a function of the seam, it stays below when the seam is removed: it is deaf from then on.
+    ``bus``: for what outlives the seam, such as an iterator that the loop holds. If other code has
+    wrapped a function of the seam, the seam's function stays below when the seam is removed. It
+    sends nothing from then on.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.hook: Any = bus.hook
-        self._listeners: list[list[Callable[..., Any]]] = []
+        self._listeners: list[Listeners] = []
 
-    def listeners(self, event: str) -> list[Callable[..., Any]]:
-        """The functions of a hot event in calling order."""
-        self._listeners.append(list(self.bus.listeners(event)))
+    def listeners(self, event: str) -> Listeners:
+        """Return the functions of a hot event in calling order."""
+        self._listeners.append(self.bus.listeners(event))
         return self._listeners[-1]
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any], becomes_inert: bool = False) -> Callable[[], None]:
-        """Set ``owner.name`` to ``make(original)``; the returned function undoes it."""
-        return replace(owner, name, make, becomes_inert, self._be_deaf)
+    def replace(
+        self, owner: object, name: str, make: Callable[[Any], object], becomes_inert: bool = False
+    ) -> Callable[[], None]:
+        """Set ``owner.name`` to ``make(original)``. Return the function that undoes it."""
+        return replace(owner, name, make, becomes_inert, self.be_deaf)
 
-    def _be_deaf(self) -> None:
+    def be_deaf(self) -> None:
+        """Send nothing any more."""
         self.hook = _Nobody()
         for listeners in self._listeners:
-            listeners.clear()
+            self.bus.release(listeners)
 
 
 class _Nobody:

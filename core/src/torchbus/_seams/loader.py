@@ -1,47 +1,62 @@
-"""``DataLoader.__iter__`` and ``__len__``: the order of the data, and each batch on its way to the loop."""
+"""``DataLoader.__iter__`` and ``__len__``: the order of the data, and each batch of the loop."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sized
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from torchbus._batches.taken import Origin
 from torchbus._bus.bus import Bus
+from torchbus._compat import loaders
 from torchbus._seams import subclasses
 from torchbus._seams.ears import Ears
 
 PLACE = "DataLoader.__iter__, __len__"
 EVENTS = (
-    "skip_pass", "loader_start", "loader_opened", "loader_length", "batch_wanted", "batch_ready", "batches_skipped", "loader_end", "loader_bypassed",
-)  # fmt: skip
+    "skip_pass",
+    "loader_start",
+    "loader_opened",
+    "loader_length",
+    "batch_wanted",
+    "batch_ready",
+    "batches_skipped",
+    "loader_end",
+    "loader_bypassed",
+)
+Iter = Callable[..., Iterator[object]]
 
 
 class Pass:
-    """One pass over a loader: which of the loader's attributes are replaced while its iterator is made."""
+    """One pass over a loader, and the attributes to replace while its iterator is made."""
 
-    def __init__(self, **replacements: Any) -> None:
+    def __init__(self, **replacements: object) -> None:
         self.replacements = replacements
 
 
 @runtime_checkable
 class Skipping(Protocol):
-    """An iterator of an order that gets past any number of batches at once."""
+    """An iterator of an order that skips any number of batches at once."""
 
     def skip(self, count: int) -> None:
-        """Raises StopIteration where there are not as many."""
+        """Skip batches. Raises StopIteration if there are not as many."""
 
 
 class LoaderIterator:
-    """What the loop iterates: torch's own iterator, with every batch announced. Other attributes are the iterator's, and so are its class
-    and its way of being copied (torch's refuses to be)."""
+    """What the loop iterates: torch's own iterator, which announces every batch.
 
-    def __init__(self, loader: DataLoader[Any], inner: Iterator[Any], bus: Bus, order: Pass | None) -> None:
+    All other attributes are those of torch's iterator, also its class and how it is copied (torch's
+    can't be).
+    """
+
+    def __init__(
+        self, loader: DataLoader[object], inner: Iterator[object], bus: Bus, order: Pass | None
+    ) -> None:
         self.loader = loader
         self._inner = inner
         self._wanted = bus.listeners("batch_wanted")
@@ -49,16 +64,18 @@ class LoaderIterator:
         self._bus = bus
         self.order = order
         self._looks_ahead = False
-        self._ahead: list[Any] = []
-        self.taken = getattr(inner, "_num_yielded", 0)  # torchdata's may go on from a state
+        self._ahead: list[object] = []
+        self._failed: Exception | None = None
+        # torchdata's iterator may continue from a state
+        self.taken = loaders.yielded(inner)
         self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
         self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
 
     def __iter__(self) -> LoaderIterator:
         return self
 
-    def __next__(self) -> Any:
-        for listener in self._wanted:
+    def __next__(self) -> object:
+        for listener in self._wanted.now:
             listener(self.loader, self)
         try:
             batch = self._read()
@@ -67,29 +84,52 @@ class LoaderIterator:
             self._bus.hook.loader_end(loader=self.loader, order=self.order)
             raise
         self.taken += 1
-        for listener in self._ready:
+        for listener in self._ready.now:
             instead = listener(self.loader, batch, self.order, self)
             if instead is not None:
                 batch = instead
         return batch
 
     def skip(self, count: int) -> None:
-        """Go past so many batches. Those of a map-style dataset that this process reads itself are not loaded; others are,
-        since workers and streams have a state of their own. Raises StopIteration where there are not as many."""
-        indices = self._inner._sampler_iter if self._reads_by_index else None  # type: ignore[attr-defined]
+        """Skip so many batches. Raises StopIteration if there are not as many.
+
+        If this process reads a map-style data set itself, skipped batches are not loaded. Otherwise
+        they are: workers and streams have a state of their own.
+        """
+        indices = loaders.sampler_iter(self._inner) if self._reads_by_index else None
         if isinstance(indices, Skipping):
             indices.skip(count)
-        elif indices is not None and not self.taken and _is_sequential(self._inner._index_sampler, count):  # type: ignore[attr-defined]
-            self._inner._sampler_iter = _batches_behind(self._inner._index_sampler, count)  # type: ignore[attr-defined]
+        elif (
+            indices is not None
+            and not self.taken
+            and _is_sequential(loaders.index_sampler(self._inner), count)
+        ):
+            rest = _batches_behind(loaders.index_sampler(self._inner), count)
+            loaders.read_from(self._inner, rest)
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)
         self.taken += count
         self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
 
+    def read_ahead(self) -> object:
+        """Read the next batch if a worker has made it. The loop gets it, or its error, in turn.
+
+        Returns None if nothing was read.
+        """
+        if self._ahead or self._failed or self.ended or not loaders.has_ready(self._inner):
+            return None
+        try:
+            self._ahead.extend(islice(self._inner, 1))
+        except Exception as error:
+            self._failed = error
+        return self._ahead[-1] if self._ahead else None
+
     def find_last(self) -> None:
-        """Let ``origin.length`` be known: by the loader's length; where it has none, by reading each batch before the one
-        before it is handed over."""
+        """Find ``origin.length``.
+
+        If the loader has no length, read each batch before the one before it is handed over.
+        """
         try:
             self.origin.length = len(self.loader)
         except TypeError:
@@ -97,19 +137,31 @@ class LoaderIterator:
             if self.taken and not self._ahead:
                 self._look_ahead(self.taken)
 
+    def wraps(self, iterator: object) -> bool:
+        """Whether it announces the batches of this iterator of torch."""
+        return self._inner is iterator
+
     @property
     def ended(self) -> bool:
-        """Whether the loop has exhausted it."""
+        """Whether the loop has exhausted the iterator."""
         return self.origin.ended
 
     @property
     def _reads_by_index(self) -> bool:
-        return type(self._inner) is _SingleProcessDataLoaderIter and self._inner._dataset_kind == _DatasetKind.Map
+        return (
+            type(self._inner) is loaders.SINGLE_PROCESS
+            and loaders.dataset_kind(self._inner) == loaders.MAP_STYLE
+        )
 
-    def _read(self) -> Any:
-        return self._read_ahead() if self._looks_ahead else next(self._inner)
+    def _read(self) -> object:
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        if self._looks_ahead:
+            return self._read_ahead()
+        return self._ahead.pop() if self._ahead else next(self._inner)
 
-    def _read_ahead(self) -> Any:
+    def _read_ahead(self) -> object:
         batch = self._ahead.pop() if self._ahead else next(self._inner)
         self._look_ahead(self.taken + 1)
         return batch
@@ -120,32 +172,36 @@ class LoaderIterator:
             self.origin.length = taken
 
     def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
+        return len(cast(Sized, self._inner))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         return type(self._inner)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._inner.__reduce_ex__(protocol)
 
 
-def _is_sequential(batches: Any, count: int) -> bool:
-    """Whether it cuts a data set into batches in its own order, by torch's own classes, and into as many as ``count``."""
-    return type(batches) is BatchSampler and type(batches.sampler) is SequentialSampler and count <= len(batches)
+def _is_sequential(batches: object, count: int) -> bool:
+    """Whether torch's own classes cut a data set into batches in its order, at least ``count``."""
+    return (
+        type(batches) is BatchSampler
+        and type(batches.sampler) is SequentialSampler
+        and count <= len(batches)
+    )
 
 
 def _batches_behind(batches: BatchSampler, count: int) -> Iterator[list[int]]:
-    rest = range(len(batches.sampler))[count * batches.batch_size :]  # type: ignore[arg-type]
+    rest = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
     return iter(BatchSampler(rest, batches.batch_size, batches.drop_last))
 
 
 @contextmanager
-def replaced(loader: DataLoader[Any], attributes: dict[str, Any]) -> Iterator[None]:
-    """Other attributes for the loader inside the block; the loader itself stays as it was."""
+def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Iterator[None]:
+    """Give the loader other attributes inside the block."""
     own = {name: loader.__dict__[name] for name in attributes}
     loader.__dict__.update(attributes)
     try:
@@ -155,40 +211,38 @@ def replaced(loader: DataLoader[Any], attributes: dict[str, Any]) -> Iterator[No
 
 
 def install(ears: Ears) -> Callable[[], None]:
+    loaders.check()
     heard = subclasses.Heard()
+    make_iter = partial(_heard_iter, ears, heard)
+    undo = ExitStack()
+    undo.callback(subclasses.install(ears, make_iter, heard))
+    undo.callback(ears.replace(DataLoader, "__iter__", make_iter))
+    undo.callback(ears.replace(DataLoader, "__len__", partial(_heard_len, ears)))
+    return undo.close
 
-    def make_iter(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        def __iter__(self: DataLoader[Any]) -> Iterator[Any]:
-            heard.note(self)
-            if ears.hook.skip_pass(loader=self):
-                return iter(())
-            subclasses.begin_anew(self)
-            order: Pass | None = ears.hook.loader_start(loader=self)
-            with replaced(self, {} if order is None else order.replacements):
-                kept = getattr(self, "_iterator", None)
-                if kept is not None:  # persistent workers: the kept iterator remembers the sampler of its first pass
-                    kept._index_sampler = self._index_sampler
-                inner = original(self)
-            iterator = LoaderIterator(self, inner, ears.bus, order)
-            ears.hook.loader_opened(loader=self, iterator=iterator)
-            return iterator  # type: ignore[return-value]
 
-        return __iter__
+def _heard_iter(ears: Ears, heard: subclasses.Heard, original: Iter) -> Iter:
+    def __iter__(self: DataLoader[object]) -> Iterator[object]:
+        heard.note(self)
+        if ears.hook.skip_pass(loader=self):
+            return iter(())
+        subclasses.begin_anew(self)
+        order: Pass | None = ears.hook.loader_start(loader=self)
+        with replaced(self, {} if order is None else order.replacements):
+            kept = loaders.kept_iterator(self)
+            if kept is not None:
+                loaders.give_sampler(kept, self)
+            inner = original(self)
+        iterator = LoaderIterator(self, inner, ears.bus, order)
+        ears.hook.loader_opened(loader=self, iterator=iterator)
+        return cast(Iterator[object], iterator)
 
-    def make_len(original: Callable[..., int]) -> Callable[..., int]:
-        def __len__(self: DataLoader[Any]) -> int:
-            length: int | None = ears.hook.loader_length(loader=self)
-            return original(self) if length is None else length
+    return __iter__
 
-        return __len__
 
-    undo_subclasses = subclasses.install(ears, make_iter, heard)
-    undo_iter = ears.replace(DataLoader, "__iter__", make_iter)
-    undo_len = ears.replace(DataLoader, "__len__", make_len)
+def _heard_len(ears: Ears, original: Callable[..., int]) -> Callable[..., int]:
+    def __len__(self: DataLoader[object]) -> int:
+        length: int | None = ears.hook.loader_length(loader=self)
+        return original(self) if length is None else length
 
-    def undo() -> None:
-        undo_len()
-        undo_iter()
-        undo_subclasses()
-
-    return undo
+    return __len__

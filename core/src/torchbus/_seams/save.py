@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -15,10 +14,10 @@ EVENTS = ("save_file",)
 
 
 def install(ears: Ears) -> Callable[[], None]:
-    """Saving into an open file or buffer is not heard."""
+    """Hear saves to a path. Those into an open file or buffer are left alone."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        def save(obj: object, f: object, *args: object, **kwargs: object) -> None:
             if not isinstance(f, str | os.PathLike):
                 return original(obj, f, *args, **kwargs)
 

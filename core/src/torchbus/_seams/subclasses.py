@@ -1,7 +1,8 @@
-"""Subclasses of DataLoader that bring an ``__iter__`` of their own, those defined later too.
+"""Subclasses of DataLoader that have an ``__iter__`` of their own, also those defined later.
 
-One that makes torch's iterator by ``_get_iterator``, as DataLoader itself does (torchdata's StatefulDataLoader), is heard as DataLoader is.
-Others mostly come to ``DataLoader.__iter__`` in the end; where one hands out a batch and has not, that is told.
+Some make torch's iterator by ``_get_iterator``, as DataLoader itself does (torchdata's
+StatefulDataLoader). They are heard as DataLoader is. Most others call ``DataLoader.__iter__`` in
+the end. If one hands out a batch and has not called it, ``loader_bypassed`` is sent.
 """
 
 from __future__ import annotations
@@ -9,39 +10,46 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Protocol, cast
 
 from torch.utils.data import DataLoader
 
+from torchbus._compat import loaders
 from torchbus._seams.ears import Ears
 
-Make = Callable[[Callable[..., Iterator[Any]]], Callable[..., Iterator[Any]]]
+Make = Callable[[Callable[..., Iterator[object]]], Callable[..., Iterator[object]]]
+Kind = type[DataLoader[object]]
 
 
 class Heard:
-    """Which passes a seam has heard."""
+    """Remembers which passes a seam has heard."""
 
     def __init__(self) -> None:
         self.passes = 0
-        self._loaders: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._loaders: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
 
-    def note(self, loader: DataLoader[Any]) -> None:
-        """A pass over it is heard."""
+    def note(self, loader: DataLoader[object]) -> None:
+        """The seam has heard a pass over this loader."""
         self.passes += 1
         self._loaders.add(loader)
 
-    def since(self, passes: int, loader: DataLoader[Any]) -> bool:
-        """Whether this loader was ever heard (it may have made its iterator long ago), or another one since then (it may be made of others)."""
+    def since(self, passes: int, loader: DataLoader[object]) -> bool:
+        """Whether the seam ever heard this loader, or another one since then.
+
+        The loader may have made its iterator long ago, or be made of other loaders.
+        """
         return self.passes > passes or loader in self._loaders
 
 
 def install(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
-    """Hear them; returns what undoes it."""
+    """Hear these subclasses. Return the function that undoes it."""
     undos: list[Callable[[], None]] = []
 
-    def hear(kind: type[DataLoader[Any]]) -> None:
+    def hear(kind: type[DataLoader[object]]) -> None:
         if "__iter__" in vars(kind):
-            make = make_iter if _is_like_torchs(vars(kind)["__iter__"]) else _make_watched(ears, heard)
+            make = (
+                make_iter if _is_like_torchs(vars(kind)["__iter__"]) else _make_watched(ears, heard)
+            )
             undos.append(ears.replace(kind, "__iter__", make))
 
     for kind in _subclasses(DataLoader):
@@ -55,16 +63,27 @@ def install(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
     return undo
 
 
-def begin_anew(loader: DataLoader[Any]) -> None:
-    """A StatefulDataLoader that was asked for its state before its first pass has made an iterator, which no seam has heard: another one is
-    made, with that state."""
-    if getattr(loader, "_initial_iter_for_state_dict", False) is True:
-        loader.load_state_dict(loader.state_dict())  # type: ignore[attr-defined]
+class Stateful(Protocol):
+    """A loader that has a state."""
+
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+def begin_anew(loader: DataLoader[object]) -> None:
+    """Let a StatefulDataLoader make its iterator again, from the same state.
+
+    If it was asked for its state before its first pass, it has made an iterator that no seam has
+    heard.
+    """
+    if loaders.has_early_iterator(loader):
+        stateful = cast(Stateful, loader)
+        stateful.load_state_dict(stateful.state_dict())
 
 
 def _make_watched(ears: Ears, heard: Heard) -> Make:
-    def make(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        def __iter__(self: DataLoader[Any]) -> Iterator[Any]:
+    def make(original: Callable[..., Iterator[object]]) -> Callable[..., Iterator[object]]:
+        def __iter__(self: DataLoader[object]) -> Iterator[object]:
             before = heard.passes
             iterator = original(self)
             if inspect.isgenerator(iterator):
@@ -75,7 +94,9 @@ def _make_watched(ears: Ears, heard: Heard) -> Make:
 
         return __iter__
 
-    def _watched(loader: DataLoader[Any], inner: Iterator[Any], before: int) -> Iterator[Any]:
+    def _watched(
+        loader: DataLoader[object], inner: Iterator[object], before: int
+    ) -> Iterator[object]:
         for batch in inner:
             if not heard.since(before, loader):
                 ears.hook.loader_bypassed(loader=loader)
@@ -86,17 +107,19 @@ def _make_watched(ears: Ears, heard: Heard) -> Make:
     return make
 
 
-def _is_like_torchs(function: Any) -> bool:
+def _is_like_torchs(function: Callable[..., object]) -> bool:
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and "_get_iterator" in code.co_names and "super" not in code.co_names
+    return (
+        code is not None and loaders.GET_ITERATOR in code.co_names and "super" not in code.co_names
+    )
 
 
-def _subclasses(kind: type[Any]) -> list[type[Any]]:
+def _subclasses(kind: Kind) -> list[Kind]:
     return [one for child in kind.__subclasses__() for one in [child, *_subclasses(child)]]
 
 
-def _hear_later_ones(hear: Callable[[type[Any]], None]) -> Callable[[], None]:
-    def __init_subclass__(cls: type[Any], /, **arguments: Any) -> None:
+def _hear_later_ones(hear: Callable[[Kind], None]) -> Callable[[], None]:
+    def __init_subclass__(cls: Kind, /, **arguments: object) -> None:
         super(DataLoader, cls).__init_subclass__(**arguments)
         hear(cls)
 

@@ -1,4 +1,4 @@
-"""The life of one session: how it begins and ends, what it captures, and what it says of itself.
+"""The life of one session: how it begins and ends, what it captures, and what it reports.
 
-Reads the frames of the user's loop. Patches nothing: that is what ``_seams`` is for.
+This folder reads the frames of the user's loop. It patches nothing; ``_seams`` does.
 """

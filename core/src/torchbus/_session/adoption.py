@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Adopted:
-    """What the script has handed over with ``adopt``, or, with ``capture``, everything."""
+    """What the script has given to ``adopt``. With ``capture``, that is everything."""
 
     def __init__(self, bus: Bus, capture: bool) -> None:
         self._bus = bus
@@ -30,13 +30,15 @@ class Adopted:
         return self._capture or id(thing) in self._things
 
     def add(self, thing: object) -> None:
-        """Raises UsageError for what can't be adopted."""
+        """Adopt an object. Raises UsageError if it is of another kind."""
         self._things[id(thing)] = thing
         self._announce(thing)
 
     def add_named_in(self, frame: FrameType) -> None:
-        """What the caller's variables name, with ``capture``."""
-        for thing in [thing for kind in inventory.named_in(frame) for thing in kind] if self._capture else []:
+        """With ``capture``, adopt what the caller's variables name."""
+        for thing in (
+            [thing for kind in inventory.named_in(frame) for thing in kind] if self._capture else []
+        ):
             self._announce(thing)
 
     def clear(self) -> None:
@@ -51,4 +53,6 @@ class Adopted:
         elif isinstance(thing, Tensor):
             self._bus.hook.parameters_added(optimizer=None, parameters=[thing])
         elif not isinstance(thing, DataLoader):
-            raise UsageError(f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors")
+            raise UsageError(
+                f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors"
+            )

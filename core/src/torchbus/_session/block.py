@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torchbus._builtin import standard_plugins
-from torchbus._bus import arguments
 from torchbus._session import active
 from torchbus._session.notices import Mark
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchbus._session.context import Context
+    from torchbus._bus.bus import Bus
+    from torchbus._launch import Job
+    from torchbus._ranks.random_streams import RandomStreams
+    from torchbus._ranks.world import World
+    from torchbus._seams import Seams
+    from torchbus._session.adoption import Adopted
+
+
+class Entered(active.Running, Protocol):
+    """What a block needs of its session."""
+
+    bus: Bus
+    seams: Seams
+    adopted: Adopted
+    random: RandomStreams
+    on_close: ExitStack
+    options: Mapping[str, Any]
+
+    @property
+    def job(self) -> Job | None: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def ranks_asked_for(self) -> int: ...
+    def builtin_plugins(self) -> list[object]: ...
+    def forget(self) -> None: ...
 
 
 class Block:
-    """Each step in is undone on the way out, in the reverse order; what goes wrong in one part does not keep the others from running.
+    """Enters and leaves a session.
 
-    ``has_begun``: ``session_start`` is sent, or was. ``runs``: the loop is inside.
+    Leaving undoes each step of entering, in reverse order. An error in one part does not keep the
+    others from running. ``has_begun``: ``session_start`` was sent. ``runs``: the loop is inside.
     """
 
-    def __init__(self, session: Context) -> None:
+    def __init__(self, session: Entered) -> None:
         self._session = session
         self._stack = ExitStack()
         self._used = False
@@ -33,25 +58,27 @@ class Block:
 
     @property
     def frame(self) -> FrameType | None:
-        """The caller's, while it runs."""
+        """The caller's frame, while it runs."""
         return None if self._mark is None else self._mark.find()
 
     def enter(self, frame: FrameType) -> None:
-        """``frame`` is the caller's. Raises UsageError where a session can't begin."""
+        """Enter from the caller's ``frame``. Raises UsageError if a session can't begin here."""
         active.refuse_nesting()
         if self._used:
-            raise UsageError("this session was used already: make a new one, session(...), for each block")
+            raise UsageError(
+                "this session was used already: make a new one, session(...), for each block"
+            )
         self._used = True
         session = self._session
         self._mark = Mark(frame)
         with ExitStack() as stack:
             stack.callback(self._forget)
             active.set_current(session)
-            arguments.refuse_missing_ranks(session, session.bus.hook.launch(session=session))
+            refuse_missing_ranks(session, session.bus.hook.launch(session=session))
             stack.push(self._part_from_ranks)
             stack.push(session.on_close)
             stack.push(self._meet_ranks)
-            for plugin in standard_plugins(session):
+            for plugin in session.builtin_plugins():
                 session.bus.register(plugin)
             self.has_begun = True
             session.bus.hook.session_start(session=session)
@@ -64,15 +91,18 @@ class Block:
     def leave(self, error: BaseException | None) -> None:
         session, stack, self._stack = self._session, self._stack, ExitStack()
         stack.push(lambda *_: session.bus.hook.session_end(session=session, error=error) and None)
-        stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        stack.__exit__(
+            type(error) if error else None, error, error.__traceback__ if error else None
+        )
 
     def leave_at_exit(self) -> None:
         self.leave(getattr(sys, "last_value", None))
 
     def let_go_in_fork(self) -> None:
-        """In a process that the loop forks (a loader's worker, a pool's), which is no rank: there, torch is as it was.
+        """Put torch back in a process that the loop forks, such as a loader's worker: it is no
+        rank.
 
-        The ranks that ``launch="fork"`` makes come earlier, while the session is being entered.
+        ``launch="fork"`` forks its ranks earlier, while the session is being entered.
         """
         if self.runs:
             self._session.seams.close()
@@ -82,7 +112,7 @@ class Block:
             active.set_current(None)
 
     def _forget(self) -> None:
-        """A closed session holds on to nothing of the caller's."""
+        """Let go of everything of the caller's."""
         self.runs = self.has_begun = False
         self._mark = None
         active.set_current(None)
@@ -102,3 +132,26 @@ class Block:
             if job.ends_with_block:
                 active.set_current(None)
                 job.end_process(error)
+
+
+def refuse_missing_ranks(session: Entered, answer: World | None) -> None:
+    """Raise UsageError if the session should have several ranks and has not got them.
+
+    The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy
+    returned for ``launch``.
+    """
+    asked, strategy = (
+        max(session.ranks_asked_for, 1 if answer is None else answer.world_size),
+        session.options["strategy"],
+    )
+    if session.world_size > 1 or asked == 1:
+        return
+    remedy = (
+        "leave strategy out"
+        if strategy is None
+        else "its listener to `launch` returns session.start_ranks()"
+    )
+    name = strategy if isinstance(strategy, str | None) else type(strategy).__name__
+    raise UsageError(
+        f"{asked} ranks are asked for, and strategy={name!r} starts and joins none: {remedy}"
+    )

@@ -1,4 +1,4 @@
-"""What plugins get of a session: everything that a loop's author has no use for."""
+"""What plugins get of a session, and a loop's author does not need."""
 
 from __future__ import annotations
 
@@ -6,50 +6,67 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, ModuleType
+from typing import Any
 
-from torchbus._batches.feeding import Batches
+from torchbus._batches.feeding import Batches, Fed
 from torchbus._batches.share import Share
 from torchbus._bus import arguments
 from torchbus._bus.bus import Bus
 from torchbus._bus.verbs import Verbs
 from torchbus._launch import Call, Job, Request, start
-from torchbus._launch.join import joining
+from torchbus._launch.join import places
 from torchbus._launch.start import inherited
 from torchbus._ranks.devices import DevicePlan, plan_devices
 from torchbus._ranks.random_streams import RandomStreams
-from torchbus._ranks.ranks import Ranks
 from torchbus._ranks.world import World
 from torchbus._redaction import Redactor
 from torchbus._seams import Seams
 from torchbus._session.adoption import Adopted
 from torchbus._session.block import Block
+from torchbus._session.steps import Steps
+from torchbus._session.user import User
 
-if TYPE_CHECKING:
-    from torchbus.session import Session
 
-
-class Context(Ranks):
+class Context(Fed):
     """The parts of one session, and what its plugins may do with them.
 
-    ``user``: the ``Session`` that the loop's author holds. ``bus``: who listens to what. ``seams``: what is replaced in torch. ``job``:
-    the tie to the other ranks, None where there is one rank. ``share``: of the global batch, this rank's. ``batches``: which of them feeds
-    a backward. ``random``: the streams of random numbers. ``on_close``: undone at the end of the block, the last first. ``options``: the
-    words of the call. ``redactor``: takes secrets out of what is written down.
+    ``user``: the ``Session`` that the loop's author holds. ``bus``: who listens to what. ``seams``:
+    what is replaced in torch. ``job``: the tie to the other ranks, None if there is one rank.
+    ``share``: of the global batch, this rank's. ``batches``: which of them feeds a backward.
+    ``steps``: how many real ones the loop has made. ``random``: the streams of random numbers.
+    ``on_close``: undone at the end of the block, the last first. ``options``: the words of the
+    call. ``redactor``: takes secrets out of what is written down.
     """
 
-    def __init__(self, user: Session, plugins: tuple[object, ...], words: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        user: User,
+        plugins: tuple[object, ...],
+        words: Mapping[str, Any],
+        options: Mapping[str, object],
+        declared: ModuleType,
+        builtins: Callable[[Context], list[object]],
+    ) -> None:
         """``words``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
-        self._devices = inherited.device_plan() or plan_devices(words["devices"], words["accelerator"])
+        self.builtin_plugins = lambda: builtins(self)
+        self._devices = inherited.device_plan() or plan_devices(
+            words["devices"], words["accelerator"]
+        )
         self._request = _request(words, self._devices)
-        strategy = words["strategy"] if words["strategy"] != "auto" else "ddp" if self.has_many_ranks() else None
+        strategy = (
+            words["strategy"]
+            if words["strategy"] != "auto"
+            else "ddp"
+            if self.has_many_ranks()
+            else None
+        )
         named = arguments.resolve(plugins, strategy, words["logger"], options)
         self.call: Call | None = None
         self.world = World(device=self._devices.device(0))
         self.job: Job | None = None
-        self.bus = Bus(dir(type(user)))
+        self.bus = Bus(declared, dir(type(user)))
         self.verbs = Verbs(self)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
@@ -59,11 +76,15 @@ class Context(Ranks):
         self.share = Share()
         self.redactor = Redactor()
         self.batches = Batches(self)
+        self.steps = Steps(self.bus)
         self.on_close = ExitStack()
         self.gathers_states = True
         self.rank_asked = False
-        """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on each rank."""
+        """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
+        each rank.
+        """
         self.options = {**words, **options}
+        self.bus.on_change.append(self._plugins_changed)
         for name, plugin in named:
             self.bus.register(plugin, name)
         self.bus.check_pending()
@@ -75,25 +96,31 @@ class Context(Ranks):
 
     @property
     def timeout(self) -> timedelta:
-        """After how long torch gives a collective up."""
+        """How long torch waits before it gives up a collective."""
         return self._request.timeout
 
     def start_ranks(self, launch: str | None = None) -> World:
-        """For strategies: join or start the ranks (in the form ``launch``, if it is given), and return this one's world. A
-        world of one needs nothing."""
+        """For strategies: join or start the ranks, and return this rank's world.
+
+        ``launch``: another form than the one that the call names. With one rank there is nothing to
+        start.
+        """
         if not self.has_many_ranks():
             return self.world
-        self.job = start(self._request if launch is None else dataclasses.replace(self._request, launch=launch), self.call)
+        self.job = start(
+            self._request if launch is None else dataclasses.replace(self._request, launch=launch),
+            self.call,
+        )
         self.job.evaluates = lambda: self.random.current == "evaluation"
         self.world = self.job.world
         return self.world
 
     def change_world(self, **changes: Any) -> None:
-        """For strategies: this rank has another device, or the data another division."""
+        """For strategies: give this rank another device, or divide the data otherwise."""
         self.world = dataclasses.replace(self.world, **changes)
 
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
-        """Register one more plugin. Where the session has begun, it is started at once."""
+        """Register one more plugin. If the session has begun, start it at once."""
         self.bus.register(plugin, name)
         try:
             self.bus.check_pending()
@@ -102,23 +129,39 @@ class Context(Ranks):
         except BaseException:
             self.bus.unregister(plugin)
             raise
+
+    def _plugins_changed(self) -> None:
+        self.verbs.forget()
         if self.is_inside:
             self.seams.refresh()
 
     @property
     def ranks_asked_for(self) -> int:
-        """As the call says, or, where there is a strategy, a launcher's variables."""
-        named = self._devices.count * self._request.num_nodes if self._request.explicit_devices else self._request.num_nodes
-        return named if self.options["strategy"] is None else max(named, joining.world_size_seen())
+        """How many ranks the call names or, with a strategy, a launcher's variables."""
+        named = (
+            self._devices.count * self._request.num_nodes
+            if self._request.explicit_devices
+            else self._request.num_nodes
+        )
+        return named if self.options["strategy"] is None else max(named, places.world_size_seen())
 
     def has_many_ranks(self) -> bool:
         """Whether the call, or a launcher, asks for more than one rank."""
-        return self._devices.count * self._request.num_nodes > 1 or joining.world_size_seen() > 1
+        return self._devices.count * self._request.num_nodes > 1 or places.world_size_seen() > 1
 
     @property
     def frame(self) -> FrameType | None:
-        """Where the block was entered, while that runs."""
+        """The frame that entered the block, while it runs."""
         return self.block.frame
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether ``session_start`` was sent, and the session is not over."""
+        return self.block.has_begun
+
+    def let_go_in_fork(self) -> None:
+        """This process was forked by the loop, and is no rank."""
+        self.block.let_go_in_fork()
 
     @property
     def is_inside(self) -> bool:
@@ -127,34 +170,46 @@ class Context(Ranks):
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
-        """Meanwhile ``state_dict()`` of divided models and optimizers has this rank's parts, and nothing is sent; strategies that divide them
-        look at ``gathers_states``."""
+        """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
+
+        This holds for models and optimizers that a strategy divides. Such strategies read
+        ``gathers_states``.
+        """
         before, self.gathers_states = self.gathers_states, False
         try:
             yield
         finally:
             self.gathers_states = before
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Until the end of the block ``owner.name`` is ``make(original)``; ``explain()`` lists it among the seams."""
+    def replace(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
+        """Replace ``owner.name`` by ``make(original)`` until the end of the block.
+
+        ``explain()`` lists the replacement among the seams.
+        """
         self.on_close.callback(self.seams.replace(owner, name, make))
 
     def end_discovery(self) -> None:
-        """The models are known: remove the hook that looks for them."""
+        """Remove the hook that looks for models: they are all known."""
         self.seams.retire("model_found")
 
     def forget(self) -> None:
-        """A closed session holds on to nothing of the caller's."""
+        """Let go of everything of the caller's, after the end."""
         self.world = dataclasses.replace(self.world, store=None)
         self.call = None
-        self.verbs.forget_listeners()
+        self.verbs.forget()
         self.adopted.clear()
         self.batches.clear()
 
 
 def _request(words: Mapping[str, Any], devices: DevicePlan) -> Request:
-    """What the session asks of the launcher."""
+    """Return what the session asks of the launcher."""
     return Request(
-        devices, words["num_nodes"], words["launch"], words["devices"] != "auto", words["print_all_ranks"],
-        timedelta(seconds=words["timeout_s"]), words["hang_timeout"], words["freeze_timeout"],
-    )  # fmt: skip
+        devices,
+        words["num_nodes"],
+        words["launch"],
+        words["devices"] != "auto",
+        words["print_all_ranks"],
+        timedelta(seconds=words["timeout_s"]),
+        words["hang_timeout"],
+        words["freeze_timeout"],
+    )

@@ -1,12 +1,13 @@
-"""``s.explain()``: a screenful in plain words."""
+"""``s.explain()``: one screen in plain words."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Sized
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn import Module
@@ -25,13 +26,15 @@ SHOWN_THINGS = 8
 
 
 def explain(session: Context) -> str:
-    """The whole text, wrapped to the terminal's width (100 columns where there is none)."""
+    """Return the whole text, wrapped to the terminal's width, or to 100 columns."""
     sections: dict[str, list[str]] = {"ranks": _ranks(session)}
     contributed: dict[str, list[str]] = {}
     for lines in session.bus.hook.explain_lines(session=session):
         for section, texts in (lines or {}).items():
             contributed.setdefault(section, []).extend(texts)
-    sections["strategy"] = contributed.pop("strategy", ["none: the loop runs as it would by itself"])
+    sections["strategy"] = contributed.pop(
+        "strategy", ["none: the loop runs as it would by itself"]
+    )
     sections |= _things(session)
     notes = contributed.pop("notes", [])
     sections |= contributed
@@ -40,7 +43,16 @@ def explain(session: Context) -> str:
     if notes:
         sections["notes"] = notes
     title = f"torchbus {_version('torchbus')}, torch {torch.__version__}"
-    return "\n".join([title, *(line for name, texts in sections.items() for line in _section(name, [session.redactor.text(text) for text in texts]))])
+    return "\n".join(
+        [
+            title,
+            *(
+                line
+                for name, texts in sections.items()
+                for line in _section(name, [session.redactor.text(text) for text in texts])
+            ),
+        ]
+    )
 
 
 def _section(name: str, texts: list[str]) -> list[str]:
@@ -48,7 +60,9 @@ def _section(name: str, texts: list[str]) -> list[str]:
     lines: list[str] = []
     for text in texts:
         indent = " " * (LABEL_COLUMNS + 2)
-        lines += textwrap.wrap(text, max(width, 60), initial_indent=indent[2:], subsequent_indent=indent) or [""]
+        lines += textwrap.wrap(
+            text, max(width, 60), initial_indent=indent[2:], subsequent_indent=indent
+        ) or [""]
     lines[0] = name.ljust(LABEL_COLUMNS) + lines[0].lstrip()
     return lines
 
@@ -57,28 +71,42 @@ def _ranks(session: Context) -> list[str]:
     world = session.world
     how = {
         "nobody": "this process alone",
-        "session": "started by running the script again (what it writes before the block is written by every rank)",
+        "session": (
+            "started by running the script again (what it writes before the block is written by"
+            " every rank)"
+        ),
         "spawn": "started by spawn: new processes call the decorated function",
         "fork": "started by fork: the block alone runs in each",
     }.get(world.launched_by, f"started by {world.launched_by}")
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
     rule = session.job.launch_rule if session.job is not None else ""
     chosen = f" ({rule})" if rule else ""
-    return [f"{world.world_size}{nodes}, this is rank {world.rank} on {world.device}; {how}{chosen}; {torch.get_num_threads()} threads each"]
+    return [
+        f"{world.world_size}{nodes}, this is rank {world.rank} on {world.device}; {how}{chosen};"
+        f" {torch.get_num_threads()} threads each"
+    ]
 
 
 def _things(session: Context) -> dict[str, list[str]]:
-    models = [model for model in inventory.outermost(inventory.alive(Module)) if not inventory.is_internal(model)]
+    models = [
+        model
+        for model in inventory.outermost(inventory.alive(Module))
+        if not inventory.is_internal(model)
+    ]
     return {
-        "models": _list(session, [model for model in models if any(True for _ in model.parameters())], _model),
+        "models": _list(
+            session, [model for model in models if any(True for _ in model.parameters())], _model
+        ),
         "optimizers": _list(session, inventory.alive(Optimizer), _optimizer),
         "loaders": _list(session, inventory.alive(DataLoader), _loader),
     }
 
 
-def _list(session: Context, things: list[Any], words: Any) -> list[str]:
+def _list(session: Context, things: list[object], words: Any) -> list[str]:
     frame = users_frame()[0]
-    named = sorted(((inventory.name_of(thing, frame), thing) for thing in things), key=lambda pair: not pair[0])
+    named = sorted(
+        ((inventory.name_of(thing, frame), thing) for thing in things), key=lambda pair: not pair[0]
+    )
     lines = []
     for name, thing in named[:SHOWN_THINGS]:
         what = session.bus.hook.describe(thing=thing) or ""
@@ -93,18 +121,24 @@ def _model(model: Module) -> str:
     parameters = list(model.parameters())
     frozen = sum(not parameter.requires_grad for parameter in parameters)
     count = sum(parameter.numel() for parameter in parameters)
-    return f"{count:,} parameters in {len(parameters)} tensors" + (f" ({frozen} frozen)" if frozen else "")
+    return f"{count:,} parameters in {len(parameters)} tensors" + (
+        f" ({frozen} frozen)" if frozen else ""
+    )
 
 
 def _optimizer(optimizer: Optimizer) -> str:
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups if isinstance(group.get("lr"), (Real, torch.Tensor)))
+    rates = ", ".join(
+        f"{float(group['lr']):g}"
+        for group in optimizer.param_groups
+        if isinstance(group.get("lr"), (Real, torch.Tensor))
+    )
     return f"{count} tensors" + (f", lr {rates}" if rates else "")
 
 
-def _loader(loader: DataLoader[Any]) -> str:
+def _loader(loader: DataLoader[object]) -> str:
     try:
-        size = f"{len(loader.dataset)} samples"  # type: ignore[arg-type]
+        size = f"{len(cast(Sized, loader.dataset))} samples"
     except TypeError:
         size = "samples uncounted"
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -112,10 +146,18 @@ def _loader(loader: DataLoader[Any]) -> str:
 
 
 def _plugins(session: Context) -> list[str]:
-    """Those that somebody asked for, with their versions; parts of them (named with a dot) and of the core go without
-    saying."""
-    packages = [(name, type(plugin).__module__.split(".")[0]) for name, plugin in session.bus.plugins()]
-    return [f"{name} {discovery.version_of(package)}".rstrip() for name, package in packages if package != "torchbus" and "." not in name]
+    """Return the plugins that the call asked for, with their versions.
+
+    Parts of plugins (whose names have a dot) and those of the core are left out.
+    """
+    packages = [
+        (name, type(plugin).__module__.split(".")[0]) for name, plugin in session.bus.plugins()
+    ]
+    return [
+        f"{name} {discovery.version_of(package)}".rstrip()
+        for name, package in packages
+        if package != "torchbus" and "." not in name
+    ]
 
 
 def _version(distribution: str) -> str:

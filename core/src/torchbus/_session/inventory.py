@@ -1,4 +1,7 @@
-"""Which models, optimizers and loaders there are, and what the loop calls them. Asked rarely, never in a step."""
+"""Which models, optimizers and loaders there are, and what the loop calls them.
+
+The session asks rarely, and never in a step.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +11,73 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, compress, repeat
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torchbus._session import local_variables
+from torchbus._compat import local_variables
+from torchbus._compat.modules import children
 
 T = TypeVar("T")
 
 
 def alive(kind: type[T]) -> list[T]:
-    """All objects of a class that the garbage collector knows."""
-    # All in one call of C, which keeps the GIL: else a thread of gloo could give up a tensor that is in the list, of which torch 2.4 warns.
-    # A collection would run Python code in the midst of it, that of gc.callbacks.
+    """Return all objects of a class that the garbage collector knows."""
+    # One call of C, which keeps the GIL: otherwise a thread of gloo could free a tensor that is in
+    # the list, and torch 2.4 would warn.
     collects = gc.isenabled()
     gc.disable()
     try:
         listed = chain.from_iterable(map(gc.get_objects, (None,)))
         twice = chain.from_iterable(map(repeat, listed, repeat(2)))
-        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))  # isinstance would ask proxies
+        # isinstance would call code of proxies
+        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))
     finally:
         if collects:
             gc.enable()
 
 
 def models_of(parameters: Iterable[Tensor]) -> list[Module]:
-    """Outermost modules that own any of these parameters, in the order of the parameters."""
+    """Return the outermost modules that own any of these parameters, in the order of the
+    parameters.
+    """
     order = {id(parameter): index for index, parameter in enumerate(parameters)}
-    roots = [root for root in outermost(alive(Module)) if any(id(p) in order for p in root.parameters()) and not is_internal(root)]
-    return sorted(roots, key=lambda root: min(order.get(id(p), len(order)) for p in root.parameters()))
+    roots = [
+        root
+        for root in outermost(alive(Module))
+        if any(id(p) in order for p in root.parameters()) and not is_internal(root)
+    ]
+    return sorted(
+        roots, key=lambda root: min(order.get(id(p), len(order)) for p in root.parameters())
+    )
 
 
 def is_internal(model: Module) -> bool:
-    """Whether a plugin has made the module for its own purposes (it marks a part of it ``torchbus_internal``)."""
+    """Whether a plugin has made the module for its own use, and marked it ``torchbus_internal``."""
     return any(getattr(module, "torchbus_internal", False) is True for module in model.modules())
 
 
 def outermost(modules: Iterable[Module]) -> list[Module]:
-    """Those that are not part of another one."""
+    """Return the modules that are not part of another one."""
     modules = list(modules)
-    inner = {id(child) for module in modules for child in module._modules.values()}
+    inner = {id(child) for module in modules for child in children(module).values()}
     return [module for module in modules if id(module) not in inner]
 
 
 def repeated_blocks(model: Module) -> list[Module]:
-    """Modules that are called, have parts, and whose class comes more than once in the model; of those inside each other, the outermost."""
+    """Return the modules of a model that look like repeated blocks.
+
+    They have a forward and parts, and their class occurs more than once. Of blocks inside each
+    other, the outermost count.
+    """
     inner = [module for module in model.modules() if module is not model and is_called(module)]
-    counts = Counter(type(module) for module in inner if any(True for _ in module.children()) and any(True for _ in module.parameters()))
+    counts = Counter(
+        type(module)
+        for module in inner
+        if any(True for _ in module.children()) and any(True for _ in module.parameters())
+    )
     blocks: list[Module] = []
     inside: set[int] = set()
     for module in inner:
@@ -67,24 +88,26 @@ def repeated_blocks(model: Module) -> list[Module]:
 
 
 def is_called(module: Module) -> bool:
-    """Whether it has a forward: a ModuleList has none."""
+    """Whether the module has a forward. A ModuleList has none."""
     return type(module).forward is not Module.forward
 
 
-def variables(frame: FrameType | None) -> dict[str, Any]:
-    """The variables that a frame sees, its globals first."""
+def variables(frame: FrameType | None) -> dict[str, object]:
+    """Return the variables that a frame sees, its globals first."""
     return {} if frame is None else {**frame.f_globals, **local_variables.read(frame)}
 
 
 def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
-    """Modules and optimizers that the caller's variables name, in the order of the variables."""
+    """Return modules and optimizers that the caller's variables name, in the order of the
+    variables.
+    """
     things = list({id(thing): thing for thing in variables(frame).values()}.values())
     modules = outermost(thing for thing in things if isinstance(thing, Module))
     return modules, [thing for thing in things if isinstance(thing, Optimizer)]
 
 
 def name_of(thing: object, frame: FrameType | None) -> str:
-    """What the innermost frame that has a name for it calls it; "" if none has."""
+    """Return what the innermost frame that names the thing calls it, or ""."""
     for scope in _scopes(frame):
         for name, value in scope.items():
             if value is thing and not name.startswith("_") and name != "self":
@@ -92,10 +115,11 @@ def name_of(thing: object, frame: FrameType | None) -> str:
     return ""
 
 
-def _scopes(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+def _scopes(frame: FrameType | None) -> Iterator[dict[str, object]]:
     while frame is not None:
         yield local_variables.read(frame)
         if frame.f_back is None or frame.f_code.co_name == "<module>":
             yield frame.f_globals
         frame = frame.f_back
-    yield vars(sys.modules["__main__"])  # under `torchbus run` the script is nobody's caller
+    # under `torchbus run` the script has no caller in user code
+    yield vars(sys.modules["__main__"])

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 import warnings
 from types import FrameType
 
+from torchbus._compat.cpython import current_frame
 from torchbus._redaction import redacted
 
 INSIDE = ("torchbus", "pluggy", "torch.", "contextlib")
-LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = (
+    "<frozen",
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
 
 
 class Mark:
-    """A frame to be known again, without keeping its variables alive after its end."""
+    """Recognises a frame later, and does not keep its variables alive."""
 
     def __init__(self, frame: FrameType) -> None:
         self._id, self._code = id(frame), frame.f_code
 
     def find(self) -> FrameType | None:
-        """The frame, while it runs in this thread."""
-        frame: FrameType | None = sys._getframe(1)
+        """Return the frame while it runs in this thread, or None."""
+        frame: FrameType | None = current_frame(1)
         while frame is not None and not (id(frame) == self._id and frame.f_code is self._code):
             frame = frame.f_back
         return frame
 
 
 def users_frame() -> tuple[FrameType, int]:
-    """The innermost frame of the user's code, and how many frames above the caller it is: outside torchbus, its plugins and torch, and outside
-    installed packages (``for batch in tqdm(loader)``), unless nothing else is there."""
-    frames = _outwards(sys._getframe(1))
+    """Return the innermost frame of the user's code, and how many frames above the caller it is.
+
+    User code is outside torchbus, its plugins and torch. It is also outside installed packages
+    (``for batch in tqdm(loader)``), unless there is nothing else.
+    """
+    frames = _outwards(current_frame(1))
     outside = [level for level, frame in enumerate(frames) if not is_inside(frame)]
-    own = next((level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)), None)
+    own = next(
+        (level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)),
+        None,
+    )
     level = own if own is not None else outside[0] if outside else len(frames) - 1
     return frames[level], level
 
 
 def is_inside(frame: FrameType) -> bool:
-    """Whether torchbus, a plugin of this project or torch runs in it."""
+    """Whether torchbus, a plugin of this project or torch runs in the frame."""
     name = frame.f_globals.get("__name__") or ""
     return name == "torch" or name.startswith(INSIDE)
 

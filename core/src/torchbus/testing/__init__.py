@@ -1,4 +1,4 @@
-"""For tests of loops, sessions and plugins: real scripts in real processes, and whether torch is as it was.
+"""For tests of loops, sessions and plugins: runs real scripts, and checks that torch is unchanged.
 
 ::
 
@@ -10,13 +10,18 @@
         ''')
         assert result.ok() and result.stdout == "2\\n"
 
-``fork_script`` begins sooner, where Python itself need not be fresh. ``recording_server`` stands in for a service, ``small_disk`` is a disk
-that can be full.
-What looks at processes (``orphans``) needs Linux's /proc, and finds nothing elsewhere.
+``fork_script`` starts faster; use it if the script needs no fresh Python. ``recording_server``
+stands in for a service, and ``small_disk`` is a disk that can be full. ``verify`` compares a script
+with the same script in a session; torchbus-verify brings it. Functions that look at processes
+(``orphans``) need Linux's /proc, and find nothing elsewhere.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from torchbus._bus import discovery
+from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.testing.disks import SmallDisk, small_disk
 from torchbus.testing.environments import empty_environment
 from torchbus.testing.forking import ForkServer, fork_script
@@ -49,4 +54,14 @@ __all__ = [
     "start",
     "torch_state",
     "write_script",
-]  # fmt: skip
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What plugins bring for tests, found as everything else of theirs is: by entry point.
+
+    Raises PluginNotInstalled with the pip line where the package is missing.
+    """
+    if name in {*DISTRIBUTIONS["testing"], *discovery.installed("testing")}:
+        return discovery.load(discovery.find("testing", name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A real disk that is full, and has room again."""
+"""A real disk that a test can fill and free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SmallDisk:
         self._filler = path / "filler"
 
     def fill(self) -> None:
-        """Take all the room that is left."""
+        """Use up all free space."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (1 << 16, 1 << 12, 1):
                 try:
@@ -27,15 +27,23 @@ class SmallDisk:
                     continue
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the space again."""
         os.unlink(self._filler)
 
 
 @contextmanager
 def small_disk(path: Path, kib: int) -> Iterator[SmallDisk | None]:
-    """A tmpfs of so many KiB at ``path`` (a new folder), until the end; None where this process may not mount one."""
+    """Mount a tmpfs of so many KiB at ``path``, a new folder, and unmount it at the end.
+
+    Yields None if this process may not mount one.
+    """
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(path)], capture_output=True).returncode == 0
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(path)], capture_output=True
+        ).returncode
+        == 0
+    )
     try:
         yield SmallDisk(path) if mounted else None
     finally:

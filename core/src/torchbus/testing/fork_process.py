@@ -1,11 +1,11 @@
-"""The process of a ``ForkServer``: it has torch imported, and forks for each script.
+"""The process of a ``ForkServer``: it has imported torch, and forks for each script.
 
-Reads a JSON object per line, the arguments of ``run``, and answers with one, the fields of a ``Result``.
+It reads one JSON object per line, the arguments of ``run``. It answers with one JSON object, the
+fields of a ``Result``.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib
 import json
@@ -18,18 +18,32 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch._dynamo
 
 import torchbus  # noqa: F401
+from torchbus._compat.cpython import run_exit_functions
+from torchbus._compat.modules import compiler
 from torchbus.testing.processes import kill
 
 ORPHANS_S = 8.0
+compiler()  # loaded once, and not in each script
 
 
-def run(script: str, args: list[str], folder: str, told: str, timeout_s: float, kill_after_s: float | None, whom: int) -> dict[str, Any]:
-    """``told`` is the folder of the files that the script writes its stdout and stderr to."""
+def run(
+    script: str,
+    args: list[str],
+    folder: str,
+    told: str,
+    timeout_s: float,
+    kill_after_s: float | None,
+    whom: int,
+) -> dict[str, Any]:
+    """Run a script in a fork; return the fields of its result.
+
+    ``told``: the folder for the files with its stdout and stderr.
+    """
     outputs = [Path(told, name) for name in ("stdout", "stderr")]
-    files = [os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in outputs]  # there even if it is killed at once
+    # the files exist even if the script is killed immediately
+    files = [os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in outputs]
     begun_s = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -39,17 +53,29 @@ def run(script: str, args: list[str], folder: str, told: str, timeout_s: float, 
         os.close(file)
     if kill_after_s is not None:
         time.sleep(kill_after_s)
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        pids = [pid, *map(int, children.read_text().split())] if children.exists() else [pid]
-        kill(pids[min(whom, len(pids) - 1)])
+        kill(process_of(pid, whom))
     status, late = wait(pid, begun_s + timeout_s)
     seconds = time.monotonic() - begun_s
     stdout, stderr = (path.read_text(errors="replace") for path in outputs)
-    return {"status": status, "stdout": stdout, "stderr": stderr, "seconds": seconds, "orphans": wait_for_group(pid), "late": late}
+    return {
+        "status": status,
+        "stdout": stdout,
+        "stderr": stderr,
+        "seconds": seconds,
+        "orphans": wait_for_group(pid),
+        "late": late,
+    }
+
+
+def process_of(pid: int, whom: int) -> int:
+    """Return the process id of a script, or of its ``whom``-th child, counted from 1."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    pids = [pid, *map(int, children.read_text().split())] if children.exists() else [pid]
+    return pids[min(whom, len(pids) - 1)]
 
 
 def wait(pid: int, deadline: float) -> tuple[int, bool]:
-    """The exit status, and whether it was killed for being late."""
+    """Wait for a script; return its exit status, and whether it was killed for being late."""
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -60,7 +86,10 @@ def wait(pid: int, deadline: float) -> tuple[int, bool]:
 
 
 def wait_for_group(pid: int) -> list[str]:
-    """Until every process of the script's has ended, for the next run must not meet one; those that had to be killed."""
+    """Wait until every process of the script has ended, and name those that had to be killed.
+
+    The next script must not meet one of them.
+    """
     deadline = time.monotonic() + ORPHANS_S
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
@@ -72,7 +101,7 @@ def wait_for_group(pid: int) -> list[str]:
 
 
 def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> NoReturn:
-    """Turn this process, just forked, into one that runs the script as ``__main__``."""
+    """Turn this forked process into one that runs the script as ``__main__``."""
     status = 1
     try:
         for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
@@ -90,7 +119,7 @@ def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> N
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        atexit._run_exitfuncs()
+        run_exit_functions()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

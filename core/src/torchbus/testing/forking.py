@@ -1,4 +1,4 @@
-"""Python scripts in forks of a process that has torch imported: they begin in no time."""
+"""Runs Python scripts in forks of a process that has imported torch, so they start fast."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from torchbus.testing.scripts import Result, write_script
 
 
 class ForkServer:
-    """Runs scripts one after another, each in a fork of one process that has torch imported. A context manager.
+    """Runs scripts one after another, each in a fork of one process that has imported torch.
 
-    A script has a ``__main__``, arguments and a working directory of its own, and one thread. What Python reads when it
-    begins, such as PYTHONWARNINGS, is that of the process that made the server; so is the environment.
+    It is a context manager. A script has its own ``__main__``, arguments and working directory, and
+    one thread. The environment is that of the process that made the server. So are the settings
+    that Python reads when it starts, such as PYTHONWARNINGS.
     """
 
     def __init__(self, *preloaded: str) -> None:
@@ -43,15 +44,28 @@ class ForkServer:
         kill_after_s: float | None = None,
         whom: int = 0,
     ) -> Result:
-        """As ``run_script``. After ``kill_after_s`` SIGKILL is sent: to the script, or its ``whom``-th child from 1."""
+        """Run a script like ``run_script``.
+
+        After ``kill_after_s``, it sends SIGKILL to the script (``whom`` is 0), or to its
+        ``whom``-th child, counted from 1.
+        """
         with tempfile.TemporaryDirectory() as own:
             script = source if isinstance(source, Path) else write_script(own, source)
             folder = Path(cwd or own).resolve()
             folder.mkdir(parents=True, exist_ok=True)
             places = {"script": str(script.resolve()), "folder": str(folder), "told": own}
-            found = self._ask(args=[str(arg) for arg in args], timeout_s=timeout_s, kill_after_s=kill_after_s, whom=whom, **places)
+            found = self._ask(
+                args=[str(arg) for arg in args],
+                timeout_s=timeout_s,
+                kill_after_s=kill_after_s,
+                whom=whom,
+                **places,
+            )
         if found.pop("late"):
-            raise TimeoutError(f"no end within {timeout_s:g} s\n--- stdout\n{found['stdout']}\n--- stderr\n{found['stderr']}")
+            raise TimeoutError(
+                f"no end within {timeout_s:g} s\n--- stdout\n{found['stdout']}\n---"
+                f" stderr\n{found['stderr']}"
+            )
         return Result(**found)
 
     def _ask(self, **request: Any) -> dict[str, Any]:
@@ -70,7 +84,12 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -81,6 +100,8 @@ def _server() -> ForkServer:
     return server
 
 
-def fork_script(source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0) -> Result:
-    """As ``run_script``, by a ``ForkServer`` that this process has for all its tests."""
+def fork_script(
+    source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0
+) -> Result:
+    """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process."""
     return _server().run(source, *args, cwd=cwd, timeout_s=timeout_s)

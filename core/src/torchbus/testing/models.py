@@ -1,17 +1,22 @@
-"""Small models of usual kinds, for batches of six numbers each."""
+"""Small models of common kinds; each sample is six numbers, and three for `small_net`."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class ConvNet(nn.Module):
-    """Its batch norm is in evaluation, so that samples do not depend on each other."""
+    """A convolutional net with batch norm in evaluation mode, so that samples are independent."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        self.conv, self.norm, self.out = nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Linear(8, outputs)
+        self.conv, self.norm, self.out = (
+            nn.Conv2d(1, 4, 2),
+            nn.BatchNorm2d(4),
+            nn.Linear(8, outputs),
+        )
         nn.init.constant_(self.norm.get_buffer("running_mean"), 0.1)
         self.norm.eval()
 
@@ -24,8 +29,24 @@ class Transformer(nn.Module):
     def __init__(self, outputs: int, layers: int = 1) -> None:
         super().__init__()
         self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, outputs)
-        self.layers = nn.Sequential(*[nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(layers)])
+        self.layers = nn.Sequential(
+            *[
+                nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+                for _ in range(layers)
+            ]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.out(self.layers(self.embed(x[:, :, None])))
         return outputs.mean(1)
+
+
+def small_net(hidden: int) -> nn.Sequential:
+    """A net for samples of three numbers, with the same parameters each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+
+def parameter_values(model: nn.Module) -> Tensor:
+    """All parameters of a model, flattened into one tensor."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])

@@ -1,4 +1,4 @@
-"""Processes by the marker that their environment carries, and ports (Linux)."""
+"""Finds processes by the marker in their environment, and listening ports (Linux)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARKER = "TORCHBUS_TEST_MARKER"
 
 
 def orphans(marker: str) -> list[str]:
-    """Commands of the running processes that descend from the ``Script`` with this marker."""
+    """Return the commands of processes that descend from the ``Script`` with this marker."""
     return [_command(pid) for pid in marked(marker)]
 
 
@@ -24,7 +24,11 @@ def until_gone(marker: str, seconds: float) -> list[str]:
 
 def marked(marker: str) -> list[int]:
     text = f"{MARKER}={marker}".encode()
-    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if os.path.isdir("/proc") else []
+    numbers = (
+        [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        if os.path.isdir("/proc")
+        else []
+    )
     return [pid for pid in numbers if pid != os.getpid() and text in _read(pid, "environ")]
 
 
@@ -47,7 +51,17 @@ def kill(pid: int) -> None:
 
 
 def listening_ports() -> list[int]:
-    """TCP ports at which this process listens (Linux)."""
+    """Return the TCP ports on which this process listens (Linux)."""
     own = {os.readlink(entry) for entry in Path("/proc/self/fd").glob("*") if entry.is_symlink()}
-    lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
-    return sorted({int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own})
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
+    return sorted(
+        {
+            int(line[1].split(":")[1], 16)
+            for line in lines
+            if line[3] == "0A" and f"socket:[{line[9]}]" in own
+        }
+    )

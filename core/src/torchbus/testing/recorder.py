@@ -1,4 +1,4 @@
-"""The events that a plugin hears, and the numbers that a logger does."""
+"""Records the events that a plugin receives, and the numbers that a logger receives."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from torchbus import events
-from torchbus.events import hookimpl
+from torchbus._bus.markers import hookimpl
 
 
 class Recorder:
-    """A plugin that notes the names of the events it hears, in ``names``.
+    """A plugin that records the names of the events it receives, in ``names``.
 
-    It listens to those given, by default to all but ``run_backward``, whose listener would have to do the work.
+    It listens to the given events. By default it listens to all except ``run_backward``, whose
+    listener would have to run the backward.
     """
 
     def __init__(self, *listened: str) -> None:
@@ -24,28 +25,35 @@ class Recorder:
         def listen() -> None:
             self.names.append(name)
 
-        return hookimpl(listen)
+        return hookimpl(listen, optionalhook=name not in ALL_EVENTS)
 
 
 class RecordingLogger:
-    """A logger that keeps what it is told: ``lines`` of (step, epoch, metrics, names for the progress bar), and ``values``, the
-    hyperparameters of each call."""
+    """A logger that keeps what it receives.
+
+    ``lines``: tuples of step, epoch, metrics, and names for the progress bar.
+    ``values``: the hyperparameters of each call.
+    """
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, int | None, dict[str, float], frozenset[str]]] = []
         self.values: list[dict[str, Any]] = []
 
-    @hookimpl
-    def metrics_ready(self, metrics: dict[str, float], step: int, epoch: int | None, prog_bar: frozenset[str]) -> None:
+    @hookimpl(optionalhook=True)
+    def metrics_ready(
+        self, metrics: dict[str, float], step: int, epoch: int | None, prog_bar: frozenset[str]
+    ) -> None:
         self.lines.append((step, epoch, metrics, prog_bar))
 
-    @hookimpl
+    @hookimpl(optionalhook=True)
     def hyperparameters(self, values: dict[str, Any]) -> None:
         self.values.append(values)
 
     def of(self, name: str) -> list[tuple[int, float]]:
-        """The steps and values of one metric."""
+        """Return the steps and values of one metric."""
         return [(step, metrics[name]) for step, _, metrics, _ in self.lines if name in metrics]
 
 
-ALL_EVENTS = frozenset(name for name, value in vars(events).items() if hasattr(value, "torchbus_spec"))
+ALL_EVENTS = frozenset(
+    name for name, value in vars(events).items() if hasattr(value, "torchbus_spec")
+)

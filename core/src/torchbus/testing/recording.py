@@ -1,4 +1,4 @@
-"""A server that stands in for a service's, such as an experiment tracker's, and writes down what it is sent."""
+"""A server that stands in for a service, such as an experiment tracker, and records requests."""
 
 from __future__ import annotations
 
@@ -17,26 +17,38 @@ from torchbus.testing.scripts import Script, start
 
 @dataclass(frozen=True)
 class RecordingServer:
-    """A running server: its ``process``, its ``port`` at 127.0.0.1, and the ``folder`` in which it writes."""
+    """A running server.
+
+    ``process``: its process.
+    ``port``: its port at 127.0.0.1.
+    ``folder``: the folder that it writes to.
+    """
 
     process: Script
     port: int
     folder: Path
 
     def requests(self) -> list[dict[str, Any]]:
-        """What it was sent until now: "path", "query" (lists by name), "authorization", "body" (as JSON where it is JSON)."""
-        return [json.loads(line) for line in (self.folder / recording_process.REQUESTS).read_text().splitlines()]
+        """Return the requests so far.
+
+        Each has "path", "query" (lists by name), "authorization" and "body" (parsed if it is JSON).
+        """
+        return [
+            json.loads(line)
+            for line in (self.folder / recording_process.REQUESTS).read_text().splitlines()
+        ]
 
 
 @contextlib.contextmanager
 def recording_server(answers: Path, folder: Path) -> Iterator[RecordingServer]:
     """Serve in a process of its own, which a test may kill.
 
-    ``answers`` is a Python file with a function ``answer(path: str, body: Any, address: str) -> Any``, the JSON value to
-    answer a request with, or None for "not found"; ``address`` is that of the server.
+    ``answers``: a Python file with ``def answer(path: str, body: Any, address: str) -> Any``. The
+    function returns the JSON value of the response, or None for "not found". ``address`` is the
+    address of the server.
     """
     folder.mkdir()
-    # As a file, not as a module: that would import torch, for which every test would wait.
+    # Run it as a file: as a module it would import torch, and every test would wait for that.
     with start([sys.executable, recording_process.__file__, str(answers), str(folder)]) as process:
         port = folder / recording_process.PORT
         while not port.exists():

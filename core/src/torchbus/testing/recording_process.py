@@ -2,7 +2,8 @@
 
     python recording_process.py ANSWERS FOLDER
 
-writes its port into FOLDER/port when it listens, and each request as a line of FOLDER/requests.jsonl.
+It writes its port to FOLDER/port when it listens, and each request as a line of
+FOLDER/requests.jsonl.
 """
 
 from __future__ import annotations
@@ -27,10 +28,20 @@ class Handler(BaseHTTPRequestHandler):
     lock = threading.Lock()
 
     def do_GET(self) -> None:
-        url, text = urlparse(self.path), self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace")
+        url, text = (
+            urlparse(self.path),
+            self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace"),
+        )
         body = parsed(text)
         told = type(self).answer(url.path, body, f"http://{self.headers['Host']}")
-        self.note({"path": url.path, "query": parse_qs(url.query), "authorization": self.headers.get("Authorization"), "body": body})
+        self.note(
+            {
+                "path": url.path,
+                "query": parse_qs(url.query),
+                "authorization": self.headers.get("Authorization"),
+                "body": body,
+            }
+        )
         self.tell(404 if told is None else 200, json.dumps(told).encode())
 
     do_POST = do_PUT = do_GET

@@ -1,4 +1,4 @@
-"""Commands and Python scripts in processes of their own."""
+"""Runs commands and Python scripts in processes of their own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from torchbus.testing.processes import MARKER, kill, marked, until_gone
 class Result:
     """How a script ended.
 
-    ``status`` is the exit status of the process that was started, minus the signal's number if a signal ended it;
-    ``seconds`` is the time until the last of its processes had ended; ``orphans`` are the commands of those that
-    outlived it for so long that they had to be killed.
+    ``status``: the exit status of the started process, or minus the number of the signal that ended
+    it.
+    ``seconds``: the time until the last of its processes had ended.
+    ``orphans``: the commands of processes that outlived it for so long that they had to be killed.
     """
 
     status: int
@@ -35,22 +36,31 @@ class Result:
     orphans: list[str]
 
     def ok(self, status: int = 0) -> Result:
-        """Itself, which is true; otherwise AssertionError with everything that the script wrote."""
+        """Return this result, or raise AssertionError with everything that the script wrote."""
         assert self.status == status and not self.orphans, (
-            f"exit status {self.status} (expected {status}) after {self.seconds:.1f} s, orphans: {self.orphans or 'none'}\n"
-            f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+            f"exit status {self.status} (expected {status}) after {self.seconds:.1f} s, orphans:"
+            f" {self.orphans or 'none'}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
         )
         return self
 
     def json(self) -> Any:
-        """The JSON value in the last line that the script printed, which must have ended well."""
+        """Return the JSON value in the script's last line; AssertionError if the script failed."""
         return json.loads(self.ok().stdout.splitlines()[-1])
 
 
 class Script:
-    """A running command, as ``start`` returns it. A context manager that leaves no process behind."""
+    """A running command, as ``start`` returns it.
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str | None], cwd: str | Path, stdin: str | None) -> None:
+    It is a context manager that leaves no process behind.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str | None],
+        cwd: str | Path,
+        stdin: str | None,
+    ) -> None:
         self.marker = uuid.uuid4().hex
         changed = {**os.environ, "PYTHONUNBUFFERED": "1", **env, MARKER: self.marker}
         self._outputs = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
@@ -71,24 +81,26 @@ class Script:
 
     @property
     def pid(self) -> int:
-        """Process id of what was started."""
+        """The process id of the command."""
         return self._process.pid
 
     def send(self, number: int, group: bool = False) -> None:
-        """Send a signal to the process, or to its process group as a terminal does at Ctrl-C."""
+        """Send a signal to the process, or to its process group, as a terminal does on Ctrl-C."""
         (os.killpg if group else os.kill)(self._process.pid, number)
 
     def wait(self, timeout_s: float = 60.0, orphans_s: float = 8.0) -> Result:
-        """Wait for the command, then at most ``orphans_s`` for processes that it left.
+        """Wait for the command, then at most ``orphans_s`` for processes that it left behind.
 
-        Raises TimeoutError, with what was written, when the command does not end; every process of it is killed.
+        If the command does not end, it kills every process and raises TimeoutError with the output.
         """
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
             stdout, stderr = self._written()
-            raise TimeoutError(f"no end within {timeout_s:g} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}") from None
+            raise TimeoutError(
+                f"no end within {timeout_s:g} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
+            ) from None
         left = until_gone(self.marker, orphans_s)
         seconds = time.monotonic() - self._begun
         self.kill()
@@ -105,7 +117,12 @@ class Script:
     def __enter__(self) -> Script:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
         self.kill()
         for output in self._outputs:
             output.close()
@@ -117,13 +134,27 @@ class Script:
         return stdout, stderr
 
 
-def start(command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: str | Path = ".", stdin: str | None = None) -> Script:
-    """Start a command. ``env`` is added to this process's environment; a value of None takes a variable out."""
+def start(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    cwd: str | Path = ".",
+    stdin: str | None = None,
+) -> Script:
+    """Start a command.
+
+    ``env``: changes of this process's environment; None removes a variable.
+    """
     return Script(command, env or {}, cwd, stdin)
 
 
 def run(
-    command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: str | Path = ".", stdin: str | None = None, timeout_s: float = 60.0
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    cwd: str | Path = ".",
+    stdin: str | None = None,
+    timeout_s: float = 60.0,
 ) -> Result:
     """Run a command to its end; see ``start`` and ``Script.wait``."""
     with start(command, env=env, cwd=cwd, stdin=stdin) as script:
@@ -131,19 +162,29 @@ def run(
 
 
 def run_script(
-    source: str | Path, *args: object, env: Mapping[str, str | None] | None = None, cwd: str | Path | None = None, timeout_s: float = 60.0
+    source: str | Path,
+    *args: object,
+    env: Mapping[str, str | None] | None = None,
+    cwd: str | Path | None = None,
+    timeout_s: float = 60.0,
 ) -> Result:
-    """Run a Python script to its end: the text of one (indented as a whole, if you like) or the path of one.
+    """Run a Python script to its end.
 
-    The working directory defaults to a temporary one, in which a text is ``script.py``.
+    ``source``: the text of the script, which may be indented as a whole, or its path.
+    ``cwd``: by default a temporary folder, in which a text is the file ``script.py``.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = source if isinstance(source, Path) else write_script(folder, source)
-        return run([sys.executable, str(path), *map(str, args)], env=env, cwd=cwd or folder, timeout_s=timeout_s)
+        return run(
+            [sys.executable, str(path), *map(str, args)],
+            env=env,
+            cwd=cwd or folder,
+            timeout_s=timeout_s,
+        )
 
 
 def write_script(folder: str | Path, source: str, name: str = "script.py") -> Path:
-    """Write the text of a script, its common indentation removed; returns its path."""
+    """Write the text of a script without its common indentation; return its path."""
     path = Path(folder, name)
     path.write_text(textwrap.dedent(source))
     return path

@@ -1,4 +1,7 @@
-"""For plugins that report to an experiment tracker: a base class with the failure policy, and what a run is described by."""
+"""For plugins that report to an experiment tracker.
+
+It has a base class with the failure policy, and the description of a run.
+"""
 
 from __future__ import annotations
 

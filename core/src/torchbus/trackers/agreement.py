@@ -1,4 +1,4 @@
-"""A text that all ranks use."""
+"""Lets all ranks use a text that rank 0 chooses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def chosen_by_rank0(session: Context, key: str, choose: Callable[[], str]) -> str:
-    """What rank 0 chooses, on every rank; by the store, so that no collective is needed. All ranks call it."""
+    """Return, on every rank, what rank 0 chooses.
+
+    All ranks must call it. It uses the store, so it needs no collective.
+    """
     if session.world_size == 1:
         return choose()
     store = session.world.shared

@@ -1,4 +1,4 @@
-"""What a run is described by, as plain JSON without secrets."""
+"""Describes a run as plain JSON without secrets."""
 
 from __future__ import annotations
 
@@ -20,35 +20,47 @@ if TYPE_CHECKING:
 
 
 def describe_run(session: Context) -> dict[str, Any]:
-    """Where, when and how a session runs: what goes into a run's configuration."""
+    """Describe where, when and how a session runs, for a run's configuration."""
     from torchbus import __version__
 
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": session.redactor.words(sys.orig_argv),
-        "strategy": next((name for name, plugin in session.bus.plugins() if "strategy" in getattr(plugin, "owns", ())), None),
+        "strategy": next(
+            (
+                name
+                for name, plugin in session.bus.plugins()
+                if "strategy" in getattr(plugin, "owns", ())
+            ),
+            None,
+        ),
         "world_size": session.world_size,
         "device": str(session.device),
         "torchbus": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "hostname": socket.gethostname(),
-        "options": session.redactor.plain({name: _option(name, value) for name, value in session.options.items()}),
+        "options": session.redactor.plain(
+            {name: _option(name, value) for name, value in session.options.items()}
+        ),
     }
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it, without secrets, for those who have no session: its ``redactor.plain`` knows more of them."""
+def plain(value: object) -> Any:
+    """Return a value in the types of JSON, without secrets.
+
+    If you have a session, use its ``redactor.plain``, which knows more secrets.
+    """
     return Redactor().plain(value)
 
 
 def without_secrets(text: str, secrets: Iterable[str | None]) -> str:
-    """A text in which neither these secrets stand any more, nor those of the environment and the command line."""
+    """Return a text without these secrets and those of the environment and command line."""
     return Redactor(secrets).text(text)
 
 
-def _option(name: str, value: Any) -> Any:
-    """Plugin objects by their class alone: what they were given may be secret."""
+def _option(name: str, value: object) -> object:
+    """Return an option, but a plugin object only as its class: its arguments may be secret."""
     if isinstance(value, list | tuple):
         return [_option(name, item) for item in value]
     known = value is None or isinstance(value, str | bool | Real | Mapping | os.PathLike)

@@ -1,4 +1,4 @@
-"""Whether a disk has room left."""
+"""Checks whether a disk has room left."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ ENOUGH_BYTES = 64 << 10
 
 
 class NoRoom(OSError):
-    """A call was not made, since there was none."""
+    """Raised instead of a call, because the disk had no room left."""
 
 
 def has_room(folder: str | os.PathLike[str]) -> bool:
-    """Whether a few records still fit where this folder is, or will be. Where that can't be asked, there is."""
+    """Return whether a few records still fit on the disk of this folder, which need not exist yet.
+
+    True if the system can't tell.
+    """
     if not hasattr(os, "statvfs"):
         return True
     path = Path(folder).absolute()

@@ -1,4 +1,4 @@
-"""Calls that are made one after another on a thread of their own."""
+"""Makes calls one after another on a thread of their own."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Full, Queue
-from typing import Any
 
 CALLS_WAITING_AT_MOST = 10_000
+Call = tuple["Future[object]", Callable[..., object], tuple[object, ...]]
 
 
 class Worker:
-    """A daemon thread: whatever a client does in it, the loop goes on, and the process can end."""
+    """A daemon thread: whatever a client does there, the loop goes on and the process can end."""
 
     def __init__(self, name: str) -> None:
-        self._calls: Queue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = Queue(CALLS_WAITING_AT_MOST)
+        self._calls: Queue[Call | None] = Queue(CALLS_WAITING_AT_MOST)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
-        """Have a call made; None if too many are waiting already."""
-        future: Future[Any] = Future()
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[object] | None:
+        """Hand over a call, and return its future; None if too many calls wait already."""
+        future: Future[object] = Future()
         try:
             self._calls.put_nowait((future, function, arguments))
         except Full:
@@ -29,7 +29,7 @@ class Worker:
         return future
 
     def stop(self, timeout_s: float) -> None:
-        """Let the thread end after the calls that wait, and wait for it so long at most."""
+        """Let the thread end after the waiting calls, and wait at most ``timeout_s`` for it."""
         try:
             self._calls.put_nowait(None)
         except Full:

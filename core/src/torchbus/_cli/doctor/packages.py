@@ -1,4 +1,4 @@
-"""The installed plugins."""
+"""Checks the installed plugins."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from torchbus._cli.installed import InstalledPlugin, installed_plugins
 
 
 def look() -> list[Finding]:
-    """Whether each can be imported, and fits this version of torchbus."""
+    """Check that each plugin can be imported and fits this version of torchbus."""
     found = installed_plugins()
     facts = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in found}
-    return [Finding("plugins", facts, [problem for plugin in found for problem in _problems(plugin)])]
+    return [
+        Finding("plugins", facts, [problem for plugin in found for problem in _problems(plugin)])
+    ]
 
 
 def _problems(plugin: InstalledPlugin) -> list[str]:
     if plugin.error is not None:
-        return [f"{plugin.error}. Install it again: pip install --force-reinstall --no-deps {plugin.distribution}"]
-    if plugin.distribution in DISTRIBUTIONS["plugin"].values() and plugin.version != torchbus.__version__:
+        return [
+            f"{plugin.error}. Install it again: pip install --force-reinstall --no-deps"
+            f" {plugin.distribution}"
+        ]
+    if (
+        plugin.distribution in DISTRIBUTIONS["plugin"].values()
+        and plugin.version != torchbus.__version__
+    ):
         wanted = f"pip install {plugin.distribution}=={torchbus.__version__}"
-        return [f"plugin {plugin.name} is version {plugin.version}, torchbus is {torchbus.__version__}: {wanted}"]
+        return [
+            f"plugin {plugin.name} is version {plugin.version}, torchbus is {torchbus.__version__}:"
+            f" {wanted}"
+        ]
     return []

@@ -1,4 +1,4 @@
-"""Two ranks really train."""
+"""Trains on two real ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,21 @@ COMMAND = [sys.executable, "-m", "torchbus._cli.doctor.two_ranks"]
 
 
 def run(timeout_s: float) -> Finding:
-    """Start two gloo ranks on CPU in a process of their own, and compare what they learn with one process."""
+    """Train on two gloo ranks on CPU, and compare the parameters with those of one process."""
     if "ddp" not in discovery.installed("strategy"):
-        return Finding(NAME, {"result": "not run"}, hints=["training on several devices needs a plugin: pip install torchbus-ddp"])
+        return Finding(
+            NAME,
+            {"result": "not run"},
+            hints=["training on several devices needs a plugin: pip install torchbus-ddp"],
+        )
     began = time.perf_counter()
     with subprocess.Popen(
-        COMMAND, env=_environ(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        COMMAND,
+        env=_environ(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             output, errors = process.communicate(timeout=timeout_s)
@@ -45,23 +54,38 @@ def _judged(told: dict[str, Any], wall_s: float) -> Finding:
         "ms/step": f"{told['train_s'] / told['steps'] * 1000:.2f}",
         "seconds in all": f"{wall_s:.1f}",
     }
-    return Finding(NAME, facts, [] if same else ["two ranks learn something else than one process: please report it, with this page"])
+    return Finding(
+        NAME,
+        facts,
+        (
+            []
+            if same
+            else [
+                "two ranks learn different parameters than one process: please report it with this"
+                " output"
+            ]
+        ),
+    )
 
 
 def _failed(what: str, errors: str) -> Finding:
     see_all = f"{shlex.join(COMMAND)} shows all of it"
-    return Finding(NAME, {"result": "failed"}, [f"{what}: {_last_error(errors) or 'without a word'}. See the lines above; {see_all}"])
+    return Finding(
+        NAME,
+        {"result": "failed"},
+        [f"{what}: {_last_error(errors) or 'no output'}. See the lines above; {see_all}"],
+    )
 
 
 def _last_error(errors: str) -> str:
-    """The message under the last traceback."""
+    """Return the message under the last traceback."""
     lines = errors.rstrip().splitlines()
     indented = [index for index, line in enumerate(lines) if line.startswith("  ")]
     return " ".join(lines[indented[-1] + 1 :] if indented else lines[-1:])
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    """Rank 0 ends the other one when it is asked to end."""
+    """End rank 0, which then ends the other rank; return what they wrote to stderr."""
     process.terminate()
     try:
         return process.communicate(timeout=10)[1]
@@ -71,6 +95,6 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 
 def _environ() -> dict[str, str]:
-    """Without what a launcher has set: the two ranks are a job of their own."""
+    """Return the environment without a launcher's variables: the two ranks are their own job."""
     launcher = matching("|".join([*LAUNCHERS.values(), MEETING_POINT, r"TORCHBUS_\w+"]))
     return {name: value for name, value in os.environ.items() if name not in launcher}

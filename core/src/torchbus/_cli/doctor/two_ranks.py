@@ -1,4 +1,4 @@
-"""What the self-test runs: two ranks train, then one process does; prints one JSON object."""
+"""The self-test: trains on two ranks, then in one process, and prints one JSON object."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ BATCH_SIZE = 8
 
 
 def train(rank: int = 0, world_size: int = 1) -> tuple[torch.Tensor, float]:
-    """Train on this rank's share of every batch; returns the parameters, and how many seconds it took."""
+    """Train on this rank's share of every batch; return the parameters and the seconds it took."""
     torch.manual_seed(0)
     model = Sequential(Linear(4, 16), Tanh(), Linear(16, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
     began = time.perf_counter()
     for _ in range(STEPS):
-        x = torch.randn(BATCH_SIZE, 4, generator=generator, dtype=torch.float64).chunk(world_size)[rank]
+        x = torch.randn(BATCH_SIZE, 4, generator=generator, dtype=torch.float64).chunk(world_size)[
+            rank
+        ]
         optimizer.zero_grad()
         mse_loss(model(x), x.sin().sum(1, keepdim=True)).backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Ranks that show no sign of life: how they are found, and how the others end them.
+"""Ranks that show no sign of life: how the others find and end them.
 
-Reads /proc. Elapsed time counts only while the process had its chance to run.
+It reads /proc. Elapsed time counts only while the process could run.
 """

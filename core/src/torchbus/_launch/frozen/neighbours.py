@@ -1,4 +1,4 @@
-"""The ranks of this host as processes: whether they are there, and how they are ended where they can't do it themselves."""
+"""The ranks of this host as processes: whether they live, and how another rank ends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torchbus._launch.store.sealed import SealedStore
 
 
 class Neighbours:
-    """``ranks``: those that may be on this host, this one among them. They find one another through the store."""
+    """The other ranks of this host, found through the store.
+
+    ``ranks``: those that may be on this host, including this one.
+    """
 
     def __init__(self, store: SealedStore, rank: int, ranks: Sequence[int]) -> None:
         self._store = store
@@ -21,7 +24,7 @@ class Neighbours:
         store.set(f"process/{rank}", json.dumps(self._mine))
 
     def meet(self) -> None:
-        """Learn of those that have come since."""
+        """Find ranks that have joined since the last call."""
         for rank in [rank for rank in self._unknown if self._store.check([f"process/{rank}"])]:
             self._unknown.remove(rank)
             other = Process(*json.loads(self._store.get(f"process/{rank}")))
@@ -29,7 +32,7 @@ class Neighbours:
                 self.found[rank] = other
 
     def gone(self) -> list[int]:
-        """Ranks whose processes have ended."""
+        """Return the ranks whose processes have ended."""
         return [rank for rank, other in self.found.items() if other.state() in ENDED]
 
     def is_debugged(self, rank: int) -> bool:
@@ -39,14 +42,21 @@ class Neighbours:
         return rank in self.found and self.found[rank].state() == STOPPED
 
     def words(self, rank: int) -> str:
-        """Why it may be silent."""
+        """Say why a rank may be silent."""
         if rank not in self.found:
-            return f"rank {rank} is stopped, in native code that holds Python's lock, or its machine is cut off"
-        how = "is stopped by a signal" if self.is_stopped(rank) else "is in native code that holds Python's lock"
+            return (
+                f"rank {rank} is stopped, in native code that holds Python's lock, or its machine"
+                " is cut off"
+            )
+        how = (
+            "is stopped by a signal"
+            if self.is_stopped(rank)
+            else "is in native code that holds Python's lock"
+        )
         return f"its process {self.found[rank].pid} {how}"
 
     def end(self, rank: int, text: str) -> None:
-        """``text`` is for its stderr."""
+        """End a rank's process; first write ``text`` to its stderr."""
         other = self.found.pop(rank, None)
         if other is not None:
             if text:

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them (Linux; elsewhere there are none to be seen)."""
+"""Processes as /proc shows them; outside Linux none is visible."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ STOPPED, ENDED = "T", ("", "Z", "X")
 
 
 class Process(NamedTuple):
-    """``host`` is one boot of one machine, or one container on it; ``begun`` tells a process from a later one of the same number."""
+    """A process of one host.
+
+    ``host``: identifies one boot of one machine, or one container on it.
+    ``begun``: its start time, which differs from that of a later process with the same id.
+    """
 
     host: str
     pid: int
     begun: int
 
     def state(self) -> str:
-        """Its letter in /proc ("T": stopped by a signal, "t": by a debugger); "" once it has gone."""
+        """Return its state letter in /proc; "" once it has gone.
+
+        "T": a signal stopped it. "t": a debugger stopped it.
+        """
         fields = stat(self.pid)
         return fields[0] if fields and int(fields[19]) == self.begun else ""
 
@@ -27,14 +34,19 @@ class Process(NamedTuple):
         return status(self.pid).get("TracerPid", "0") != "0"
 
     def tell(self, text: str) -> None:
-        """Write to its stderr, in its stead."""
+        """Write to its stderr on its behalf."""
         with contextlib.suppress(OSError):
-            file = os.open(f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+            file = os.open(
+                f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
+            )
             with open(file, "wb", buffering=0) as stderr:
                 stderr.write(f"{text}\n".encode())
 
     def end(self, spare: Collection[int]) -> None:
-        """SIGKILL to it and to all that it has started, but for those to ``spare``, and for what these have started."""
+        """Send SIGKILL to it and its descendants.
+
+        It spares the processes ``spare`` and their descendants.
+        """
         if self.state() in ENDED:
             return
         for pid in [self.pid, *_descendants(self.pid, {*spare, os.getpid()})]:
@@ -43,7 +55,7 @@ class Process(NamedTuple):
 
 
 def this() -> Process:
-    """This process; its host is "" where there is no /proc."""
+    """Return this process; its host is "" if there is no /proc."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -53,28 +65,40 @@ def this() -> Process:
 
 
 def stat(pid: int, thread: int | None = None) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; [] for a process that is not there."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread or pid}/stat", encoding="utf-8", errors="replace") as file:
+    """Return the fields of /proc/PID/stat from the state on; [] if there is no such process."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/task/{thread or pid}/stat", encoding="utf-8", errors="replace") as file,
+    ):
         return file.read().rpartition(")")[2].split()
     return []
 
 
 def name(thread: int) -> str:
-    """What a thread of this process calls itself."""
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
+    """Return the name of a thread of this process."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file,
+    ):
         return file.read().strip()
     return ""
 
 
 def status(pid: int) -> dict[str, str]:
-    """/proc/PID/status by name, of its first thread."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/status", encoding="utf-8", errors="replace") as file:
+    """Return /proc/PID/status of the first thread as a dictionary."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/task/{pid}/status", encoding="utf-8", errors="replace") as file,
+    ):
         return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
     return {}
 
 
 def switches(pid: int) -> str:
-    """How often its first thread gave up its processor, or lost it: as long as this stays, that thread has done nothing."""
+    """Return the counts of context switches of its first thread, voluntary and not.
+
+    While they stay the same, that thread has done nothing.
+    """
     found = status(pid)
     return f"{found.get('voluntary_ctxt_switches')} {found.get('nonvoluntary_ctxt_switches')}"
 

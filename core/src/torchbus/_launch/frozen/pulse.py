@@ -1,4 +1,4 @@
-"""Each rank's sign of life: a count in the store that a thread of it raises."""
+"""Each rank's sign of life: a count in the store that a thread of the rank raises."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ LONGEST_PAUSE_S = 5.0
 
 
 class Pulse:
-    """A thread of Python has no turn in a process that is stopped, nor in one whose native code holds Python's lock. In a slow one it has."""
+    """Raises this rank's count, and reads those of other ranks.
 
-    def __init__(self, store: SealedStore, rank: int, heard: Sequence[int], clock: FairClock, freeze_timeout_s: float) -> None:
+    In a stopped process, or one whose native code holds Python's lock, no Python thread runs. In a
+    slow process they still run.
+    """
+
+    def __init__(
+        self,
+        store: SealedStore,
+        rank: int,
+        heard: Sequence[int],
+        clock: FairClock,
+        freeze_timeout_s: float,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._freeze_timeout_s = freeze_timeout_s
@@ -24,7 +35,7 @@ class Pulse:
         self._last = dict.fromkeys(heard, (0, 0.0))
 
     def beat(self) -> bool:
-        """Raise this rank's count and read the others', if it is time for that; call it often."""
+        """Raise this rank's count and read the others' if the pause is over; call it often."""
         now_s = self._clock.seconds()
         if now_s < self._next_s:
             return False
@@ -33,15 +44,19 @@ class Pulse:
         self._store.set(f"pulse/{self._rank}", str(self._beats))
         for rank, (count, _) in self._last.items():
             heard = int(self._store.read(f"pulse/{rank}") or 0)
-            if heard != count or heard == 0:  # one that has not begun is not frozen
+            if heard != count or heard == 0:  # a rank that has not begun is not frozen
                 self._last[rank] = (heard, now_s)
         return True
 
     def hear_anew(self, rank: int) -> None:
-        """This rank lives, as something else has shown."""
+        """Restart the time of silence of a rank that other evidence shows to be alive."""
         self._last[rank] = (self._last[rank][0], self._clock.seconds())
 
     def silent(self, part: float = 1.0) -> list[int]:
-        """Ranks that were silent for this part of ``freeze_timeout``."""
+        """Return the ranks that were silent for this part of ``freeze_timeout``."""
         now_s = self._clock.seconds()
-        return [rank for rank, (_, since_s) in self._last.items() if now_s - since_s > part * self._freeze_timeout_s]
+        return [
+            rank
+            for rank, (_, since_s) in self._last.items()
+            if now_s - since_s > part * self._freeze_timeout_s
+        ]

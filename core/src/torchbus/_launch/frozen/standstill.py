@@ -1,4 +1,4 @@
-"""Whether this rank waits for something that will not come: a worker of its loader that is stopped, or a file whose disk has gone."""
+"""Checks whether this rank waits in vain: for a stopped DataLoader worker, or for a dead disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 from torchbus._launch.frozen import process
 from torchbus._launch.watch.fair import FairClock
 
-# System calls by number: those on an open file, and those on the path of one with the place of that among their arguments.
+# Numbers of system calls: those on an open file, and those on a path, with the path's index among
+# the arguments.
 OPEN_FILE = {
     "x86_64": {0, 1, 5, 8, 17, 18, 19, 20, 74, 75, 77, 78, 217, 295, 296, 327, 328},
     "aarch64": {46, 61, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 286, 287},
@@ -22,7 +23,11 @@ PATH = {
 
 
 class Standstill:
-    """``found`` says in words what has stood still for ``freeze_timeout_s`` by the ``clock``; "" as long as nothing has."""
+    """Finds what stands still in this rank.
+
+    ``found``: what has stood still for ``freeze_timeout_s`` by the ``clock``, in words; "" if
+    nothing has.
+    """
 
     def __init__(self, clock: FairClock, freeze_timeout_s: float) -> None:
         self._clock = clock
@@ -32,23 +37,46 @@ class Standstill:
         self.found = ""
 
     def look(self, workers: list[int], progress: object) -> None:
-        """``workers``: those that the main thread waits for, of which ``progress`` says how far they have come."""
+        """Check the main thread and the workers that it waits for.
+
+        ``progress``: how far the workers have come.
+        """
         now_s = self._clock.seconds()
-        stands = {f"it {words}": f"{words} {process.switches(os.getpid())}" for words in [waits_for(os.getpid())] if words}
+        stands = {
+            f"it {words}": f"{words} {process.switches(os.getpid())}"
+            for words in [waits_for(os.getpid())]
+            if words
+        }
         self._workers = [pid for pid in workers if is_stopped(pid) or waits_for(pid)]
         for pid in self._workers:
             how = "is stopped by a signal" if is_stopped(pid) else waits_for(pid)
-            stands[f"the worker process {pid} of its DataLoader {how}"] = f"{pid} {how} {process.switches(pid)} {progress}"
+            stands[f"the worker process {pid} of its DataLoader {how}"] = (
+                f"{pid} {how} {process.switches(pid)} {progress}"
+            )
         self._since = {mark: self._since.get(mark, now_s) for mark in stands.values()}
-        self.found = next((words for words, mark in stands.items() if now_s - self._since[mark] > self._freeze_timeout_s), "")
+        self.found = next(
+            (
+                words
+                for words, mark in stands.items()
+                if now_s - self._since[mark] > self._freeze_timeout_s
+            ),
+            "",
+        )
 
     def end_workers(self) -> None:
-        """A stopped process hears no signal but SIGKILL until it is continued, and multiprocessing waits for it. To end well, as torch's workers
-        do on their parent's SIGTERM, is no error to the loader."""
+        """End the workers: SIGTERM, SIGCONT, and after a second SIGKILL.
+
+        A stopped process receives no signal but SIGKILL until it is continued, and multiprocessing
+        waits for it. A worker that ends on its parent's SIGTERM exits without an error, so the
+        loader raises none.
+        """
         for number in (signal.SIGTERM, signal.SIGCONT):
             self._signal(number)
         deadline = time.monotonic() + 1.0
-        while any(process.stat(pid)[:1] not in ([], ["Z"]) for pid in self._workers) and time.monotonic() < deadline:
+        while (
+            any(process.stat(pid)[:1] not in ([], ["Z"]) for pid in self._workers)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         self._signal(signal.SIGKILL)
 
@@ -59,18 +87,26 @@ class Standstill:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal; not by a debugger."""
-    return process.stat(pid)[:1] == [process.STOPPED] and process.status(pid).get("TracerPid") == "0"
+    """Return whether a signal, not a debugger, has stopped the process."""
+    return (
+        process.stat(pid)[:1] == [process.STOPPED] and process.status(pid).get("TracerPid") == "0"
+    )
 
 
 def waits_for(pid: int) -> str:
-    """In words: the file that the first thread of a process waits for, inside one system call; "" where it waits for none. A terminal, a
-    pipe, a socket and another process may take as long as they like."""
+    """Say which file the first thread of a process waits for in a system call; "" if for none.
+
+    A terminal, a pipe, a socket or another process may take any time, so these do not count.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         name = _file(pid)
         if name and not name.startswith("/dev/"):
             return f"waits for an answer of the file {name}"
-    return "waits in the kernel for a device that does not answer (state D)" if process.stat(pid)[:1] == ["D"] else ""
+    return (
+        "waits in the kernel for a device that does not answer (state D)"
+        if process.stat(pid)[:1] == ["D"]
+        else ""
+    )
 
 
 def _file(pid: int) -> str:
@@ -78,7 +114,11 @@ def _file(pid: int) -> str:
         call = file.read().split()
     if call[0] == "running":
         return ""
-    number, arguments, machine = int(call[0]), [int(word, 16) for word in call[1:7]], os.uname().machine
+    number, arguments, machine = (
+        int(call[0]),
+        [int(word, 16) for word in call[1:7]],
+        os.uname().machine,
+    )
     if number in PATH.get(machine, {}):
         return _text(pid, arguments[PATH[machine][number]])
     if number in OPEN_FILE.get(machine, ()) and arguments[0] > 2:
@@ -88,7 +128,7 @@ def _file(pid: int) -> str:
 
 
 def _text(pid: int, address: int) -> str:
-    """The path that stands in the memory of the process."""
+    """Read a path from the memory of the process."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
         return memory.read(256).partition(b"\0")[0].decode(errors="replace")

@@ -1,4 +1,4 @@
 """Joins ranks that a launcher started: torchrun, SLURM, mpirun, or variables set by hand.
 
-Reads the environment, and starts nothing.
+It reads the environment and starts nothing.
 """

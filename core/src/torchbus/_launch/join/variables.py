@@ -1,4 +1,4 @@
-"""Numbers in environment variables."""
+"""Reads numbers from environment variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from torchbus.errors import UsageError
 
 
 def integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """The number in a variable; without the variable the default. Raises UsageError naming the variable."""
+    """Return the number in a variable, or the default if the variable is not set.
+
+    Raises UsageError, which names the variable.
+    """
     text = env.get(name)
     if text is None and default is not None:
         return default

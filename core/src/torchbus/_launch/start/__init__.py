@@ -1,4 +1,4 @@
 """Starts the other local ranks: by fork, by running the script again, or by spawn.
 
-Runs before any rank knows the others. What comes after the start belongs to ``watch``.
+It runs before the ranks know each other. ``watch`` does what comes after the start.
 """

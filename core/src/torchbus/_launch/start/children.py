@@ -13,12 +13,16 @@ from torchbus._launch.watch.fair import FairClock
 
 
 class Child:
-    """A rank started by running the script again (``process``), or by fork (``pid``).
+    """A rank that this one started.
 
-    ``errors`` is the file that its stderr goes to, read only if it dies without a word.
+    ``pid``: its process id.
+    ``process``: its handle if it runs the script again; None if it was forked.
+    ``errors``: the file that receives its stderr.
     """
 
-    def __init__(self, rank: int, pid: int, process: subprocess.Popen[bytes] | None, errors: IO[bytes] | None) -> None:
+    def __init__(
+        self, rank: int, pid: int, process: subprocess.Popen[bytes] | None, errors: IO[bytes] | None
+    ) -> None:
         self.rank = rank
         self.pid = pid
         self._process = process
@@ -26,9 +30,11 @@ class Child:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Exit status, minus the signal's number if a signal ended it; None while it runs."""
+        """Return the exit status, minus the signal's number for a signal; None while it runs."""
         if self._status is None:
-            self._status = self._process.poll() if self._process is not None else self._poll_forked()
+            self._status = (
+                self._process.poll() if self._process is not None else self._poll_forked()
+            )
         return self._status
 
     def _poll_forked(self) -> int | None:
@@ -43,19 +49,23 @@ class Child:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Let go of the file of its errors."""
+        """Close the file with its stderr."""
         if self._errors is not None:
             self._errors.close()
 
     def words(self) -> str:
-        """How it ended, in words."""
+        """Say how it ended."""
         status = self.poll()
         if status is None:
             return "still runs"
-        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        return (
+            f"was killed by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with exit status {status}"
+        )
 
     def last_errors(self, max_chars: int = 8000) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the end of what it wrote to stderr."""
         if self._errors is None:
             return ""
         self._errors.seek(0)
@@ -63,7 +73,10 @@ class Child:
 
 
 def standard_input() -> int:
-    """Nothing to read; a terminal if there is one, since some scripts ask it for its size, but not to be read."""
+    """Open an input with nothing to read, and return its descriptor.
+
+    It is the terminal if there is one, opened for writing only: some scripts ask it for its size.
+    """
     try:
         return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
     except OSError:
@@ -71,20 +84,28 @@ def standard_input() -> int:
 
 
 def error_file() -> IO[bytes]:
-    """An unnamed file: nothing is left of it when the last process has closed it."""
+    """Make an unnamed file, which disappears once the last process has closed it."""
     return tempfile.TemporaryFile()
 
 
 def wait_for(children: list[Child], seconds: float) -> list[Child]:
-    """Wait until all have ended, at most ``seconds``, or longer where the machine is busy; returns those that have not."""
+    """Wait until all children have ended; return those that have not.
+
+    It waits at most ``seconds``, or longer on a busy machine.
+    """
     clock = FairClock(0.05)
-    while (running := [child for child in children if child.poll() is None]) and clock.seconds() < seconds:
+    while (
+        running := [child for child in children if child.poll() is None]
+    ) and clock.seconds() < seconds:
         time.sleep(0.01)
     return running
 
 
 def end(children: list[Child], grace_s: float) -> list[Child]:
-    """Give them ``grace_s`` to end by themselves, then SIGTERM, then SIGKILL. Returns those that did not end by themselves."""
+    """Give children ``grace_s`` to end by themselves, then send SIGTERM, then SIGKILL.
+
+    Returns those that did not end by themselves.
+    """
     stubborn = wait_for(children, grace_s)
     for child in stubborn:
         child.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a fork leaves to the new process, and must not."""
+"""Forks without handing on what the new process must not inherit."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ if sys.platform != "win32":
 
 
 def fork() -> int:
-    """``os.fork()``. What Python 3.12 warns of, locks of other threads, is looked after by those who call this."""
+    """Call ``os.fork()`` with flushed streams.
+
+    Python 3.12 warns of locks that other threads hold; callers of this function handle those.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            stream.flush()  # else what waits in its buffer is written by both
+            stream.flush()  # otherwise both processes write the contents of its buffer
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def write_to_no_file_of_the_parent() -> None:
-    """In the new process: what the parent's open files are written goes nowhere, so that a log which was opened before has each line once.
+    """In the new process, discard writes to the parent's open files.
 
-    Only regular files that were opened for nothing but writing: others may be read, too.
+    So a log that was opened before the fork has each line once. This applies only to regular files
+    that were opened only for writing, because others may also be read.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in _files_open_for_writing():
@@ -35,7 +39,9 @@ def write_to_no_file_of_the_parent() -> None:
 
 
 def _files_open_for_writing() -> Iterator[int]:
-    for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else range(3, 256)):
+    for descriptor in map(
+        int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else range(3, 256)
+    ):
         with contextlib.suppress(OSError):
             writes = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             if descriptor > 2 and writes and stat.S_ISREG(os.fstat(descriptor).st_mode):

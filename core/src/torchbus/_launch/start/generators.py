@@ -1,7 +1,8 @@
-"""The random generators of a script that is run again: each rank begins with rank 0's states.
+"""Random generators of a script that runs again: each rank begins with rank 0's states.
 
-torch's, Python's and NumPy's own generators are handed over as they were when rank 0 imported torchbus. What was drawn before that
-can't be handed over: where it differs, the ranks hold other data, and that is an error.
+Rank 0 hands over the states of torch's, Python's and NumPy's own generators from the moment when it
+imported torchbus. It can't hand over numbers drawn before that. If those differ, the ranks hold
+different data, and that is an error.
 """
 
 from __future__ import annotations
@@ -18,21 +19,28 @@ import torch
 
 from torchbus.errors import RanksDiverged
 
-POOL = 624  # numbers of a Mersenne twister: its position after seeding, before anything is drawn
-AT_FIRST = (POOL, POOL - 1)  # NumPy begins one further where the system has seeded it
-DRAWS_WHEN_IMPORTED = "rich.style"  # one of Python's numbers, for ids of its own
+POOL = 624  # position of a Mersenne Twister after seeding, before the first draw
+AT_FIRST = (POOL, POOL - 1)  # NumPy starts one lower if the system seeded it
+DRAWS_WHEN_IMPORTED = "rich.style"  # it draws one of Python's numbers, for its ids
 UNLIKE = (
-    "{names} was drawn from before the block, and not alike on all ranks: the script runs again for each rank, and what it drew there "
-    "(a split of the data, say) differs. Seed it at the top of the script, or import torchbus before anything is drawn, or use launch='fork' "
-    "or `torchbus run`, where nothing before the block runs twice"
+    "{names} was drawn from before the block, and not identically on all ranks: the script runs"
+    " again for each rank, and what it drew there (a split of the data, say) differs. Seed it at"
+    " the top of the script, or import torchbus before anything is drawn, or use launch='fork' or"
+    " `torchbus run`, where nothing before the block runs twice"
 )
 States = dict[str, Any]
 
 
 def read() -> States:
-    """The state of each generator, as JSON can hold it. NumPy's only if it is imported, and a Mersenne twister."""
+    """Return the state of each generator in a form for JSON.
+
+    NumPy's generator is included only if NumPy is imported and its generator is a Mersenne Twister.
+    """
     version, numbers, gauss = random.getstate()
-    states = {"torch": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(), "random": [version, list(numbers), gauss]}
+    states = {
+        "torch": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
+        "random": [version, list(numbers), gauss],
+    }
     if "numpy" in sys.modules:
         kind, key, *rest = sys.modules["numpy"].random.get_state()
         states |= {"numpy": [kind, key.tolist(), *rest]} if kind == "MT19937" else {}
@@ -50,18 +58,23 @@ def write(name: str, state: Any) -> None:
 
 
 def is_fresh(name: str, state: Any) -> bool:
-    """Whether nothing was drawn since the generator was seeded."""
+    """Return whether nothing was drawn since the generator was seeded."""
     if name == "numpy":
         return state[2] in AT_FIRST
     if name == "random":
         return state[1][-1] == POOL or (state[1][-1] == 1 and DRAWS_WHEN_IMPORTED in sys.modules)
     found = torch.Generator()
     found.set_state(_torch_state(state))
-    return torch.equal(torch.Generator().manual_seed(found.initial_seed()).get_state(), found.get_state())
+    return torch.equal(
+        torch.Generator().manual_seed(found.initial_seed()).get_state(), found.get_state()
+    )
 
 
 def take_over(given: States) -> list[str]:
-    """Go on from rank 0's states. Returns the generators that were drawn from before, on any of the two ranks, and not alike."""
+    """Continue from rank 0's states.
+
+    Returns the generators that this rank or rank 0 had drawn from, and whose states differ.
+    """
     drawn = []
     for name, mine in read().items():
         theirs = given.get(name, mine)
@@ -75,14 +88,24 @@ def take_over(given: States) -> list[str]:
 
 
 def digests() -> dict[str, list[int]]:
-    """For each generator a checksum of its state, and whether it is fresh."""
-    return {name: [zlib.crc32(json.dumps(state).encode()), int(is_fresh(name, state))] for name, state in read().items()}
+    """Return a checksum of each generator's state, and whether the generator is fresh."""
+    return {
+        name: [zlib.crc32(json.dumps(state).encode()), int(is_fresh(name, state))]
+        for name, state in read().items()
+    }
 
 
 def refuse_unlike(theirs: Mapping[str, list[int]], drawn_before: list[str]) -> None:
-    """Where the block begins: ``theirs`` are rank 0's digests. Raises RanksDiverged for what was drawn from and differs."""
+    """At the beginning of the block, compare this rank's digests with ``theirs``, rank 0's.
+
+    Raises RanksDiverged for generators that were drawn from and differ.
+    """
     mine = digests()
-    unlike = {name for name in mine.keys() & theirs.keys() if mine[name][0] != theirs[name][0] and not (mine[name][1] and theirs[name][1])}
+    unlike = {
+        name
+        for name in mine.keys() & theirs.keys()
+        if mine[name][0] != theirs[name][0] and not (mine[name][1] and theirs[name][1])
+    }
     names = [WORDS[name] for name in WORDS if name in unlike or name in drawn_before]
     if names:
         raise RanksDiverged(UNLIKE.format(names=" and ".join(names)))

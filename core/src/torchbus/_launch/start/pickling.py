@@ -1,4 +1,8 @@
-"""What can't be pickled is named: by the attributes that lead to it, and by the line where it was made."""
+"""Pickles arguments, and names the part that can't be pickled.
+
+The name is the path of attributes to that part. For a function, it includes the line that defines
+the function.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,16 @@ from torch.nn import Module
 from torchbus.errors import UsageError
 
 
-def pickled(value: tuple[Any, Mapping[str, Any]], names: Sequence[str], what: str, remedy: str) -> bytes:
-    """Pickle positional and named arguments. Raises UsageError that names the part which can't be, and the remedy."""
+def pickled(
+    value: tuple[Sequence[object], Mapping[str, object]],
+    names: Sequence[str],
+    what: str,
+    remedy: str,
+) -> bytes:
+    """Pickle positional and named arguments.
+
+    Raises UsageError, which names the part that can't be pickled, and the remedy.
+    """
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -26,14 +38,22 @@ def pickled(value: tuple[Any, Mapping[str, Any]], names: Sequence[str], what: st
         for path, part in parts:
             found = _culprit(path, part, set())
             if found is not None:
-                raise UsageError(f"{what}: {_describe(*found)}, so it can't be sent to other processes: {remedy}") from None
-        raise UsageError(f"{what}: the arguments can't be sent to other processes ({error}): {remedy}") from error
+                raise UsageError(
+                    f"{what}: {_describe(*found)}, so it can't be sent to other processes: {remedy}"
+                ) from None
+        raise UsageError(
+            f"{what}: the arguments can't be sent to other processes ({error}): {remedy}"
+        ) from error
 
 
 def place_of(function: Any) -> str:
-    """Name, file and line of a function."""
+    """Describe a function by its name, file and line."""
     code = getattr(function, "__code__", None)
-    where = f" at {os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code is not None else ""
+    where = (
+        f" at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        if code is not None
+        else ""
+    )
     if function.__name__ == "<lambda>":
         return f"a lambda defined{where}"
     outer, _, _ = function.__qualname__.rpartition(".<locals>.")
@@ -42,13 +62,13 @@ def place_of(function: Any) -> str:
 
 
 class _Probe(pickle.Pickler):
-    """Says whether something can be pickled, without reading tensors."""
+    """Finds out whether something can be pickled, without reading tensors."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         return (int, ()) if isinstance(value, Tensor) else NotImplemented
 
 
-def _error(value: Any) -> Exception | None:
+def _error(value: object) -> Exception | None:
     try:
         _Probe(io.BytesIO()).dump(value)
     except Exception as error:
@@ -56,8 +76,8 @@ def _error(value: Any) -> Exception | None:
     return None
 
 
-def _culprit(path: str, value: Any, seen: set[int]) -> tuple[str, Any, Exception] | None:
-    """The innermost part that can't be pickled."""
+def _culprit(path: str, value: object, seen: set[int]) -> tuple[str, object, Exception] | None:
+    """Return the innermost part that can't be pickled, with its path and the error."""
     error = _error(value)
     if error is None or id(value) in seen:
         return None
@@ -69,11 +89,15 @@ def _culprit(path: str, value: Any, seen: set[int]) -> tuple[str, Any, Exception
     return path, value, error
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, types.FunctionType | type | types.ModuleType):
         return
     if isinstance(value, functools.partial):
-        yield from ((f"{path}.func", value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords))
+        yield from (
+            (f"{path}.func", value.func),
+            (f"{path}.args", value.args),
+            (f"{path}.keywords", value.keywords),
+        )
     if isinstance(value, types.MethodType):
         yield f"{path}.__self__", value.__self__
     if isinstance(value, Mapping):
@@ -85,7 +109,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path}.{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
 
-def _describe(path: str, value: Any, error: Exception) -> str:
+def _describe(path: str, value: object, error: Exception) -> str:
     if isinstance(value, types.FunctionType):
         return f"{path} is {place_of(value)}"
     cls = type(value)

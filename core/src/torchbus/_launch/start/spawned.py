@@ -1,4 +1,4 @@
-"""In a process that ``spawn`` has started: the call itself."""
+"""Makes the call in a process that ``spawn`` has started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torchbus._launch.start.children import standard_input
 
 
 def main(given: bytes) -> None:
-    """Import what was the main module, as multiprocessing does, and call the function. Its session takes this rank's place."""
+    """Import the parent's main module, as multiprocessing does, and call the function.
+
+    Its session takes this rank's place.
+    """
     from torchbus._launch.start.spawn import find
     from torchbus.session import Session
 

@@ -1,4 +1,4 @@
-"""The key-value store of the job: where it listens, who may write to it, and who has said what.
+"""The key-value store of the job: its address, its signatures, and its roll calls.
 
-Everything here is signed with the key of the job.
+The ranks sign everything that they write here with the key of the job.
 """

@@ -1,4 +1,4 @@
-"""Whether all ranks have said a word."""
+"""Finds out whether all ranks have said a word."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torchbus._launch.store.sealed import SealedStore
 
 
 class RollCall:
-    """Rank 0 hears each, and tells all: as many requests as there are ranks."""
+    """Rank 0 hears each rank and tells all, which costs one request per rank."""
 
     def __init__(self, store: SealedStore, word: str, rank: int, world_size: int) -> None:
         self._store = store
@@ -19,7 +19,7 @@ class RollCall:
         self._store.set(f"{self._word}/{self._rank}", text)
 
     def is_complete(self) -> bool:
-        """Does not wait. Rank 0 must ask, until it is."""
+        """Return whether all ranks have said it; rank 0 must ask until they have."""
         if self._rank != 0:
             return self._store.check([f"all {self._word}"])
         while self._heard < self._world_size and self._store.check([f"{self._word}/{self._heard}"]):

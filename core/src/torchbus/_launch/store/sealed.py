@@ -1,4 +1,4 @@
-"""The key-value store that all ranks share, as far as ranks of this job have written it."""
+"""The key-value store that all ranks share; it ignores values from outside the job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Protocol, cast
 
 import torch.distributed as dist
 
@@ -14,11 +15,24 @@ TAG_BYTES = 16
 FORGED_AGAIN_S = 0.05
 
 
-class SealedStore:
-    """torch's store has no password: whoever reaches its port reads and writes it. So each value stands behind a tag, the HMAC of its name and
-    itself under the job's key, and one without a right tag counts as not there. Nothing is hidden by that: values can be read.
+class OfBytes(Protocol):
+    """What torch's stores do, and their annotations leave out: values may be bytes."""
 
-    ``raw`` is torch's own store, for process groups. All methods raise RuntimeError where the store has gone.
+    timeout: timedelta
+
+    def set(self, key: str, value: str | bytes) -> None: ...
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes: ...
+
+
+class SealedStore:
+    """A store whose values carry the tag of this job.
+
+    torch's store has no password: whoever reaches its port can read and write it. So each value
+    follows a tag, the HMAC of its name and itself under the job's key. A value without a valid tag
+    counts as missing. Values are not encrypted.
+
+    ``raw``: torch's own store, for process groups.
+    All methods raise RuntimeError if the store has gone.
     """
 
     def __init__(self, raw: dist.Store, key: bytes, prefix: str = "") -> None:
@@ -33,62 +47,81 @@ class SealedStore:
         return self._held[0]
 
     def close(self) -> None:
-        """Let go of torch's store, for all parts of this one as well: whoever keeps one keeps no port open, and a process that is forked later
-        has no server of which it lacks the thread."""
+        """Release torch's store, also for all parts of this store.
+
+        So an object that keeps a part keeps no port open. A process that is forked later does not
+        inherit a server without its thread.
+        """
         self._held.clear()
 
     @property
+    def _bytes(self) -> OfBytes:
+        return cast(OfBytes, self.raw)
+
+    @property
     def port(self) -> int:
-        """At which it is served."""
+        """The port of the store."""
         assert isinstance(self.raw, dist.TCPStore)
         return int(self.raw.port)
 
     def within(self, word: str) -> SealedStore:
-        """The part of it whose names begin with a word."""
+        """Return the part of the store whose names begin with a word."""
         part = SealedStore(self.raw, self.key, f"{self._prefix}{word}/")
         part._held = self._held
         return part
 
     def of_groups(self, word: str) -> dist.Store:
-        """torch's own store, for what process groups tell each other."""
+        """Return torch's own store for the messages of process groups."""
         return dist.PrefixStore(f"{self._prefix}{word}", self.raw)
 
     def connection(self, timeout: timedelta) -> SealedStore:
-        """The same store by a connection of its own: a word that waits on one keeps the others of that connection waiting."""
+        """Return the same store over a connection of its own.
+
+        A request that waits on a connection blocks all others of that connection.
+        """
         raw = self.raw
         if isinstance(raw, dist.TCPStore):
-            raw = dist.TCPStore(raw.host, raw.port, is_master=False, timeout=timeout, wait_for_workers=False)
+            raw = dist.TCPStore(
+                raw.host, raw.port, is_master=False, timeout=timeout, wait_for_workers=False
+            )
         return SealedStore(raw, self.key, self._prefix)
 
     def set(self, name: str, value: str | bytes) -> None:
-        self.raw.set(self._prefix + name, self._sealed(name, value))  # type: ignore[arg-type]
+        self._bytes.set(self._prefix + name, self._sealed(name, value))
 
     def read(self, name: str) -> bytes | None:
-        """The value, None where there is none; does not wait."""
+        """Return the value, or None if there is none; do not wait."""
         return self._opened(name, self._there(name))
 
     def get(self, name: str) -> bytes:
-        """The value, once it is there. Raises RuntimeError when it has not come within the store's timeout."""
-        deadline = time.monotonic() + self.raw.timeout.total_seconds()  # type: ignore[attr-defined]
+        """Wait for the value, and return it.
+
+        Raises RuntimeError if it does not come within the store's timeout.
+        """
+        deadline = time.monotonic() + self._bytes.timeout.total_seconds()
         while (value := self._opened(name, self.raw.get(self._prefix + name))) is None:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the store's {self._prefix + name} is not by a rank of this job")
+                raise RuntimeError(
+                    f"the store's {self._prefix + name} was not written by a rank of this job"
+                )
             time.sleep(FORGED_AGAIN_S)
         return value
 
     def wait(self, name: str) -> None:
-        """Until something is there, by whomever. Raises RuntimeError after the store's timeout."""
+        """Wait for any value, also an unsigned one; RuntimeError after the store's timeout."""
         self.raw.get(self._prefix + name)
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
         return [self.get(name) for name in names]
 
     def check(self, names: Sequence[str]) -> bool:
-        """Whether all are there."""
-        return self.raw.check([self._prefix + name for name in names]) and all(self.read(name) is not None for name in names)
+        """Return whether all of these values are there."""
+        return self.raw.check([self._prefix + name for name in names]) and all(
+            self.read(name) is not None for name in names
+        )
 
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set it if it is as expected ("": not there). Returns what is there now."""
+        """Set the value if it is as expected ("": missing); return the value that it has now."""
         while True:
             there = self._there(name)
             value = self._opened(name, there) or b""
@@ -98,15 +131,19 @@ class SealedStore:
                 return _bytes(desired)
 
     def leave(self, name: str, value: str | bytes) -> None:
-        """Set it if nothing is there, by whomever."""
-        self.raw.compare_set(self._prefix + name, "", self._sealed(name, value))  # type: ignore[arg-type]
+        """Set the value if the store has none, not even an unsigned one."""
+        self._bytes.compare_set(self._prefix + name, "", self._sealed(name, value))
 
     def add(self, name: str, amount: int) -> int:
-        """Count on; returns the sum. Ranks that count at once try again: what many do, each does with a name of its own."""
+        """Add to a counter, and return the sum.
+
+        Ranks that add at the same time try again. If many ranks add, give each its own name.
+        """
         while True:
             there = self._there(name)
             total = int((self._opened(name, there) or b"0").split()[0]) + amount
-            if not amount or self._swap(name, there, f"{total} {os.urandom(8).hex()}".encode()):  # like no other rank's
+            # random bytes make the value unique among the ranks
+            if not amount or self._swap(name, there, f"{total} {os.urandom(8).hex()}".encode()):
                 return total
 
     def delete_key(self, name: str) -> bool:
@@ -114,7 +151,7 @@ class SealedStore:
 
     def _swap(self, name: str, there: bytes, value: bytes) -> bool:
         mine = self._sealed(name, value)
-        return bool(self.raw.compare_set(self._prefix + name, there, mine) == mine)  # type: ignore[arg-type]
+        return bool(self._bytes.compare_set(self._prefix + name, there, mine) == mine)
 
     def _there(self, name: str) -> bytes:
         key = self._prefix + name
@@ -131,7 +168,7 @@ class SealedStore:
 
 
 def tag(key: bytes, message: bytes) -> bytes:
-    """What only those can make who have the key."""
+    """Return the tag of a message, which only holders of the key can make."""
     return hmac.digest(key, message, "sha256")[:TAG_BYTES]
 
 

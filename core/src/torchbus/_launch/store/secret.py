@@ -1,7 +1,8 @@
-"""The job's key: what its ranks know, and nobody else.
+"""The job's key, which only its ranks know.
 
-Ranks that the session starts get it from their parent, new for each job. Those that another launcher starts have no parent of ours: they make it of
-a secret of the user's, which is in TORCHBUS_KEY or, without that, in a file that the user alone may read.
+Ranks that the session starts get it from their parent, which makes a new key for each job. A
+launcher's ranks have no such parent: they derive it from a secret of the user. The secret is in
+TORCHBUS_KEY or, without that, in a file that only the user may read.
 """
 
 from __future__ import annotations
@@ -22,27 +23,33 @@ from torchbus.errors import LaunchError, UsageError
 
 VARIABLE = "TORCHBUS_KEY"
 SHORTEST = 16
-STRANGER_S = 5.0  # a stranger's may have been there first
+STRANGER_S = 5.0  # another job may have written there first
 REMEDY = (
-    f"Give {VARIABLE} one secret on all hosts (python -c 'import secrets; print(secrets.token_hex())'), or let them share that file"
+    f"Set {VARIABLE} to the same secret on all hosts (python -c 'import secrets;"
+    " print(secrets.token_hex())'), or let them share that file"
 )
 
 
 def new() -> bytes:
-    """For ranks that the session starts."""
+    """Make a key for ranks that the session starts."""
     return secrets.token_bytes(32)
 
 
 def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = os.environ) -> bytes:
-    """For ranks that another launcher starts: the same in all of them; ``job`` is the launcher's own name for it. Raises UsageError and LaunchError
-    where there is no secret."""
+    """Derive the key of ranks that another launcher starts; all of them get the same.
+
+    ``job``: the launcher's name for the job. Raises UsageError or LaunchError if there is no usable
+    secret.
+    """
     return tag(_of_the_user(environ), json.dumps([port, world_size, job]).encode())
 
 
 def compare(store: SealedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
-    """Each of these ranks calls it, once. Raises LaunchError on rank 0 and on one whose key is not rank 0's: they could not tell each other later.
+    """Check that these ranks have rank 0's key; each of them calls it once.
 
-    A rank takes its seat, unless its launcher may give that to another process: a second job that comes to the port of the first leaves it alone.
+    Raises LaunchError on rank 0 and on each rank with a different key: later they could not tell
+    each other. A rank also takes its seat, so that a second job at the port of the first gets an
+    error. Pass ``takes_seat=False`` if the launcher may give the seat to another process.
     """
     if rank != 0 and not _has_signed(store, _seat(0)):
         store.leave(_seat(rank), "")  # rank 0 need not wait
@@ -60,15 +67,16 @@ def _take_seat(store: SealedStore, rank: int) -> None:
     mine = secrets.token_bytes(8)
     if store.compare_set(_seat(rank), "", mine) != mine:
         raise LaunchError(
-            f"rank {rank} of the job that listens there has come already: either it is another job, or rank {rank} was started twice. "
-            "Give each job a MASTER_PORT of its own"
+            f"rank {rank} of the job that listens there has joined already: either it is another"
+            f" job, or rank {rank} was started twice. Give each job a MASTER_PORT of its own"
         )
 
 
 def _unlike(rank: int) -> LaunchError:
     return LaunchError(
-        f"rank {rank} has another key than rank 0: the ranks of a job know each other by {VARIABLE} or, without it, by the secret in "
-        f"{places()[0]} of the host they are on. {REMEDY}. If they are of two jobs: give each job a MASTER_PORT of its own"
+        f"rank {rank} has a different key from rank 0: the ranks of a job recognise each other by"
+        f" {VARIABLE} or, without it, by the secret in {places()[0]} of their host. {REMEDY}. If"
+        " they are of two jobs: give each job a MASTER_PORT of its own"
     )
 
 
@@ -85,8 +93,13 @@ def _has_signed(store: SealedStore, name: str) -> bool:
 
 
 def places() -> tuple[Path, Path]:
-    """The file with the user's secret; where no home can be written to, in a folder of this host's that is the user's alone."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"))
+    """Return the places of the file with the user's secret: at home, and on this host.
+
+    The second one, in a private folder, serves if no home folder is writable.
+    """
+    home = Path(
+        os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    )
     user = os.geteuid() if os.name == "posix" else getpass.getuser()
     return home / "torchbus" / "key", Path(tempfile.gettempdir(), f"torchbus-{user}", "key")
 
@@ -96,7 +109,10 @@ def _of_the_user(environ: Mapping[str, str]) -> bytes:
     if given is None:
         return _in_file()
     if len(given) < SHORTEST:
-        raise UsageError(f"{VARIABLE} has {len(given)} characters, which can be guessed: {SHORTEST} are the least. {REMEDY}")
+        raise UsageError(
+            f"{VARIABLE} has {len(given)} characters and can be guessed: use at least"
+            f" {SHORTEST}. {REMEDY}"
+        )
     return hashlib.sha256(given.encode()).digest()
 
 
@@ -109,11 +125,13 @@ def _in_file() -> bytes:
             return _read(file)
         except OSError as error:
             told.append(f"{file} ({error.strerror})")
-    raise LaunchError(f"the secret of this user's jobs can be kept neither in {' nor in '.join(told)}. {REMEDY}")
+    raise LaunchError(
+        f"the secret of this user's jobs can be kept neither in {' nor in '.join(told)}. {REMEDY}"
+    )
 
 
 def _make(file: Path) -> None:
-    """Whole or not at all, and one of several processes at once."""
+    """Make the file atomically; if several processes try, one of them makes it."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=file.parent)
     with os.fdopen(descriptor, "wb") as target:
@@ -124,14 +142,18 @@ def _make(file: Path) -> None:
 
 
 def _read(file: Path) -> bytes:
-    """Raises LaunchError where others may know or have written it."""
+    """Read the secret; raise LaunchError if others may have read or written it."""
     with file.open("rb") as source:
         status, secret = os.fstat(source.fileno()), source.read(4096)
     folder = file.parent.stat()
-    if len(secret) < SHORTEST or (os.name == "posix" and not (_is_private(status, 0o077) and _is_private(folder, 0o022))):
+    if len(secret) < SHORTEST or (
+        os.name == "posix" and not (_is_private(status, 0o077) and _is_private(folder, 0o022))
+    ):
         raise LaunchError(
-            f"{file} is no secret: the file and its folder must be this user's, the file readable by nobody else (chmod 600), the folder writable by "
-            f"nobody else (chmod 700), and it must hold {SHORTEST} bytes or more. Remove it, and the next job makes a new one. {REMEDY}"
+            f"{file} is not secret: the file and its folder must be this user's, the file readable"
+            " by nobody else (chmod 600), the folder writable by nobody else (chmod 700), and it"
+            f" must hold {SHORTEST} bytes or more. Remove it, and the next job makes a new one."
+            f" {REMEDY}"
         )
     return secret
 

@@ -1,4 +1,4 @@
-"""The guard of each rank: signals, failures of other ranks, ranks that wait for ever.
+"""The guard of each rank: it watches for signals, failed ranks, and ranks that wait for ever.
 
-Runs in threads beside the loop, and ends collectives by closing this rank's own sockets.
+It runs in threads beside the loop, and ends collectives by closing this rank's own sockets.
 """

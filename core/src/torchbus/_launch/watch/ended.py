@@ -1,4 +1,7 @@
-"""What a rank that has come to its end has done: evidence for those that wait for it. That they have waited long is none."""
+"""What a rank had done when it reached its end: evidence for the ranks that wait for it.
+
+A long wait is no evidence.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ SOME_ENDED = "some ended"
 
 
 class Ended(NamedTuple):
-    """``collectives``: of the main process group, None where its backend does not count them."""
+    """The counts of a rank at its end.
+
+    ``collectives``: those of the main process group; None if its backend does not count them.
+    """
 
     backwards: int
     collectives: int | None
@@ -24,8 +30,12 @@ class Ended(NamedTuple):
         return cls(*json.loads(text))
 
     def never_comes_to(self, place: Place, begun: int | None) -> bool:
-        """Whether another rank, which waits at ``place`` and has ``begun`` so many collectives, is in one that this rank has never begun. All ranks
-        make each backward, and each collective of the main group. In one of another group this rank may have no part."""
+        """Return whether a rank waits in a synchronisation that this rank has never begun.
+
+        The other rank waits at ``place`` and has ``begun`` so many collectives. Every rank takes
+        part in each backward and in each collective of the main group. It may have no part in a
+        collective of another group.
+        """
         if place.waits_in.startswith("backward ") and place.backwards >= self.backwards:
             return True
         return begun is not None and self.collectives is not None and begun > self.collectives

@@ -8,16 +8,28 @@ from dataclasses import asdict, dataclass
 
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._redaction import redacted, redacted_source
-from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.errors import PluginError, RankFailed, RanksDiverged
 
 KEY = "failure"
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "gloo", "NCCL", "Socket")
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "gloo",
+    "NCCL",
+    "Socket",
+)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What happened on which rank. ``traceback`` is shown by rank 0 if it is not empty. ``diverged``: no rank failed,
-    but they can't go on together. ``frozen``: it can't end by itself."""
+    """What happened on which rank.
+
+    ``traceback``: rank 0 prints it if it is not empty.
+    ``diverged``: no rank failed, but the ranks can't go on together.
+    ``frozen``: the rank can't end by itself.
+    """
 
     rank: int
     summary: str
@@ -26,12 +38,16 @@ class Failure:
     frozen: bool = False
 
     def as_error(self) -> RankFailed | RanksDiverged:
-        """What the other ranks raise."""
-        return RanksDiverged(self.summary) if self.diverged else RankFailed(f"rank {self.rank} failed first: {self.summary}")
+        """Return the error that the other ranks raise."""
+        return (
+            RanksDiverged(self.summary)
+            if self.diverged
+            else RankFailed(f"rank {self.rank} failed first: {self.summary}")
+        )
 
 
 def of(rank: int, error: BaseException) -> Failure:
-    """The failure that an exception is."""
+    """Make the record of an exception."""
     text = redacted_source("".join(traceback.format_exception(error)))
     if isinstance(error, RanksDiverged):
         return Failure(rank, str(error), diverged=True)
@@ -39,12 +55,12 @@ def of(rank: int, error: BaseException) -> Failure:
 
 
 def publish(store: SealedStore, failure: Failure) -> Failure:
-    """Record a failure unless there is one already; returns the one that is recorded."""
+    """Record a failure unless one is recorded already; return the recorded one."""
     return parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
 
 
 def read(store: SealedStore) -> Failure | None:
-    """The recorded failure, if any."""
+    """Return the recorded failure, if any."""
     text = store.read(KEY)
     return None if text is None else parse(text)
 
@@ -54,5 +70,10 @@ def parse(text: bytes) -> Failure:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether the error looks like that of a rank whose peer has gone."""
+    """Return whether the error looks like that of a rank whose peer has gone.
+
+    Also if it came inside a plugin's listener.
+    """
+    if isinstance(error, PluginError) and error.__cause__ is not None:
+        error = error.__cause__
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST)

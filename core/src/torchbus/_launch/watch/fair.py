@@ -1,4 +1,4 @@
-"""Seconds that count against somebody: those in which he had his chance."""
+"""A clock that counts only the seconds in which a process or thread could run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import time
 
 
 class FairClock:
-    """Does not count what this process itself has missed (stopped, frozen with its container, asleep with its laptop, without a processor), nor the
-    time in which the thread whose folder in /proc is ``task`` waited for a processor. Ask it often: an answer adds ``step_s`` at most."""
+    """Counts the seconds in which this process could run.
+
+    It skips the time for which the process was stopped, frozen with its container, asleep with its
+    laptop, or without a processor. It also skips the time for which a thread waited for a
+    processor; ``task`` is that thread's folder in /proc. Call ``seconds()`` often: one call adds at
+    most ``step_s``.
+    """
 
     def __init__(self, step_s: float = 1.0, task: str = "") -> None:
         self._step_s = step_s
@@ -16,7 +21,7 @@ class FairClock:
         self._passed_s = 0.0
 
     def seconds(self) -> float:
-        """Since the clock was made."""
+        """Return the seconds counted since the clock was made."""
         now, kept_waiting_s = time.monotonic(), self._waiting_s()
         passed_s = min(now - self._asked_s, self._step_s) - (kept_waiting_s - self._kept_waiting_s)
         self._passed_s += max(passed_s, 0.0)
@@ -24,7 +29,7 @@ class FairClock:
         return self._passed_s
 
     def _waiting_s(self) -> float:
-        """For a processor, in all; Linux only, elsewhere 0."""
+        """Return how long the thread has waited for a processor in all; 0 outside Linux."""
         if not self._task:
             return 0.0
         try:

@@ -1,6 +1,7 @@
-"""A thread per rank that sees what the main thread can't: signals and failures of others while it waits in a collective.
+"""A thread per rank that notices signals and failures while the main thread is in a collective.
 
-It closes this rank's own connections to its peers, which ends every collective that waits on them, here and there.
+It closes this rank's own connections to its peers. That ends every collective that waits on them,
+on this rank and on the peers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from torchbus._launch.watch import thread_frames
 from torchbus._launch.watch.fair import FairClock
@@ -29,17 +29,26 @@ FORCED = "does not leave native code and is ended by force"
 
 
 class Guard:
-    """Looks with ``look()``, which returns the reason why this rank has to stop, or None.
+    """Calls ``look()`` again and again, and stops this rank if it returns a reason.
 
-    The reason is raised in the main thread. ``seen_signal`` is the last SIGINT, SIGTERM or SIGHUP; those ``handled`` are a plugin's business.
-    An error of the guard's own ends the rank as well: unguarded, it could wait for ever. ``beat()`` is called as often as ``look()``, and goes on
-    while this rank leaves. ``away(seconds)`` is what to think of a look that has not come back for so long.
+    The guard raises the reason in the main thread. An error of the guard itself also ends the
+    rank: without a guard, the rank could wait for ever.
+
+    ``seen_signal``: the last SIGINT, SIGTERM or SIGHUP.
+    ``handled``: signals that a plugin handles.
+    ``beat()``: called as often as ``look()``, and still called while this rank leaves.
+    ``away(seconds)``: returns an error, or None, for a look that has not returned for so long.
     """
 
     def __init__(
-        self, rank: int, look: Callable[[], BaseException | None], report_signal: Callable[[int], None], *,
-        beat: Callable[[], None] = lambda: None, away: Callable[[float], BaseException | None] = lambda seconds: None,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        look: Callable[[], BaseException | None],
+        report_signal: Callable[[int], None],
+        *,
+        beat: Callable[[], None] = lambda: None,
+        away: Callable[[float], BaseException | None] = lambda seconds: None,
+    ) -> None:
         self._rank = rank
         self._look = look
         self._report_signal = report_signal
@@ -65,21 +74,21 @@ class Guard:
         self._thread.start()
 
     def on_release(self, release: Callable[[], None]) -> None:
-        """``release()`` ends this rank's collectives; called from the guard's thread."""
+        """Register a function that ends collectives of this rank; the guard's thread calls it."""
         self._releases.append(release)
 
     def release(self) -> None:
-        """End all collectives of this rank, and so those of its peers that wait on it."""
+        """End all collectives of this rank, and thereby those of peers that wait on it."""
         while self._releases:
             with contextlib.suppress(Exception):
                 self._releases.pop()()
 
     def on_raise(self, callback: Callable[[], None]) -> None:
-        """Called from the guard's thread once it has interrupted the main thread."""
+        """Register a callback; the guard's thread calls it after it interrupted the main thread."""
         self._after_raise.append(callback)
 
     def stop_looking(self) -> None:
-        self._looking.stop()  # first: the guard knows what to do if it does not come back
+        self._looking.stop()  # first: the guard handles a look that does not return
         self._stop.set()
         self._thread.join()
 
@@ -88,8 +97,11 @@ class Guard:
         self._undo_signals()
 
     def forget(self) -> None:
-        """In a process that was forked from this rank: its signals are its own, and none of this rank's business."""
-        with contextlib.suppress(ValueError):  # forked from another thread than the main one
+        """Undo the signal handling in a process that was forked from this rank.
+
+        The signals of that process do not concern this rank.
+        """
+        with contextlib.suppress(ValueError):  # forked from a thread other than the main one
             self._undo_signals()
 
     def _run(self) -> None:
@@ -111,7 +123,8 @@ class Guard:
                 continue
             ended = True
             if self.seen_signal and clock.seconds() - signalled_s > DELIVER_AFTER_S:
-                self._report_signal(self.seen_signal)  # the main thread has not reacted: it waits in a collective
+                # the main thread has not reacted: it waits in a collective
+                self._report_signal(self.seen_signal)
                 self._end_main(None)
             elif reason is not None:
                 self.reason = reason
@@ -120,7 +133,7 @@ class Guard:
                 ended = False
 
     def beat(self) -> None:
-        """Show that this rank lives, and its guard; for a look that takes long."""
+        """Show that this rank and its guard live; call it during a look that takes long."""
         self._looking.still_there()
         self._beat()
 
@@ -130,8 +143,13 @@ class Guard:
 
     def _end_main(self, reason: BaseException | None) -> None:
         self.release()
-        if not self._main_leaves_within(DELIVER_AFTER_S) and reason is not None and self._wakeup is not None:
-            signal.pthread_kill(self._main.ident, signal.SIGTERM)  # type: ignore[arg-type]
+        if (
+            not self._main_leaves_within(DELIVER_AFTER_S)
+            and reason is not None
+            and self._wakeup is not None
+        ):
+            assert self._main.ident is not None
+            signal.pthread_kill(self._main.ident, signal.SIGTERM)
             for callback in self._after_raise:
                 with contextlib.suppress(Exception):
                     callback()
@@ -139,15 +157,22 @@ class Guard:
             self._kill_myself()
 
     def _main_leaves_within(self, seconds: float) -> bool:
-        """Seconds in which it could: a busy machine may take its time."""
-        clock = FairClock(0.1, f"/proc/self/task/{os.getpid()}")  # the main thread has the number of the process
+        """Wait for the main thread to leave; count only seconds in which it could run."""
+        # the thread id of the main thread is the process id
+        clock = FairClock(0.1, f"/proc/self/task/{os.getpid()}")
         while clock.seconds() < seconds and not self.leaving and not self._stop.wait(0.02):
             pass
         return self.leaving or self._stop.is_set()
 
     def _kill_myself(self) -> None:
         innermost = thread_frames.of_thread(self._main.ident)[:3]
-        where = "".join(traceback.format_list(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(innermost))))
+        where = "".join(
+            traceback.format_list(
+                traceback.StackSummary.extract(
+                    (frame, frame.f_lineno) for frame in reversed(innermost)
+                )
+            )
+        )
         text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
         say(text)
         os._exit(1)
@@ -168,7 +193,9 @@ class Guard:
         self._wakeup.settimeout(LOOK_EVERY_S)
         writer.setblocking(False)
         old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        old_handlers = {number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())}
+        old_handlers = {
+            number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())
+        }
         wakeup = self._wakeup
 
         def undo() -> None:
@@ -189,39 +216,5 @@ class Guard:
 
 
 def _hangup() -> list[signal.Signals]:
-    """SIGHUP, unless somebody has decided about it: nohup ignores it."""
+    """Return SIGHUP, unless its handling was already changed: nohup ignores it."""
     return [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
-
-
-def sockets_opened() -> set[int]:
-    """Descriptors of this process's connected sockets; Linux only, elsewhere none."""
-    return set(_connected_sockets())
-
-
-def _connected_sockets() -> Iterator[int]:
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                    yield int(entry)
-
-
-def connected_to(port: int) -> set[int]:
-    """Descriptors of this process's sockets that are connected to a port."""
-    return {descriptor for descriptor in sockets_opened() if _port_of_peer(descriptor) == port}
-
-
-def _port_of_peer(descriptor: int) -> int | None:
-    with contextlib.suppress(OSError, IndexError, TypeError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        return int(copy.getpeername()[1])
-    return None
-
-
-def shut(descriptors: set[int]) -> None:
-    """End the connections of these sockets (listening ones are left alone)."""
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            copy: Any = socket.socket(fileno=os.dup(descriptor))
-            with copy:
-                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    copy.shutdown(socket.SHUT_RDWR)

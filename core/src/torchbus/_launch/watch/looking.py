@@ -1,4 +1,7 @@
-"""A thread that looks, and from which it is known when it does not come back: what it asks may be served by a process that is stopped."""
+"""A thread that looks again and again; its owner can tell if a look does not return.
+
+A look asks the store, and the process that serves the store may be stopped.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torchbus._launch.watch.fair import FairClock
 
 
 class Looking:
-    """Calls ``look()`` again and again; what that first returns other than None is ``found``."""
+    """Calls ``look()`` again and again; ``found()`` is its first result that is not None."""
 
     def __init__(self, look: Callable[[], BaseException | None], pause_s: float) -> None:
         self._look = look
@@ -27,7 +30,7 @@ class Looking:
         self._thread.start()
 
     def still_there(self) -> None:
-        """For a look that takes its time and knows it."""
+        """Show that the look goes on; for a look that expects to take long."""
         self._looks += 1
 
     def stop(self) -> None:
@@ -36,13 +39,13 @@ class Looking:
             self._thread.join()
 
     def found(self) -> BaseException | None:
-        """Raises the error that has ended the looking, if there was one."""
+        """Return the first result that is not None, or raise the error that ended the thread."""
         if self._error is not None:
             raise self._error
         return self._found
 
     def away_s(self) -> float:
-        """For how long it has been in one look; ask often."""
+        """Return the seconds since the current look began; call it often."""
         now_s = self._clock.seconds()
         if self._looks != self._looks_seen or not self._thread.is_alive():
             self._looks_seen, self._came_back_s = self._looks, now_s
@@ -59,5 +62,9 @@ class Looking:
 
 
 def leave_to_no_debugger(thread: threading.Thread) -> None:
-    """debugpy and PyCharm stop all threads at a breakpoint but those that are marked so: a rank that is debugged still lives."""
-    thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    """Mark a thread that debuggers must not stop.
+
+    At a breakpoint, debugpy and PyCharm stop all threads without this mark. The guard of a
+    debugged rank must still show that the rank lives.
+    """
+    vars(thread).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)

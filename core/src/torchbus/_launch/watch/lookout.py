@@ -1,4 +1,4 @@
-"""What each rank's guard looks at, in a thread: has another rank failed, ended, or gone, and can this one go on?"""
+"""What each rank's guard checks: has another rank failed, ended or gone, and can this one go on?"""
 
 from __future__ import annotations
 
@@ -23,13 +23,24 @@ GONE = "rank 0, which serves the store, has gone"
 
 
 class Lookout:
-    """``look()`` returns this rank's reason to stop, if there is one. The store's connection is its own."""
+    """Finds this rank's reason to stop; ``look()`` returns it, or None.
+
+    ``store`` is a connection that nothing else uses.
+    """
 
     def __init__(
-        self, store: SealedStore, rank: int, world_size: int, hang_timeout_s: float, place: Callable[[], Place], children: Sequence[Child],
-        parent_pid: int | None, freeze: Freeze | None = None, rest: Callable[[], str] = lambda: "",
+        self,
+        store: SealedStore,
+        rank: int,
+        world_size: int,
+        hang_timeout_s: float,
+        place: Callable[[], Place],
+        children: Sequence[Child],
+        parent_pid: int | None,
+        freeze: Freeze | None = None,
+        rest: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -37,8 +48,18 @@ class Lookout:
         self._children = children
         self._parent_pid = parent_pid
         self._freeze = freeze
-        self._is_ours = bool(children) or parent_pid is not None  # those that started one another know more of one another's ends
-        self._hang = HangWatch(store, rank, world_size, hang_timeout_s, place, rest, beat, say if freeze is None else freeze.say)
+        # ranks of one session know more about how each other ended
+        self._is_ours = bool(children) or parent_pid is not None
+        self._hang = HangWatch(
+            store,
+            rank,
+            world_size,
+            hang_timeout_s,
+            place,
+            rest,
+            beat,
+            say if freeze is None else freeze.say,
+        )
 
     def look(self) -> BaseException | None:
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
@@ -49,35 +70,49 @@ class Lookout:
                 self._freeze.end(found.rank, found.summary)
         except RuntimeError:
             return RankFailed(GONE)
-        if found is not None and (found.rank != self._rank or found.frozen or (self._freeze is not None and self._freeze.stands)):
+        if found is not None and (
+            found.rank != self._rank
+            or found.frozen
+            or (self._freeze is not None and self._freeze.stands)
+        ):
             return found.as_error()
         return self._ended_peer() or self._deadlock()
 
     def report_signal(self, number: int) -> None:
-        """This rank has got a signal that ends it."""
+        """Record that this rank got a signal that ends it."""
         with contextlib.suppress(RuntimeError):
             failure.publish(self._store, received(self._rank, number))
 
     def known_failure(self) -> Failure | None:
-        """For a rank that has lost a connection: why, as far as it can be known by now. Raises RuntimeError where nothing can."""
+        """Return why this rank lost a connection, if that is known by now.
+
+        Raises RuntimeError if the store has gone and nothing else can tell.
+        """
         try:
             return failure.read(self._store) or self.dead_rank()
         except RuntimeError:
             if self._is_ours:
                 raise
-            return self.lost_rank()  # the store may be gone a moment before the process that served it
+            # the store may go a moment before the process that serves it
+            return self.lost_rank()
 
     def dead_rank(self) -> Failure | None:
-        """A rank that this process started and that ended with an error, or one of a launcher's, on this host, that is not there any more."""
+        """Return the failure of a rank whose process has ended, if there is one.
+
+        It is a child of this process that ended with an error, or a launcher's rank on this host
+        whose process has gone.
+        """
         for child in self._children:
             status = child.poll()
             if status:
                 text = child.last_errors()
-                return failure.publish(self._store, Failure(child.rank, f"the process {child.words()}", text))
+                return failure.publish(
+                    self._store, Failure(child.rank, f"the process {child.words()}", text)
+                )
         return self.lost_rank()
 
     def lost_rank(self) -> Failure | None:
-        """One of a launcher's, on this host, whose process is not there any more."""
+        """Return the failure of a launcher's rank on this host whose process has gone, if any."""
         lost = self._freeze.lost() if self._freeze is not None and not self._is_ours else None
         if lost is not None:
             with contextlib.suppress(RuntimeError):  # the store has gone with it
@@ -98,7 +133,7 @@ class Lookout:
         return error
 
     def _ended_peer(self) -> BaseException | None:
-        """A rank that has ended its loop and will never come to what this one waits in."""
+        """Return an error if a rank ended its loop and will never reach what this one waits in."""
         if not self._store.check([SOME_ENDED]) or self._store.check([f"ended/{self._rank}"]):
             return None
         place, begun = self._place(), collectives.begun()
@@ -114,13 +149,14 @@ class Lookout:
     def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
         place = self._place()
         return RanksDiverged(
-            f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank} waits in "
-            f"{place.waits_in or 'a collective'} at {place.line}: all ranks must make the same number of them. A loop that stops by a "
-            "number of its own rank (a loss read before backward, say) must share it: read the loss after backward, or use "
-            "s.reduce(number)"
+            f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank}"
+            f" waits in {place.waits_in or 'a collective'} at {place.line}: all ranks must make the"
+            " same number of them. A loop that stops by a number of its own rank (a loss read"
+            " before backward, say) must share it: read the loss after backward, or use"
+            " s.reduce(number)"
         )
 
 
 def received(rank: int, number: int) -> Failure:
-    """What a signal is to the other ranks."""
+    """Make the failure that a signal on this rank is to the other ranks."""
     return Failure(rank, f"it received {signal.Signals(number).name}")

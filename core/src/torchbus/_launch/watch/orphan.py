@@ -1,4 +1,4 @@
-"""A rank whose parent goes while it is still on its way to the session must not stay behind."""
+"""Ends a rank whose parent process ends before the rank has reached the session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _guarded = threading.Event()
 
 
 def leave_with(parent_pid: int) -> None:
-    """End this process if its parent does, until a guard looks after it."""
+    """Until a guard watches this process, end it if its parent ends."""
 
     def watch() -> None:
         while not _guarded.wait(LOOK_EVERY_S):
@@ -22,5 +22,5 @@ def leave_with(parent_pid: int) -> None:
 
 
 def guarded() -> None:
-    """The session's guard has begun to look."""
+    """Record that the session's guard now watches this process."""
     _guarded.set()

@@ -11,21 +11,27 @@ from typing import Any
 
 from torch.nn import Module
 
+from torchbus._compat import loaders
+from torchbus._compat.groups import OPERATORS
 from torchbus._launch.frozen.standstill import is_stopped
 from torchbus._launch.watch import thread_frames
 from torchbus._session.notices import LIBRARIES, is_inside
 
 END = "the end of the session"
-SESSION = ("torchbus.session", "torchbus._ranks.ranks")  # where the methods of the session are
-OPERATORS = ("torch._ops", "torch._library")  # the collectives of divided tensors end there
+SESSION = ("torchbus.session", "torchbus._ranks.ranks")  # modules that define the session's methods
 DATA = "torch.utils.data.dataloader"
 
 
 @dataclass(frozen=True)
 class Place:
-    """``waits_in``: the synchronisation that the rank waits in ("backward 41", "s.barrier"), "" if it waits in none.
-    ``line``: of the loop, as in "train.py:57". ``source``: that line's text. ``note``: what else can be said.
-    ``rest``: stays the same as long as the rank can't go on by itself, "" where it may (module rest)."""
+    """Where a rank is, as its guard reports it.
+
+    ``waits_in``: the synchronisation that it waits in ("backward 41", "s.barrier"), "" if none.
+    ``line``: the line of the loop, as in "train.py:57".
+    ``source``: the text of that line.
+    ``note``: what else is known.
+    ``rest``: a mark that stays the same while the rank can't go on by itself; "" if it may.
+    """
 
     rank: int
     waits_in: str
@@ -36,16 +42,26 @@ class Place:
     rest: str = ""
 
     def words(self) -> str:
-        what = f"waits in {self.waits_in}" if self.waits_in else f"is elsewhere, after {self.backwards} backward calls"
-        return f"rank {self.rank} {what}, at {self.line}: {self.source}" + (f" ({self.note})" if self.note else "")
+        what = (
+            f"waits in {self.waits_in}"
+            if self.waits_in
+            else f"is elsewhere, after {self.backwards} backward calls"
+        )
+        return f"rank {self.rank} {what}, at {self.line}: {self.source}" + (
+            f" ({self.note})" if self.note else ""
+        )
 
 
 def find(rank: int, waiting: tuple[object, ...] | None, backwards: int) -> Place:
-    """Where the main thread is now. ``waiting``: what it has said itself that it waits for."""
+    """Return where the main thread is now; ``waiting``: what it declared to wait for, if any."""
     chain = thread_frames.of_thread(threading.main_thread().ident)
-    user = next((index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1)
+    user = next(
+        (index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1
+    )
     line, source = _line(chain[user]) if chain else ("an unknown line", "")
-    waits_in = " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
+    waits_in = (
+        " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
+    )
     return Place(rank, waits_in, line, source, backwards, _note(chain[:user]))
 
 
@@ -58,13 +74,14 @@ def _name(frame: FrameType) -> str:
 
 
 def _line(frame: FrameType) -> tuple[str, str]:
-    file, number = frame.f_code.co_filename, frame.f_lineno or 0  # None where the frame is just going on
+    # f_lineno is None while the frame moves on
+    file, number = frame.f_code.co_filename, frame.f_lineno or 0
     short = file.removeprefix(os.getcwd() + os.sep)
     return f"{short}:{number}", linecache.getline(file, number).strip()
 
 
 def _synchronisation(chain: list[FrameType]) -> str:
-    """What the loop has called, if that has ended up in a collective or at the end of the session."""
+    """Name the loop's call that is in a collective or at the session's end; "" if none is."""
     if any(frame.f_code.co_name == "_wait_for_all_ends" for frame in chain[:3]):
         return END
     inner = next((frame for frame in chain if not _name(frame).startswith(OPERATORS)), None)
@@ -80,23 +97,30 @@ def _synchronisation(chain: list[FrameType]) -> str:
 
 
 def _note(inner: list[FrameType]) -> str:
-    """Whether the rank waits for the workers of its loader, and whether they live."""
+    """Say whether the rank waits for the workers of its DataLoader, and how many live."""
     iterator = _loader(inner)
     if iterator is None:
         return ""
-    workers = iterator._workers
-    note = f"it waits for the workers of its DataLoader, of which {sum(worker.is_alive() for worker in workers)} of {len(workers)} live"
+    workers = loaders.workers(iterator)
+    note = (
+        "it waits for the workers of its DataLoader, of which"
+        f" {sum(worker.is_alive() for worker in workers)} of {len(workers)} live"
+    )
     stopped = [str(worker.pid) for worker in workers if is_stopped(worker.pid)]
     return f"{note}; stopped by a signal: process {', '.join(stopped)}" if stopped else note
 
 
 def waited_workers() -> tuple[list[int], object]:
-    """The processes of the loader that the main thread waits for, and how many of its batches have come."""
+    """Return the workers that the main thread waits for, and how many batches have come."""
     iterator = _loader(thread_frames.of_thread(threading.main_thread().ident))
-    return ([], None) if iterator is None else ([worker.pid for worker in iterator._workers], getattr(iterator, "_rcvd_idx", None))
+    return (
+        ([], None)
+        if iterator is None
+        else ([worker.pid for worker in loaders.workers(iterator)], loaders.batches_come(iterator))
+    )
 
 
 def _loader(frames: list[FrameType]) -> Any:
-    """The iterator over workers that one of the frames belongs to."""
+    """Return the DataLoader iterator with workers that one of the frames belongs to, or None."""
     iterators = (frame.f_locals.get("self") for frame in frames if _name(frame) == DATA)
-    return next((iterator for iterator in iterators if getattr(iterator, "_workers", None)), None)
+    return next((iterator for iterator in iterators if loaders.workers(iterator)), None)

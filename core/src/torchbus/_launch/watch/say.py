@@ -1,4 +1,4 @@
-"""Words for the user from a thread that nothing may hold up, not even a terminal that was stopped."""
+"""Prints for threads that must not block, not even on a stopped terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import threading
 
 
 def say(text: str, within_s: float = 2.0) -> None:
-    """Write to the stderr that this process began with; goes on after ``within_s`` if nobody takes the words."""
+    """Write to the stderr that this process began with.
+
+    Returns after ``within_s`` even if the text is not written yet.
+    """
 
     def write() -> None:
         with contextlib.suppress(Exception):

@@ -1,7 +1,8 @@
-"""What another thread is executing, read safely.
+"""Reads what another thread is executing, safely.
 
-Before Python 3.12 a frame object that is made may start a garbage collection. Finalizers then let the other thread go on in the middle of
-reading its stack, and what is read is freed memory: the process dies. So nothing is collected meanwhile.
+Before Python 3.12, making a frame object may start a garbage collection. Its finalizers let the
+other thread run while its stack is being read. The reader then reads freed memory, and the process
+dies. So this module switches the garbage collector off while it reads.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from torchbus._compat.cpython import frames_of_threads
+
 _one_at_a_time = threading.Lock()
 
 
 def of_thread(ident: int | None) -> list[FrameType]:
-    """Frames from the innermost outwards; none of a thread that has ended."""
+    """Return the frames from the innermost outwards; [] for a thread that has ended."""
     chain = []
     with _nothing_collected():
-        frame = sys._current_frames().get(ident or 0)
+        frame = frames_of_threads().get(ident or 0)
         while frame is not None:
             chain.append(frame)
             frame = frame.f_back

@@ -1,9 +1,8 @@
-"""Every call of every module, through torch's global module hook: for a few steps only."""
+"""Every call of every module, through torch's global module hook, for a few steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.nn import Module
 
@@ -15,7 +14,7 @@ EVENTS = ("module_called",)
 
 
 def install(ears: Ears) -> Callable[[], None]:
-    def called(module: Module, inputs: tuple[Any, ...]) -> None:
+    def called(module: Module, inputs: tuple[object, ...]) -> None:
         ears.hook.module_called(module=module, inputs=inputs)
 
     return ModuleHook(ears, called).remove

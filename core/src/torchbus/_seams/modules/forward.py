@@ -1,4 +1,7 @@
-"""The ``forward`` of chosen models: for plugins that surround it. Not fired as an event: it costs nothing elsewhere."""
+"""The ``forward`` of chosen models, for plugins that surround it.
+
+It is not an event, so it costs nothing elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,17 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-Around = Callable[..., Any]
+Around = Callable[..., object]
 BELOW = "torchbus_below"
 
 
 class Surround:
-    """Calls ``around(model, forward, args, kwargs)`` instead of the ``forward`` of the models that were added.
+    """Calls ``around(model, forward, args, kwargs)`` instead of the ``forward`` of added models.
 
-    The method is replaced on the model's class, which other instances pass through: the model itself stays as it was,
-    for pickling and copying too. A model that has a ``forward`` of its own (a compiled one) has that replaced.
-    ``traced``: whether ``around`` may be compiled with the model, by torch.compile; else a compiled ``forward`` is left alone.
+    It replaces the method on the model's class, and lets other instances pass. So the model itself
+    stays as it was, also for pickling and copying. A model that has a ``forward`` of its own (a
+    compiled one) has that replaced. ``traced``: torch.compile may compile ``around`` with the
+    model. Otherwise a compiled ``forward`` is left alone.
     """
 
     def __init__(self, around: Around, traced: bool = True) -> None:
@@ -54,25 +58,25 @@ class Surround:
         self._models.clear()
         self._classes.clear()
 
-    def _replace_method(self, owner: type[Module]) -> Callable[[], None]:
+    def _replace_method(self, owner: Any) -> Callable[[], None]:
         below = [vars(owner)["forward"]]
         traced = self._traced
 
-        def forward(model: Module, *args: Any, **kwargs: Any) -> Any:
+        def forward(model: Module, *args: object, **kwargs: object) -> object:
             if (not traced and torch.compiler.is_compiling()) or id(model) not in self._models:
                 return below[0](model, *args, **kwargs)
             return self._around(model, below[0].__get__(model), args, kwargs)
 
         ours = functools.update_wrapper(forward, below[0])
         vars(ours)[BELOW] = below
-        owner.forward = ours  # type: ignore[method-assign]
+        owner.forward = ours
         return lambda: _take_out(owner, ours)
 
     def _replace_own(self, model: Module) -> None:
         own = vars(model)["forward"]
         reference = weakref.ref(model)
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> object:
             return self._around(reference(), own, args, kwargs)
 
         def undo() -> None:
@@ -84,14 +88,20 @@ class Surround:
         self._stack.callback(undo)
 
 
-def _take_out(owner: type[Module], ours: Callable[..., Any]) -> None:
-    """Plugins may end in any order: what surrounds the same class on top of this one goes on with what is below it."""
+def _take_out(owner: Any, ours: Callable[..., object]) -> None:
+    """Remove this one from a stack of surrounds, which plugins may end in any order.
+
+    What surrounds the same class on top of it continues with what is below it.
+    """
     on_top, below = None, vars(owner)["forward"]
     while below is not ours and BELOW in vars(below):
         on_top, below = below, vars(below)[BELOW][0]
     if below is not ours:
-        warnings.warn("forward was replaced inside the session and not put back: torchbus leaves it so", stacklevel=2)
+        warnings.warn(
+            "forward was replaced inside the session and not put back: torchbus leaves it so",
+            stacklevel=2,
+        )
     elif on_top is None:
-        owner.forward = vars(ours)[BELOW][0]  # type: ignore[method-assign]
+        owner.forward = vars(ours)[BELOW][0]
     else:
         vars(on_top)[BELOW][0] = vars(ours)[BELOW][0]

@@ -1,7 +1,8 @@
 """A global hook on the calls of modules that torch.compile never meets.
 
-torch.compile warns of global hooks when a compiled model is called, and compiles them in: a break in the graph, and a second graph once they
-are gone. So the hook is off while a compiled model is called, and goes for good where something else, whose calls can't be heard, is compiled.
+When a compiled model is called, torch.compile warns of global hooks. It also compiles them in: they
+break the graph, and their removal causes a second one. So this hook is off while a compiled model
+is called. It goes for good when something else is compiled whose calls can't be heard.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from types import FrameType
 
 import torch
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from torchbus._compat.cpython import current_frame
+from torchbus._compat.modules import CALL, COMPILER, compiler
 from torchbus._seams.ears import Ears
 
-Called = Callable[[Module, Any], None]
-LOADED = "torch._dynamo.eval_frame"
+Called = Callable[[Module, tuple[object, ...]], None]
 
 
 class ModuleHook:
-    """``called(module, inputs)`` before each forward; for a compiled model, before the call of the whole."""
+    """Calls ``called(module, inputs)`` before each forward. A compiled model counts as one call."""
 
     def __init__(self, ears: Ears, called: Called) -> None:
         self._ears = ears
@@ -33,7 +35,7 @@ class ModuleHook:
         self._stack.callback(self._take_off)
         self._stack.callback(ears.replace(torch, "compile", self._compiling, becomes_inert=True))
         self._watches = False
-        if LOADED in sys.modules:
+        if COMPILER in sys.modules:
             self._watch()
 
     def remove(self) -> None:
@@ -45,28 +47,29 @@ class ModuleHook:
             self._handle.remove()
             self._handle = None
 
-    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile(*args: Any, **kwargs: Any) -> Any:  # torch's own name for it
+    def _compiling(self, original: Callable[..., object]) -> Callable[..., object]:
+        def compile(*args: object, **kwargs: object) -> object:  # torch's own name for it
             self._watch()
             return original(*args, **kwargs)
 
         return compile
 
     def _watch(self) -> None:
-        """Loading torch's compiler takes a second: only once somebody uses it."""
-        import torch._dynamo as dynamo
-        from torch._dynamo.eval_frame import OptimizedModule
-
-        callbacks: list[Any] = dynamo.callback.callback_handler.start_callbacks
+        """Watch for compilations, once torch's compiler is loaded. Loading it takes a second."""
+        callbacks, compiled = compiler()
         if self._compiles not in callbacks:  # torch._dynamo.reset() removes all
             callbacks.append(self._compiles)
         if not self._watches:
             self._watches = True
-            self._stack.callback(self._ears.replace(OptimizedModule, "__call__", self._around, becomes_inert=True))
-            self._stack.callback(lambda: callbacks.remove(self._compiles) if self._compiles in callbacks else None)
+            self._stack.callback(
+                self._ears.replace(compiled, "__call__", self._around, becomes_inert=True)
+            )
+            self._stack.callback(
+                lambda: callbacks.remove(self._compiles) if self._compiles in callbacks else None
+            )
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(model: Module, *args: Any, **kwargs: Any) -> Any:
+    def _around(self, original: Callable[..., object]) -> Callable[..., object]:
+        def __call__(model: Module, *args: object, **kwargs: object) -> object:
             if self._handle is None:
                 return original(model, *args, **kwargs)
             self._called(model, args)
@@ -79,8 +82,12 @@ class ModuleHook:
 
         return __call__
 
-    def _compiles(self, _: Any = None) -> None:
-        """A compilation starts. Where the hook is on, this is no compiled model but a function, whose later calls can't be heard."""
+    def _compiles(self, _: object = None) -> None:
+        """A compilation starts.
+
+        If the hook is on, what is compiled is a function and no model. Its later calls can't be
+        heard.
+        """
         if self._handle is not None:
             self._take_off()
             for model in _called_now():
@@ -88,14 +95,17 @@ class ModuleHook:
 
 
 def _called_now() -> list[Module]:
-    """The model that is called, if any: ``model.compile()`` compiles its call."""
-    frame, outermost = sys._getframe(1), None
+    """Return the compiled model that is being called, if any: ``model.compile()`` compiles its
+    call.
+    """
+    frame: FrameType | None = current_frame(1)
+    outermost = None
     while frame is not None:
-        if frame.f_code is Module._wrapped_call_impl.__code__:
+        if frame.f_code is CALL:
             outermost = frame.f_locals["self"]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return [] if outermost is None else [outermost]
 
 
-def _nothing(module: Module, inputs: Any) -> None:
-    """What is called once the hook is removed."""
+def _nothing(module: Module, inputs: object) -> None:
+    """Takes the hook's place after its removal."""

@@ -1,4 +1,4 @@
 """The seams on optimizers, learning-rate schedulers and gradient clipping.
 
-They fire events and apply the answers. What an answer means is the business of the plugin that gives it.
+They send events and apply the answers. What an answer means is up to the plugin that gives it.
 """

@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import CellType, FunctionType
 from typing import Any
 
+from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from torchbus._compat.optimizers import real_clipping
+from torchbus._seams.backward import as_list
 from torchbus._seams.ears import Ears
 
 PLACE = "clip_grad_norm_, clip_grad_value_"
-EVENTS = ("skip_clipping", "gradient_norm")
+EVENTS = ("clip_gradients", "clip_gradient_values", "gradient_norm")
+Make = Callable[[Callable[..., Any]], Callable[..., object]]
 
 
 def install(ears: Ears) -> Callable[[], None]:
-    """Both are wrappers that keep the real function in a closure: it is exchanged there, for scripts import them by name. What somebody has put
-    in their place, and keeps none, is replaced itself."""
+    """Replace the real functions inside torch's wrappers, since scripts import the wrappers by
+    name.
 
-    def norm(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-            skip = ears.hook.skip_clipping()
-            norm = original(parameters, float("inf") if skip else max_norm, *args, **kwargs)
-            ears.hook.gradient_norm(norm=norm)
-            return norm
-
-        return clip_grad_norm_
-
-    def value(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def clip_grad_value_(*args: Any, **kwargs: Any) -> None:
-            if not ears.hook.skip_clipping():
-                original(*args, **kwargs)
-
-        return clip_grad_value_
-
+    A wrapper keeps its function in a closure. If other code has put a function without such a
+    closure in the wrapper's place, that function is replaced itself.
+    """
     stack = ExitStack()
-    for name, make in (("clip_grad_norm_", norm), ("clip_grad_value_", value)):
-        cell = _real_function(getattr(clip_grad, name))
+    for name, make in (("clip_grad_norm_", _by_norm(ears)), ("clip_grad_value_", _by_value(ears))):
+        cell = real_clipping(getattr(clip_grad, name))
         if cell is None:
             stack.callback(ears.replace(clip_grad, name, make))
         else:
@@ -49,7 +37,46 @@ def install(ears: Ears) -> Callable[[], None]:
     return stack.close
 
 
-def _real_function(function: Callable[..., Any]) -> CellType | None:
-    """Where torch's wrapper, ``no_grad`` as a decorator, keeps it."""
-    cells = function.__closure__ if isinstance(function, FunctionType) and function.__module__ == clip_grad.__name__ else None
-    return next((cell for cell in cells or () if isinstance(cell.cell_contents, FunctionType)), None)
+def _by_norm(ears: Ears) -> Make:
+    def make(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(original)
+        def clip_grad_norm_(
+            parameters: Tensor | Iterable[Tensor],
+            max_norm: float,
+            norm_type: float = 2.0,
+            *args: object,
+            **kwargs: object,
+        ) -> Tensor:
+            tensors = as_list(parameters)
+
+            def run(max_norm: float) -> Tensor:
+                return original(tensors, max_norm, norm_type, *args, **kwargs)
+
+            answer: Tensor | None = ears.hook.clip_gradients(
+                parameters=tensors, max_norm=max_norm, norm_type=norm_type, run=run
+            )
+            norm = run(max_norm) if answer is None else answer
+            ears.hook.gradient_norm(norm=norm)
+            return norm
+
+        return clip_grad_norm_
+
+    return make
+
+
+def _by_value(ears: Ears) -> Make:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def clip_grad_value_(
+            parameters: Tensor | Iterable[Tensor],
+            clip_value: float,
+            *args: object,
+            **kwargs: object,
+        ) -> None:
+            tensors = as_list(parameters)
+            if not ears.hook.clip_gradient_values(parameters=tensors, clip_value=clip_value):
+                original(tensors, clip_value, *args, **kwargs)
+
+        return clip_grad_value_
+
+    return make

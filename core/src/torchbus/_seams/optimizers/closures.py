@@ -1,4 +1,4 @@
-"""What the loop gives to ``optimizer.step``: a closure, or arguments of the optimizer's own (Polyak's ``step(loss)``)."""
+"""What the loop passes to ``optimizer.step``: a closure, or arguments such as Polyak's loss."""
 
 from __future__ import annotations
 
@@ -9,22 +9,34 @@ from typing import Any
 
 from torch.nn import Module
 
-Closure = Callable[..., Any]
+Closure = Callable[..., object]
 NAME = "closure"
 
 
 class Given:
-    """The arguments of one call of ``step``, without the optimizer. ``closure``: the function among them that is the closure, or None."""
+    """The arguments of one call of ``step``, without the optimizer.
+
+    ``closure``: the closure among them, or None.
+    """
 
     __slots__ = ("_args", "_kwargs", "_place", "closure")
 
     def __init__(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._args, self._kwargs = args, kwargs
         self._place = _place(cls, args, kwargs) if args or kwargs else None
-        self.closure: Closure | None = None if self._place is None else args[self._place] if isinstance(self._place, int) else kwargs[self._place]
+        self.closure: Closure | None = (
+            None
+            if self._place is None
+            else args[self._place]
+            if isinstance(self._place, int)
+            else kwargs[self._place]
+        )
 
-    def exchanged(self, closure: Closure | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with another closure where the loop's was; as they are where there was none and there is to be none."""
+    def exchanged(self, closure: Closure | None) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return the arguments with another closure in the place of the loop's.
+
+        They stay as they are if the loop gave none and None is to replace it.
+        """
         if self._place is None:
             return self._args, self._kwargs if closure is None else self._kwargs | {NAME: closure}
         if isinstance(self._place, str):
@@ -32,8 +44,11 @@ class Given:
         return (*self._args[: self._place], closure, *self._args[self._place + 1 :]), self._kwargs
 
 
-def _place(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
-    """Where the closure is: what the optimizer calls so, else the first function. Only what can be called is one."""
+def _place(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> int | str | None:
+    """Return where the closure is: the argument of that name, else the first function.
+
+    Only a callable counts.
+    """
     if callable(kwargs.get(NAME)):
         return NAME
     declared = _declared(cls)
@@ -43,13 +58,20 @@ def _place(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | st
 
 
 @functools.lru_cache(maxsize=64)
-def _declared(cls: type) -> int | None:
-    """The position of the parameter ``closure`` after ``self``: -1 where ``step`` takes it by keyword only, None where it has none."""
+def _declared(cls: Any) -> int | None:
+    """Return the position of the parameter ``closure`` after ``self``.
+
+    -1 if ``step`` takes it by keyword only, None if it has no such parameter.
+    """
     try:
-        parameters = list(inspect.signature(cls.step).parameters.values())[1:]  # type: ignore[attr-defined]
+        parameters = list(inspect.signature(cls.step).parameters.values())[1:]
     except (TypeError, ValueError):
         return None
-    places = [-1 if one.kind is one.KEYWORD_ONLY else index for index, one in enumerate(parameters) if one.name == NAME]
+    places = [
+        -1 if one.kind is one.KEYWORD_ONLY else index
+        for index, one in enumerate(parameters)
+        if one.name == NAME
+    ]
     return places[0] if places else None
 
 

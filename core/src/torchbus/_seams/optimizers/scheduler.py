@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -15,7 +14,7 @@ EVENTS = ("scheduler_metric",)
 
 def install(ears: Ears) -> Callable[[], None]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def step(self: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        def step(self: ReduceLROnPlateau, metrics: object, *args: object, **kwargs: object) -> None:
             replaced = ears.hook.scheduler_metric(metric=metrics)
             original(self, metrics if replaced is None else replaced, *args, **kwargs)
 

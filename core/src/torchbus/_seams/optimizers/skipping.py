@@ -1,14 +1,16 @@
-"""``Optimizer.step``, ``Optimizer.zero_grad`` and ``LRScheduler.step`` where a listener decides whether they happen."""
+"""``Optimizer.step``, ``Optimizer.zero_grad`` and ``LRScheduler.step``, which a listener may leave
+out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, suppress
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchbus._compat import optimizers
 from torchbus._seams.ears import Ears
 from torchbus._seams.optimizers.closures import Given
 from torchbus._session import inventory
@@ -17,74 +19,99 @@ NONE_GIVEN = Given(Optimizer, (), {})
 
 
 class Answer:
-    """A listener has dealt with a step: the loop gets ``result``."""
+    """A listener has dealt with a step. The loop gets ``result``."""
 
     __slots__ = ("result",)
 
-    def __init__(self, result: Any = None) -> None:
+    def __init__(self, result: object = None) -> None:
         self.result = result
 
 
 class step:
-    """The method of each optimizer class, outside torch's own step hooks: a step that is skipped fires none of them."""
+    """The method of each optimizer class, outside torch's own step hooks.
+
+    A step that is left out runs none of them. If one of them raises, no later one runs.
+    """
 
     PLACE = "Optimizer.step (skipped or not)"
-    EVENTS = ("step_called",)
+    EVENTS = ("step_called", "step_failed")
 
     @staticmethod
     def install(ears: Ears) -> Callable[[], None]:
-        listeners = list(ears.listeners("step_called"))
-        running: set[int] = set()
-        patched: dict[Any, Any] = {}
-        stack = ExitStack()
+        return StepMethods(ears).install()
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-                if id(self) in running:  # a subclass calls its parent's step
-                    return original(self, *args, **kwargs)
 
-                given = Given(type(self), args, kwargs) if args or kwargs else NONE_GIVEN
+Method = Callable[..., object]
 
-                def run(closure: Callable[..., Any] | None = None) -> Any:
-                    args, kwargs = given.exchanged(closure)
-                    running.add(id(self))
-                    try:
-                        return original(self, *args, **kwargs)
-                    finally:
-                        running.discard(id(self))
 
-                for listener in listeners:
-                    answer = listener(self, given.closure, run)
-                    if answer is not None:
-                        return answer.result
-                return run(given.closure)
+class StepMethods:
+    """What stands in for the ``step`` of optimizer classes, existing ones and later ones."""
 
-            patched[original] = step
-            return step
+    def __init__(self, ears: Ears) -> None:
+        self._ears = ears
+        self._listeners, self._failed = map(ears.listeners, step.EVENTS)
+        self._running: set[int] = set()
+        self._patched: dict[object, object] = {}
+        self._undo = ExitStack()
 
-        def patch(cls: type) -> None:
-            owner = next(base for base in cls.__mro__ if "step" in vars(base))
-            if getattr(vars(owner)["step"], "hooked", False) and vars(owner)["step"] not in patched.values():
-                stack.callback(ears.replace(owner, "step", make, becomes_inert=True))
-
-        def make_patcher(original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-            def _patch_step_function(self: Optimizer) -> None:
-                original(self)
-                patch(type(self))
-
-            return _patch_step_function
-
+    def install(self) -> Callable[[], None]:
+        """Return the function that undoes it."""
         for cls in subclasses(Optimizer):
-            patch(cls)
-        stack.callback(ears.replace(Optimizer, "_patch_step_function", make_patcher))
-        _redirect(patched)
+            self._patch(cls)
+        self._undo.callback(self._ears.replace(Optimizer, optimizers.PATCH_STEP, self._patcher))
+        _redirect(self._patched)
+        return self._remove
 
-        def undo() -> None:
-            listeners.clear()
-            stack.close()
-            _redirect({ours: original for original, ours in patched.items()})
+    def _remove(self) -> None:
+        self._ears.be_deaf()
+        self._undo.close()
+        _redirect({ours: original for original, ours in self._patched.items()})
 
-        return undo
+    def _patch(self, cls: type) -> None:
+        owner = next(base for base in cls.__mro__ if "step" in vars(base))
+        method = vars(owner)["step"]
+        if optimizers.is_hooked(method) and method not in self._patched.values():
+            undo = self._ears.replace(owner, "step", self._heard, becomes_inert=True)
+            self._undo.callback(undo)
+
+    def _patcher(self, original: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """Patch classes as torch hooks them: when the first object is made."""
+
+        def _patch_step_function(optimizer: Optimizer) -> None:
+            original(optimizer)
+            optimizers.require_hooked(type(optimizer))
+            self._patch(type(optimizer))
+
+        return _patch_step_function
+
+    def _heard(self, original: Method) -> Method:
+        running, listeners, failed = self._running, self._listeners, self._failed
+
+        def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
+            if id(optimizer) in running:  # a subclass calls its parent's step
+                return original(optimizer, *args, **kwargs)
+            given = Given(type(optimizer), args, kwargs) if args or kwargs else NONE_GIVEN
+
+            def run(closure: Method | None = None) -> object:
+                args, kwargs = given.exchanged(closure)
+                running.add(id(optimizer))
+                try:
+                    return original(optimizer, *args, **kwargs)
+                except BaseException:
+                    for listener in failed.now:
+                        listener(optimizer)
+                    raise
+                finally:
+                    running.discard(id(optimizer))
+
+            for listener in listeners.now:
+                answer = listener(optimizer, given.closure, run)
+                if answer is not None:
+                    return answer.result
+            return run(given.closure)
+
+        self._patched[original] = step
+        return step
 
 
 class zero_grad:
@@ -96,9 +123,9 @@ class zero_grad:
         listeners = ears.listeners("before_zero_grad")
 
         def make(original: Callable[..., None]) -> Callable[..., None]:
-            def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+            def zero_grad(self: Optimizer, *args: object, **kwargs: object) -> None:
                 cleared = False
-                for listener in listeners:
+                for listener in listeners.now:
                     cleared |= listener(self) is True
                 if not cleared:
                     original(self, *args, **kwargs)
@@ -109,7 +136,7 @@ class zero_grad:
 
 
 class scheduler:
-    """Schedulers that exist when the seam is installed, and every later one that calls ``LRScheduler.step``."""
+    """Existing schedulers, and later ones that call ``LRScheduler.step``."""
 
     PLACE = "LRScheduler.step"
     EVENTS = ("skip_scheduler",)
@@ -117,13 +144,14 @@ class scheduler:
     @staticmethod
     def install(ears: Ears) -> Callable[[], None]:
         def make(original: Callable[..., None]) -> Callable[..., None]:
-            def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-                begun = vars(self).get("_step_count", 0) > 0 or "best" in vars(self)  # the constructor steps as well
+            def step(self: LRScheduler, *args: object, **kwargs: object) -> None:
+                begun = optimizers.has_begun(self)
                 if not (begun and ears.hook.skip_scheduler(scheduler=self)):
                     original(self, *args, **kwargs)
 
             return step
 
+        optimizers.require_step_count()
         stack = ExitStack()
         for cls in [LRScheduler, *subclasses(LRScheduler)]:
             if "step" in vars(cls):
@@ -132,7 +160,7 @@ class scheduler:
 
 
 def subclasses(cls: type) -> list[type]:
-    """All classes below this one, each once."""
+    """Return all classes below this one, each once."""
 
     def below(cls: type) -> Iterator[type]:
         child: type
@@ -143,12 +171,13 @@ def subclasses(cls: type) -> list[type]:
     return list(dict.fromkeys(below(cls)))
 
 
-def _redirect(functions: dict[Any, Any]) -> None:
-    """A scheduler gives its optimizer a ``step`` of its own, which keeps the class's function that it found."""
+def _redirect(functions: dict[object, object]) -> None:
+    """Exchange class functions inside the ``step`` that a scheduler gives to its optimizer.
+
+    That ``step`` keeps the function that it found in the class.
+    """
     for optimizer in inventory.alive(Optimizer):
-        for cell in getattr(vars(optimizer).get("step"), "__closure__", None) or ():
-            try:
+        for cell in optimizers.cells_of_own_step(optimizer):
+            with suppress(TypeError):  # not hashable
                 if cell.cell_contents in functions:
                     cell.cell_contents = functions[cell.cell_contents]
-            except (TypeError, ValueError):  # not hashable, or empty
-                continue

@@ -1,8 +1,12 @@
-"""The local variables of a running function, read and set without a trace.
+"""Reads and sets the local variables of a running function, and leaves no trace.
 
-Before Python 3.13 reading ``frame.f_locals`` of a function makes a snapshot that the frame keeps: it keeps alive what the function deletes
-later, and it is the very dict that the function itself got if it has called ``locals()``. So the snapshot is put back as it was, empty if there
-was none. Where it is can't be asked: these versions of CPython change no more, and the frame's globals show that it is looked for in the right place.
+Before Python 3.13, reading ``frame.f_locals`` of a function makes a snapshot that the frame keeps.
+The snapshot keeps alive what the function deletes later. If the function has called ``locals()``,
+the snapshot is the very dict that it got.
+
+So this module puts the snapshot back as it was, or empties it if there was none. Python does not
+say where the snapshot is. The versions of CPython concerned do not change any more, and the frame's
+globals confirm the place.
 """
 
 from __future__ import annotations
@@ -17,20 +21,21 @@ from typing import Any
 
 WORD = ctypes.sizeof(ctypes.c_void_p)
 IN_FRAME = {(3, 10): (None, 6, 7), (3, 11): (3, 1, 3), (3, 12): (3, 3, 5)}
-"""In words, from the start of the frame object: the pointer to the interpreter's own frame (in 3.10 they are one), and there the globals and the
-snapshot."""
+"""In words, from the start of the frame object: the pointer to the interpreter's own frame (in 3.10
+they are one), and there the globals and the snapshot.
+"""
 PLAIN_BUILD = sys.implementation.name == "cpython" and object.__basicsize__ == 2 * WORD
 PLACE = IN_FRAME.get(sys.version_info[:2]) if PLAIN_BUILD else None
 
 
 def read(frame: FrameType) -> dict[str, Any]:
-    """A new dict of them; for the code of a module or a class, of its names."""
+    """Return a new dict of the variables. For the code of a module or a class: of its names."""
     with _snapshot(frame) as variables:
         return dict(variables)
 
 
-def assign(frame: FrameType, values: dict[str, Any]) -> None:
-    """Set variables that the function has; the code of a module can get new ones."""
+def assign(frame: FrameType, values: dict[str, object]) -> None:
+    """Set variables that the function has. The code of a module can get new ones."""
     with _snapshot(frame) as variables:
         variables.update(values)
         if is_function(frame) and sys.version_info < (3, 13):
@@ -38,12 +43,12 @@ def assign(frame: FrameType, values: dict[str, Any]) -> None:
 
 
 def is_function(frame: FrameType) -> bool:
-    """Whether its variables are not simply the names in a dict, as those of a module are."""
+    """Whether the frame's variables are more than the names in a dict, as those of a module are."""
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 
 @contextmanager
-def _snapshot(frame: FrameType) -> Iterator[dict[str, Any]]:
+def _snapshot(frame: FrameType) -> Iterator[dict[str, object]]:
     address = _address(frame) if is_function(frame) else None
     if address is None:
         yield frame.f_locals
@@ -59,12 +64,16 @@ def _snapshot(frame: FrameType) -> Iterator[dict[str, Any]]:
 
 
 def _address(frame: FrameType) -> int | None:
-    """Where the frame's reference to its snapshot is; None where there is no such thing."""
+    """Return where the frame's reference to its snapshot is, or None if there is no such place."""
     if PLACE is None:
         return None
     inner, to_globals, to_snapshot = PLACE
     start = id(frame) if inner is None else _pointer(id(frame) + inner * WORD)
-    return start + to_snapshot * WORD if _pointer(start + to_globals * WORD) == id(frame.f_globals) else None
+    return (
+        start + to_snapshot * WORD
+        if _pointer(start + to_globals * WORD) == id(frame.f_globals)
+        else None
+    )
 
 
 def _pointer(address: int) -> int:

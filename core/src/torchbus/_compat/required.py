@@ -1,0 +1,56 @@
+"""A private name that is gone is an error that names it, not a wrong number."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from torchbus.errors import UsageError
+
+OLDEST, NEWEST = "2.4", "2.13"
+"""The releases of torch between which every private name was seen."""
+
+
+def private(holder: object, name: str, need: str) -> Any:
+    """torch's own function of this name; if it is gone, one that raises UsageError.
+
+    ``need``: what the name does for the session, as in "tells a nested backward apart".
+    """
+
+    def raises(*args: object, **kwargs: object) -> NoReturn:
+        raise absent(holder, name, need)
+
+    return getattr(holder, name, raises)
+
+
+def require(holder: object, name: str, need: str) -> None:
+    """Raise UsageError unless an object, a module or a class has this attribute, or a class
+    annotates it, or a method of the class sets or reads it.
+    """
+    if not (hasattr(holder, name) or _is_annotated(holder, name) or _is_in_methods(holder, name)):
+        raise absent(holder, name, need)
+
+
+def absent(holder: object, name: str, need: str) -> UsageError:
+    owner = holder if hasattr(holder, "__name__") else type(holder)
+    names = [getattr(owner, part, "") for part in ("__module__", "__name__")]
+    place = ".".join(part for part in names if part)
+    return UsageError(
+        f"torch {torch.__version__} has no {place}.{name}, which {need}: install torch {OLDEST} to"
+        f" {NEWEST}, or a newer torchbus"
+    )
+
+
+def _is_annotated(holder: object, name: str) -> bool:
+    """Annotations are there also if somebody has replaced the methods."""
+    return any(
+        name in getattr(kind, "__annotations__", {}) for kind in getattr(holder, "__mro__", ())
+    )
+
+
+def _is_in_methods(holder: object, name: str) -> bool:
+    """Attributes of an instance are known once it is made, but its class's code names them."""
+    methods = [method for kind in getattr(holder, "__mro__", ()) for method in vars(kind).values()]
+    codes = (getattr(method, "__code__", None) for method in methods)
+    return any(code is not None and name in code.co_names for code in codes)

@@ -1,0 +1,46 @@
+"""Finds this process's connections, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+
+def sockets_opened() -> set[int]:
+    """Return the descriptors of this process's sockets; an empty set outside Linux."""
+    return set(_connected_sockets())
+
+
+def _connected_sockets() -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                    yield int(entry)
+
+
+def connected_to(port: int) -> set[int]:
+    """Return the descriptors of this process's sockets that are connected to a port."""
+    return {descriptor for descriptor in sockets_opened() if _port_of_peer(descriptor) == port}
+
+
+def _port_of_peer(descriptor: int) -> int | None:
+    with (
+        contextlib.suppress(OSError, IndexError, TypeError),
+        socket.socket(fileno=os.dup(descriptor)) as copy,
+    ):
+        return int(copy.getpeername()[1])
+    return None
+
+
+def shut(descriptors: set[int]) -> None:
+    """End the connections of these sockets; leave listening sockets open."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            copy: Any = socket.socket(fileno=os.dup(descriptor))
+            with copy:
+                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    copy.shutdown(socket.SHUT_RDWR)

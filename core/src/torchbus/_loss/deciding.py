@@ -1,0 +1,152 @@
+"""What a loss counts: the term that decides it, and whether it counts samples at all."""
+
+from __future__ import annotations
+
+import operator
+from itertools import accumulate
+
+from torch import Tensor
+
+from torchbus._batches.feeding import Fed
+from torchbus._batches.share import Share
+from torchbus._loss.apart import Apart
+from torchbus._loss.graph import Number, Term, same, terms_of
+from torchbus._loss.messages import BY_KIND, MIXED, SILENT, TIMES_ROWS
+from torchbus._loss.term_weights import of_one_batch, unique
+
+ALIKE_FOR = 3
+"""Losses in a row with the number of rows as a factor, until it is no chance."""
+READ_AT_MOST = 3
+"""Losses that are looked at if a count is on a GPU, for which the host must wait."""
+
+
+class Deciding:
+    """Finds the deciding term, and remembers the latest loss.
+
+    ``numbers``: the counts of its terms, if it had several. ``ratio``: a digest of these counts
+    relative to the deciding one.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[Number] = []
+        self.ratio = 0.0
+        self.hidden: set[str] | None = None
+        """Kinds of the terms whose counts are not in the graph; None if all are."""
+        self.mixed = 0.0
+        """What one term counts, while another's count is not in the graph."""
+        self._by_rows = 0
+        self._numbers_of_terms: set[int] = set()
+        """That the loss has whatever the number of rows."""
+
+    def find(
+        self, loss: Tensor, rows: int, share: Share, may_meet: bool
+    ) -> tuple[Term | None, float, Apart | None]:
+        """Return the deciding term, the digest, and the terms that may weigh differently."""
+        self.hidden, self.mixed = None, 0.0
+        terms = terms_of(loss, rows)
+        if len(terms) == 1 and terms[0].number is not None:
+            return terms[0], 0.0, None
+        if self._has_one_for_each_row(terms, rows):
+            return None, 0.0, None
+        if not terms or any(term.number is None for term in terms):
+            self.hidden = {term.reduction for term in terms}
+            self.mixed = next((number for number in map(_counted, terms) if number), 0.0)
+            if not rows or same(self.mixed, rows):
+                self.mixed = 0.0
+            return None, 0.0, None
+        first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
+        self.numbers = [term.number for term in terms if term.number is not None]
+        apart = of_one_batch(loss, unique(terms), rows, share) if may_meet else None
+        known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
+        if first.number and len(known) == len(self.numbers):
+            weighed = sum((place + 2) * number for place, number in enumerate(known))
+            self.ratio = weighed / float(first.number)
+        return first, self.ratio, apart
+
+    def warnings(self, term: Term | None, rows: int) -> list[str]:
+        """Return what is to be said of the latest loss, whose deciding term is ``term``."""
+        kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
+        mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
+        times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
+        return [*kinds, *mixed, *times]
+
+    def _has_rows_as_factor(self, term: Term | None, rows: int) -> bool:
+        """Whether the loop has multiplied the last losses, which are means, by this rank's rows."""
+        found = term is not None and not term.divisors and rows > 1
+        by_rows = found and any(_is(number, 1 / rows) for number in (term.over if term else ()))
+        self._by_rows = self._by_rows + 1 if by_rows else 0
+        return self._by_rows == ALIKE_FOR
+
+    def _has_one_for_each_row(self, terms: list[Term], rows: int) -> bool:
+        """Whether the loss is a mean over samples, each with a term of its own."""
+        if not rows:  # nobody has counted, or the batch only fills in for missing samples
+            return False
+        if len(terms) != rows:
+            self._numbers_of_terms.add(len(terms))
+            return False
+        return (
+            rows > 1
+            and rows not in self._numbers_of_terms
+            and all(_is_divided_by(rows, term) for term in terms)
+        )
+
+
+def _is_divided_by(rows: int, term: Term) -> bool:
+    return any(_is(number, rows) for number in term.over)
+
+
+def _counted(term: Term) -> float:
+    """Return the count of a term that counts something by itself, if the host has it."""
+    known = not isinstance(term.number, Tensor | None) and (not term.sizes or term.divisors)
+    return float(term.number or 0.0) if known else 0.0
+
+
+def _is(number: Number, other: float) -> bool:
+    return not isinstance(number, Tensor) and same(number, other)
+
+
+class BySamples:
+    """Looks at losses that are weighted by samples, because their backward communicates nothing."""
+
+    def __init__(self, session: Fed) -> None:
+        self._session = session
+        self._before: list[float] | None = None
+        self._looks = 0
+        self._has_found = False
+
+    def look(self, loss: Tensor | None) -> str:
+        """Return a warning, once, if this rank's loss shows that samples are the wrong weight."""
+        rows = self._rows()
+        if self._has_found or loss is None or not rows:
+            return ""
+        terms = terms_of(loss, round(rows))
+        self._looks += 1
+        if self._looks > READ_AT_MOST and any(isinstance(term.number, Tensor) for term in terms):
+            return ""
+        counted = [(term, float(term.number)) for term in terms if term.number is not None]
+        numbers = [number for _, number in counted]
+        constant = any(_is_a_constant(term, number, rows) for term, number in counted)
+        self._has_found = constant or self._differs([number / rows for number in numbers])
+        return SILENT.format(self._words(numbers, rows)) if self._has_found else ""
+
+    def _differs(self, ratios: list[float]) -> bool:
+        """Whether the terms count otherwise for each sample than those of the loss before."""
+        before, self._before = self._before, ratios
+        return (
+            before is not None and len(before) == len(ratios) and not all(map(same, before, ratios))
+        )
+
+    def _rows(self) -> float:
+        share = self._session.share
+        return share.weight * share.count / self._session.world.data.parts if share.count else 1.0
+
+    def _words(self, numbers: list[float], rows: float) -> str:
+        counts = ", ".join(f"{number:g}" for number in numbers)
+        return f"{counts} for {rows:g} samples on rank {self._session.rank}"
+
+
+def _is_a_constant(term: Term, number: float, rows: float) -> bool:
+    """Whether a sum is divided by something that is no number of the things that were summed."""
+    if not term.divisors or not term.sizes:
+        return False
+    return not any(same(number, count) for count in (rows, *accumulate(term.sizes, operator.mul)))

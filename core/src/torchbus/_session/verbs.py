@@ -1,0 +1,133 @@
+"""The verbs of this repository's packages, for type checkers and editors. Nothing imports it.
+
+Written by core/generate.py from the packages: change those, and run it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+Thing = TypeVar("Thing")
+
+
+class KnownVerbs:
+    """What ``s.`` has beside the session's own methods."""
+
+    @contextmanager
+    def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
+        """Inside, the parameters of all other optimizers require no gradients.
+
+        With ``sync_grad=False``, ranks do not communicate either. Afterwards each parameter is as
+        it was before.
+        """
+        raise NotImplementedError
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backwards inside do not communicate. All ranks enter it alike.
+
+        The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+        """
+        raise NotImplementedError
+
+    def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
+        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):``.
+
+        It is ``no_sync()`` for all batches but the last one of each window.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the present batch is the last one of this pass over its loader."""
+        raise NotImplementedError
+
+    def backward_weight(self, count: float) -> None:
+        """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
+
+        Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
+        call it alike.
+        """
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, which is a folder.
+
+        All ranks call it, at the end of what they do with a batch or an epoch.
+        """
+        raise NotImplementedError
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Put back what ``save`` wrote. All ranks call it.
+
+        Before the first step of this session, it also leads the loop that follows back to where the
+        checkpoint was written.
+        """
+        raise NotImplementedError
+
+    def register(self, name: str, thing: Thing) -> Thing:
+        """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint.
+
+        Its state is rank 0's. Returns the object.
+        """
+        raise NotImplementedError
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """``range(count)`` for the outermost loop, which continues where an interrupted run was.
+
+        An "epoch" may be a step.
+        """
+        raise NotImplementedError
+
+    gradient_norm: torch.Tensor | None
+
+    should_stop: bool
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
+
+        Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
+        prog_bar=False, step=None``.
+        """
+        raise NotImplementedError
+
+    def log_dict(self, metrics: Mapping[str, Any], **options: Any) -> None:
+        """Log several values by name, with the options of ``log``."""
+        raise NotImplementedError
+
+    def log_hyperparams(self, values: object = None, **more: Any) -> None:
+        """Give the run's settings to the loggers. All ranks call it.
+
+        Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
+        """
+        raise NotImplementedError
+
+    def shard(self, *values: Any, repeat: bool = False) -> Any:
+        """Return this rank's part of a batch, or of a series of them, that the script makes itself.
+
+        A tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, with the same dim 0,
+        gives its contiguous share of dim 0. A range, a list or another iterable gives every
+        world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
+        next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
+        an item at the end repeats one, with weight 0. All ranks call it alike.
+        """
+        raise NotImplementedError
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Number of samples behind one real step: batch x ranks x accumulation."""
+        raise NotImplementedError
+
+    def find_batch_size(self, function: Callable[[int], Any], start: int = 128) -> int:
+        """The largest batch size with which ``function`` runs out of memory on no rank.
+
+        It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a
+        forward and a backward, which synchronises nothing. The loop clears the gradients. All ranks
+        call it. With several ranks it needs torchbus-accumulate.
+        """
+        raise NotImplementedError
