@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,9 +22,11 @@ def no_companion(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install a small distribution of one module, as a third party would publish it; returns its folder.
+    """Install a small distribution of one module, as a third party would publish it; returns its
+    folder.
 
-    ``install("torchbus-x", source, plugin={"x": "X"}, option={"speed": "X"})``: the entry points of each kind.
+    ``install("torchbus-x", source, plugin={"x": "X"}, option={"speed": "X"})``: the entry points of
+    each kind.
     """
     folder = tmp_path / "site"
     modules: list[str] = []
@@ -34,7 +37,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         information = folder / f"{module}-1.2.dist-info"
         information.mkdir(parents=True)
         testing.write_script(folder, source, f"{module}.py")
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (information / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n"
+        )
         (information / "RECORD").write_text(f"{module}.py,,\n")
         lines = []
         for kind, entries in kinds.items():
@@ -49,3 +54,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for module in modules:
         sys.modules.pop(module, None)
     discovery.installed.cache_clear()
+
+
+@pytest.fixture
+def heard():
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        yield record

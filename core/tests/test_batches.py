@@ -118,7 +118,14 @@ def test_where_no_graph_has_saved_it_the_oldest_that_lives(s: Session, wrap: Wra
 
 @pytest.mark.parametrize(
     "pack",
-    [lambda x, y: {"a": [x], "b": y}, Pair, Held, Slots, lambda x, y: (Held(x, y), "label"), lambda x, y: [None, {"y": y}]],
+    [
+        lambda x, y: {"a": [x], "b": y},
+        Pair,
+        Held,
+        Slots,
+        lambda x, y: (Held(x, y), "label"),
+        lambda x, y: [None, {"y": y}],
+    ],
     ids=["dict", "namedtuple", "dataclass", "slots", "tuple", "list"],
 )
 def test_batches_of_every_form(s: Session, pack: Callable[[Tensor, Tensor], Any]) -> None:
@@ -143,7 +150,11 @@ def test_a_batch_that_is_looked_at_feeds_nothing(s: Session) -> None:
     for x in train:
         next(iter(look)).sum()
         (weight * x).sum().backward()
-        assert [taken.origin.loader() for taken in s._context.batches.feeding if taken.origin.loader is not None] == [train]
+        assert [
+            taken.origin.loader()
+            for taken in s._context.batches.feeding
+            if taken.origin.loader is not None
+        ] == [train]
         next(iter(look)).sum()
         (weight * 2).sum().backward()
     assert fixed.shape == (2, 1)
@@ -152,10 +163,14 @@ def test_a_batch_that_is_looked_at_feeds_nothing(s: Session) -> None:
 @pytest.mark.parametrize("convert", [lambda x: x, Tensor.double], ids=["as they are", "copies"])
 def test_zipped_loaders_feed_together(s: Session, convert: Callable[[Tensor], Tensor]) -> None:
     weight = nn.Parameter(torch.ones(1))
-    for step, (x, u) in enumerate(zip(DataLoader(Numbers()), DataLoader(Numbers(), batch_size=3), strict=False)):
+    for step, (x, u) in enumerate(
+        zip(DataLoader(Numbers()), DataLoader(Numbers(), batch_size=3), strict=False)
+    ):
         u = convert(u)
         ((weight * x).sum() + (weight * u).mean()).backward()
-        assert sorted(taken.rows for taken in s._context.batches.feeding) == ([1, len(u)] if convert is not Tensor.double or step else [1])
+        assert sorted(taken.rows for taken in s._context.batches.feeding) == (
+            [1, len(u)] if convert is not Tensor.double or step else [1]
+        )
 
 
 def test_copies_in_step_are_known_and_out_of_step_refused(s: Session) -> None:
@@ -164,13 +179,20 @@ def test_copies_in_step_are_known_and_out_of_step_refused(s: Session) -> None:
         (weight * x).sum().backward()
         assert numbers_fed(s) == [number]
     s._context.batches.follow("accumulation windows")
-    with pytest.raises(UsageError, match="2 batches of the loader over Numbers were taken before this backward.*It decides accumulation windows"):
+    with pytest.raises(
+        UsageError,
+        match="2 batches of the loader over Numbers were taken before this backward.*It decides accumulation windows",
+    ):
         for x in one_ahead(batch.double() for batch in DataLoader(Numbers())):
             (weight * x).sum().backward()
 
 
-@pytest.mark.parametrize("wrap", [list, lambda loader: itertools.cycle(loader)], ids=["list", "cycle"])
-def test_batches_that_are_given_again_and_saved_by_no_graph_are_refused(s: Session, wrap: Wrap) -> None:
+@pytest.mark.parametrize(
+    "wrap", [list, lambda loader: itertools.cycle(loader)], ids=["list", "cycle"]
+)
+def test_batches_that_are_given_again_and_saved_by_no_graph_are_refused(
+    s: Session, wrap: Wrap
+) -> None:
     s._context.batches.follow("accumulation windows")
     weight = nn.Parameter(torch.ones(1))
     steps = 0
@@ -188,7 +210,7 @@ def test_a_data_set_that_gives_the_same_tensors_again_costs_nothing_more(s: Sess
         for x in DataLoader(kept, batch_size=None):  # type: ignore[arg-type]
             (weight * x).sum().backward()
             assert [taken.rows for taken in s._context.batches.feeding] == [len(x)]
-    assert len(s._context.batches._used) <= 2
+    assert len(s._context.batches._kept.used) <= 2
 
 
 def test_evaluation_is_not_kept(s: Session) -> None:

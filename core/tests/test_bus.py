@@ -13,7 +13,7 @@ from torchbus.errors import PluginError, UsageError
 
 @pytest.fixture
 def bus() -> Bus:
-    return Bus()
+    return Bus(events)
 
 
 def test_hot_listeners_take_any_subset_of_the_arguments_in_any_order(bus):
@@ -41,9 +41,11 @@ def test_hot_listeners_take_any_subset_of_the_arguments_in_any_order(bus):
 
     for plugin in (Two(), One(), All(), Nothing()):
         bus.register(plugin)
-    for listener in bus.listeners("batch_ready"):
+    for listener in bus.listeners("batch_ready").now:
         listener("loader", "batch", "order")
-    assert sorted(map(repr, heard)) == sorted(map(repr, [("loader", "batch"), "order", ("loader", "batch", "order"), ()]))
+    assert sorted(map(repr, heard)) == sorted(
+        map(repr, [("loader", "batch"), "order", ("loader", "batch", "order"), ()])
+    )
 
 
 def test_a_listener_that_takes_all_arguments_is_called_without_a_detour(bus):
@@ -54,7 +56,7 @@ def test_a_listener_that_takes_all_arguments_is_called_without_a_detour(bus):
 
     plugin = All()
     bus.register(plugin)
-    assert bus.listeners("after_optimizer_step") == (plugin.after_optimizer_step,)
+    assert bus.listeners("after_optimizer_step").now == (plugin.after_optimizer_step,)
 
 
 def test_hot_and_cold_events_keep_the_order_of_pluggy(bus):
@@ -70,7 +72,7 @@ def test_hot_and_cold_events_keep_the_order_of_pluggy(bus):
     bus.register(listener("last", trylast=True), "a")
     bus.register(listener("second"), "b")
     bus.register(listener("first", tryfirst=True), "c")
-    for call in bus.listeners("before_backward"):
+    for call in bus.listeners("before_backward").now:
         call(None)
     assert heard == ["first", "second", "last"]
     bus.hook.before_backward(call=None)
@@ -85,7 +87,13 @@ def test_a_wrapper_is_refused_on_a_hot_event(event, marks):
 
     wrap.__name__ = event
     plugin = SimpleNamespace(**{event: hookimpl(**marks)(wrap)})
-    with pytest.raises(PluginError, match=f"plugin SimpleNamespace: {event} is a hot event and can't be a wrapper"), session(plugin, strategy=None):
+    with (
+        pytest.raises(
+            PluginError,
+            match=f"plugin SimpleNamespace: {event} is a hot event and can't be a wrapper",
+        ),
+        session(plugin, strategy=None),
+    ):
         pass
 
 
@@ -129,7 +137,12 @@ def test_a_late_plugin_is_validated_too():
         def after_backwards(self):
             pass
 
-    with session(strategy=None) as s, pytest.raises(UsageError, match="plugin Misspelled listens to 'after_backwards', which is no event"):
+    with (
+        session(strategy=None) as s,
+        pytest.raises(
+            UsageError, match="plugin Misspelled listens to 'after_backwards', which is no event"
+        ),
+    ):
         s.add_plugin(Misspelled())
 
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pluggy
 import pytest
-from torchbus import hookimpl, session
+from torchbus import events, hookimpl, session
 from torchbus._bus.bus import Bus
 from torchbus.errors import PluginConflict, UsageError
 
 
 @pytest.fixture
 def bus() -> Bus:
-    return Bus()
+    return Bus(events)
 
 
 def test_a_class_is_refused(bus):
@@ -33,12 +33,17 @@ def test_an_event_nobody_declares_is_refused_with_the_nearest_names():
     with pytest.raises(UsageError) as error:
         session(Misspelled(), strategy=None)
     message = str(error.value)
-    assert message.startswith("plugin Misspelled listens to 'after_optimiser_step', which is no event; did you mean after_optimizer_step")
+    assert message.startswith(
+        "plugin Misspelled listens to 'after_optimiser_step', which is no event; did you mean after_optimizer_step"
+    )
 
 
 def test_an_event_like_no_other_is_refused_with_all_names(bus):
     bus.register(SimpleNamespace(xyzzy=hookimpl(lambda: None)), "p")
-    with pytest.raises(UsageError, match="plugin p listens to 'xyzzy', which is no event; there are: launch, session_start, "):
+    with pytest.raises(
+        UsageError,
+        match="plugin p listens to 'xyzzy', which is no event; there are: launch, session_start, ",
+    ):
         bus.check_pending()
 
 
@@ -51,7 +56,9 @@ def test_a_wrong_argument_is_refused():
     with pytest.raises(UsageError) as error:
         session(Wrong(), strategy=None)
     message = str(error.value)
-    assert message.startswith("plugin Wrong: ") and "before_backward" in message and "calls" in message
+    assert (
+        message.startswith("plugin Wrong: ") and "before_backward" in message and "calls" in message
+    )
     assert isinstance(error.value.__cause__, pluggy.PluginValidationError)
 
 
@@ -80,8 +87,11 @@ def test_two_plugins_of_one_class_are_refused():
 
 
 def test_two_owners_of_one_thing_are_refused():
-    with pytest.raises(PluginConflict, match="first and second both own the order of the data: pass only one of them"):
-        bus = Bus()
+    with pytest.raises(
+        PluginConflict,
+        match="first and second both own the order of the data: pass only one of them",
+    ):
+        bus = Bus(events)
         bus.register(SimpleNamespace(owns=("order of the data",)), "first")
         bus.register(SimpleNamespace(owns=("x", "order of the data")), "second")
 
@@ -93,5 +103,7 @@ def test_two_strategies_are_refused():
     class Yours(Mine):
         pass
 
-    with pytest.raises(PluginConflict, match="Mine and Yours both own the strategy: pass only one of them"):
+    with pytest.raises(
+        PluginConflict, match="Mine and Yours both own the strategy: pass only one of them"
+    ):
         session(Mine(), strategy=Yours())

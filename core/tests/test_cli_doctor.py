@@ -17,7 +17,9 @@ SEEN = r"(RANK|WORLD_SIZE|LOCAL_\w+|MASTER_\w+|NODE_RANK|(SLURM|OMPI|PMI|TORCHBU
 CLEAN = {name: value for name, value in os.environ.items() if not re.fullmatch(SEEN, name)}
 
 
-def run(*words: str, before: tuple[str, ...] = (), **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, before: tuple[str, ...] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "torchbus", "doctor", *words]
     return subprocess.run(command, env=CLEAN | environ, capture_output=True, text=True, timeout=100)
 
@@ -35,7 +37,13 @@ def problems(findings: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def test_nothing_is_wrong_here() -> None:
-    status, findings = look("--quick", MASTER_ADDR="127.0.0.1", SLURM_JOB_ID="7", OMP_NUM_THREADS="1", TORCHBUS_BACKEND="gloo")
+    status, findings = look(
+        "--quick",
+        MASTER_ADDR="127.0.0.1",
+        SLURM_JOB_ID="7",
+        OMP_NUM_THREADS="1",
+        TORCHBUS_BACKEND="gloo",
+    )
     assert problems(findings) == {}
     assert status == 0
     assert findings["launcher"]["facts"] == {"MASTER_ADDR": "127.0.0.1", "SLURM_JOB_ID": "7"}
@@ -49,24 +57,40 @@ def test_nothing_is_wrong_here() -> None:
 def test_each_wrong_thing_is_named_with_a_remedy() -> None:
     status, findings = look(
         "--quick",
-        RANK="1", WORLD_SIZE="2", MASTER_ADDR="no host", MASTER_PORT="99999",
-        SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="4", OMPI_COMM_WORLD_RANK="5", OMPI_COMM_WORLD_SIZE="3",
-        OMP_NUM_THREADS="many", TORCHBUS_BACKEND="carrier-pigeon", GLOO_SOCKET_IFNAME="nic9",
-    )  # fmt: skip
+        RANK="1",
+        WORLD_SIZE="2",
+        MASTER_ADDR="no host",
+        MASTER_PORT="99999",
+        SLURM_PROCID="0",
+        SLURM_STEP_ID="0",
+        SLURM_NTASKS="4",
+        OMPI_COMM_WORLD_RANK="5",
+        OMPI_COMM_WORLD_SIZE="3",
+        OMP_NUM_THREADS="many",
+        TORCHBUS_BACKEND="carrier-pigeon",
+        GLOO_SOCKET_IFNAME="nic9",
+    )
     found = problems(findings)
     assert (status, list(found)) == (1, ["processors", "backends", "launcher", "settings"])
-    assert "OMP_NUM_THREADS='many' is no number of threads: unset it" in found["processors"][0]
-    assert "TORCHBUS_BACKEND='carrier-pigeon' is no backend" in found["backends"][0]
+    assert "OMP_NUM_THREADS='many' is not a number of threads: unset it" in found["processors"][0]
+    assert "TORCHBUS_BACKEND='carrier-pigeon' is not a backend" in found["backends"][0]
     assert "there is no interface nic9 here, only " in found["settings"][0]
     mpi, both, port, address = found["launcher"]
     assert mpi == "MPI says rank 5 of 3: these contradict each other"
-    assert both.startswith("launchers contradict each other: environment says rank 1 of 2; SLURM says rank 0 of 4.")
-    assert port.startswith("MASTER_PORT='99999' is no port: ")
+    assert both.startswith(
+        "launchers contradict each other: environment says rank 1 of 2; SLURM says rank 0 of 4."
+    )
+    assert port.startswith("MASTER_PORT='99999' is not a port: ")
     assert address.startswith("MASTER_ADDR='no host' is not known here")
 
 
 def test_secrets_are_not_shown() -> None:
-    secrets = {"TORCHBUS_API_KEY": "s1", "TORCHBUS_Token": "s2", "NCCL_SECRET_X": "s3", "GLOO_PASSWORD": "s4"}
+    secrets = {
+        "TORCHBUS_API_KEY": "s1",
+        "TORCHBUS_Token": "s2",
+        "NCCL_SECRET_X": "s3",
+        "GLOO_PASSWORD": "s4",
+    }
     done = run("--quick", **secrets, TORCHBUS_URL="https://me:s5@host/path")
     assert not re.search(r"\bs[1-5]\b", done.stdout + done.stderr)
     assert all(f"{name} (hidden)" in " ".join(done.stdout.split()) for name in secrets)
@@ -75,7 +99,10 @@ def test_secrets_are_not_shown() -> None:
 
 def test_a_machine_without_loopback() -> None:
     namespace = (shutil.which("unshare") or "unshare", "--net")
-    if not shutil.which("unshare") or subprocess.run([*namespace, "true"], capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*namespace, "true"], capture_output=True).returncode
+    ):
         pytest.skip("network namespaces can't be made here")
     done = run("--quick", before=namespace)
     assert done.returncode == 1
@@ -98,7 +125,9 @@ class Loose:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchbus-ddp\nVersion: 0.0.1\n")
     groups = {"torchbus": "ddp", "torchbus.strategy": "ddp", "torchbus.option": "backend"}
-    (info / "entry_points.txt").write_text("".join(f"[{group}]\n{name} = loose_ddp:Loose\n" for group, name in groups.items()))
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n{name} = loose_ddp:Loose\n" for group, name in groups.items())
+    )
     return tmp_path
 
 
@@ -107,5 +136,7 @@ def test_ranks_that_learn_different_things_and_a_plugin_of_another_version(site:
     status, findings = look(PYTHONPATH=path, RANK="0", WORLD_SIZE="1")
     assert status == 1
     assert findings["self-test"]["facts"]["result"] == "failed"
-    assert problems(findings)["self-test"][0].startswith("two ranks learn something else than one process")
+    assert problems(findings)["self-test"][0].startswith(
+        "two ranks learn different parameters than one process"
+    )
     assert "is version 0.0.1, torchbus is" in problems(findings)["plugins"][0]

@@ -9,28 +9,11 @@ from pathlib import Path
 
 import pytest
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 Outcome = tuple[int, str, str]
 
-FACTS = """
-import atexit, json, multiprocessing, pickle, sys
-import neighbour
-
-class Square:
-    def __init__(self, value: int): self.value = value * value
-
-def value(square): return square.value
-
-def at_end(): pickle.dumps(Square(2))
-
-if __name__ == "__main__":
-    atexit.register(at_end)
-    squares = None
-    if __spec__ is None or not __spec__.name.endswith("__main__"):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            squares = pool.map(value, map(Square, range(4)))
-    print(json.dumps([sys.argv, sys.path[0], __name__, __file__, __spec__ and __spec__.name, __package__ or "", __doc__,
-                      neighbour.there, squares, str(Square.__init__.__annotations__)]))
-"""
+FACTS = (SCRIPTS / "cli_facts.py").read_text()
 ENDS = {
     "raises": "def f():\n    try: {}['x']\n    except KeyError as e: raise ValueError('bad') from e\nf()",
     "syntax": "x = 1\ndef f(:\n    pass",
@@ -40,13 +23,17 @@ ENDS = {
 
 
 def run(*words: object, cwd: Path) -> Outcome:
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=100
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A script, a module of a package and a folder with a __main__, each beside a module that it imports."""
+    """A script, a module of a package and a folder with a __main__, each beside a module that it
+    imports.
+    """
     for folder in (tmp_path / "src", tmp_path / "src" / "app"):
         folder.mkdir()
         (folder / "neighbour.py").write_text("there = __name__")
@@ -58,9 +45,17 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("program", "folder"), [(["src/train.py"], "."), (["-m", "app.job"], "src"), (["-m", "app"], "src"), (["src/app"], ".")]
+    ("program", "folder"),
+    [
+        (["src/train.py"], "."),
+        (["-m", "app.job"], "src"),
+        (["-m", "app"], "src"),
+        (["src/app"], "."),
+    ],
 )
-def test_the_script_sees_what_python_shows_it(project: Path, program: list[str], folder: str) -> None:
+def test_the_script_sees_what_python_shows_it(
+    project: Path, program: list[str], folder: str
+) -> None:
     words = [*program, "a.b=c", "+x=[1,2]", "--devices", "7", "-m", "--", "-o"]
     plain = run(*words, cwd=project / folder)
     assert plain[0] == 0, plain
@@ -84,10 +79,28 @@ model = torch.nn.Linear(1, 1)
 s = current()
 print({name: s._context.options[name] for name in ("devices", "accelerator", "launch", "verbose", "timeout_s", "capture")})
 """)
-    options = ["--devices", "1", "--accelerator=cpu", "--launch", "fork", "--verbose", "-o", "timeout_s=7.5", "-o", "capture=False"]
+    options = [
+        "--devices",
+        "1",
+        "--accelerator=cpu",
+        "--launch",
+        "fork",
+        "--verbose",
+        "-o",
+        "timeout_s=7.5",
+        "-o",
+        "capture=False",
+    ]
     status, output, errors = run("-m", "torchbus", "run", *options, "--", script, cwd=tmp_path)
     assert (status, errors) == (0, "")
-    expected = {"devices": 1, "accelerator": "cpu", "launch": "fork", "verbose": True, "timeout_s": 7.5, "capture": False}
+    expected = {
+        "devices": 1,
+        "accelerator": "cpu",
+        "launch": "fork",
+        "verbose": True,
+        "timeout_s": 7.5,
+        "capture": False,
+    }
     assert output.startswith(f"{expected}\ntorchbus ")
     assert "model: Linear, 2 parameters" in output
 
@@ -105,7 +118,7 @@ print(json.dumps(said))
 """
 BAD = {
     "rnu x.py": "torchbus: unknown command 'rnu': did you mean 'run'",
-    "--devices 2": "torchbus: unknown command '--devices': known are checkpoint, doctor, plugins, r",
+    "--devices 2": "torchbus: --devices is no command: options come after it, as in torchbus run --devices 2 train.py",
     "run": "torchbus run: which script? write torchbus run [OPTION]... SCRIPT [ARG]... (see torchbus run --help)",
     "run trian.py": "torchbus run: there is no file 'trian.py': did you mean train.py?",
     "run no/such.py": "torchbus run: there is no file 'no/such.py'",
@@ -133,10 +146,16 @@ def test_bad_input_is_answered_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", CALLS],
-        input=json.dumps([call.split() for call in BAD]), cwd=tmp_path, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        input=json.dumps([call.split() for call in BAD]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
-    for (call, expected), (status, errors) in zip(BAD.items(), json.loads(done.stdout), strict=True):
+    for (call, expected), (status, errors) in zip(
+        BAD.items(), json.loads(done.stdout), strict=True
+    ):
         assert status == 2, call
         assert errors.startswith(expected.format(cwd=tmp_path)), (call, errors)
         assert errors.count("\n") == 1, (call, errors)

@@ -1,4 +1,6 @@
-"""`torchbus --help`, `--version`, `plugins` and commands of other packages, with packages made up here."""
+"""`torchbus --help`, `--version`, `plugins` and commands of other packages, with packages made up
+here.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torchbus
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 ENTRY_POINTS = """
 [torchbus]
@@ -29,24 +33,7 @@ lines = broken:Plugin
 tally = tally:count
 ruined = broken:main
 """
-TALLY = '''
-from torchbus import hookimpl
-class Tally:
-    @hookimpl
-    def session_end(self): pass
-    @hookimpl
-    def launch(self): pass
-class Helper:
-    @hookimpl(specname="after_backward")
-    def noted(self): pass
-    def before_backward(self): "not marked"
-def count(argv):
-    """Count the words.
-
-    And more."""
-    print(argv)
-    return len(argv)
-'''
+TALLY = (SCRIPTS / "tally.py").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +70,31 @@ def environ(site: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def said(site: Path) -> dict[str, tuple[int, str]]:
     """Exit status and output of each call, all made by one process."""
-    calls = json.dumps(["--help", "run --help", "plugins --help", "doctor --help", "plugins --json", "plugins"])
+    calls = json.dumps(
+        ["--help", "run --help", "plugins --help", "doctor --help", "plugins --json", "plugins"]
+    )
     command = [sys.executable, "-c", CALLS]
-    done = subprocess.run(command, input=calls, env=environ(site), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, input=calls, env=environ(site), capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return {call: (status, output) for call, (status, output) in json.loads(done.stdout).items()}
 
 
 def test_help_lists_the_commands_of_all_packages(said: dict[str, tuple[int, str]]) -> None:
     lines = said["--help"][1].splitlines()
-    summaries = dict(line.split(maxsplit=1) for line in lines if line.startswith("  ") and line[2] != " ")
+    summaries = dict(
+        line.split(maxsplit=1) for line in lines if line.startswith("  ") and line[2] != " "
+    )
     assert list(summaries)[:3] == ["run", "plugins", "doctor"]
     assert summaries["tally"] == "Count the words."
     assert summaries["ruined"].startswith("plugin ruined (tally-pack 1.2) could not be imported:")
 
 
 @pytest.mark.parametrize("command", ["run", "plugins", "doctor"])
-def test_each_command_is_explained_with_examples(said: dict[str, tuple[int, str]], command: str) -> None:
+def test_each_command_is_explained_with_examples(
+    said: dict[str, tuple[int, str]], command: str
+) -> None:
     status, output = said[f"{command} --help"]
     assert status == 0
     assert output.startswith(f"usage: torchbus {command}")
@@ -110,9 +105,16 @@ def test_plugins_as_json(said: dict[str, tuple[int, str]]) -> None:
     status, output = said["plugins --json"]
     found = {plugin["name"]: plugin for plugin in json.loads(output)}
     assert found["tally"] == {
-        "name": "tally", "distribution": "tally-pack", "version": "1.2", "strategies": ["tallied"], "loggers": [],
-        "options": ["tally_every"], "verbs": [], "events": ["launch", "after_backward", "session_end"], "error": None,
-    }  # fmt: skip
+        "name": "tally",
+        "distribution": "tally-pack",
+        "version": "1.2",
+        "strategies": ["tallied"],
+        "loggers": [],
+        "options": ["tally_every"],
+        "verbs": [],
+        "events": ["launch", "after_backward", "session_end"],
+        "error": None,
+    }
     assert found["broken"]["loggers"] == ["lines"]
     assert "No module named 'this_is_missing'" in found["broken"]["error"]
     assert status == 0
@@ -122,7 +124,9 @@ def test_plugins_as_a_table(said: dict[str, tuple[int, str]]) -> None:
     lines = said["plugins"][1].splitlines()
     columns = [lines[0].index(title) for title in ("NAME", "PACKAGE", "PROVIDES", "LISTENS TO")]
     row = next(line for line in lines if line.startswith("tally "))
-    cells = [row[start:end].strip() for start, end in zip(columns, [*columns[1:], None], strict=True)]
+    cells = [
+        row[start:end].strip() for start, end in zip(columns, [*columns[1:], None], strict=True)
+    ]
     assert cells[:2] == ["tally", "tally-pack 1.2"]
     assert cells[2].startswith("strategy: tallied;")
     assert cells[3].startswith("launch, after_backward")
@@ -139,4 +143,7 @@ def test_the_console_script_is_the_same_command() -> None:
     script = Path(sys.executable).with_name("torchbus")
     if not script.exists():
         pytest.skip("torchbus is not installed in this environment")
-    assert subprocess.check_output([script, "--version"], text=True, timeout=100) == f"torchbus {torchbus.__version__}\n"
+    assert (
+        subprocess.check_output([script, "--version"], text=True, timeout=100)
+        == f"torchbus {torchbus.__version__}\n"
+    )

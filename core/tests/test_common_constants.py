@@ -12,7 +12,11 @@ from torchbus._checks.common_constants import suspicious
 
 def test_which_constants_are_read() -> None:
     x = torch.ones(4, 3, requires_grad=True)
-    loss = 0.3 * x.mean() / 7 - torch.add(x.sum(), x.mean(), alpha=0.5) * torch.tensor(2.0) + x.mean() * x.sum()
+    loss = (
+        0.3 * x.mean() / 7
+        - torch.add(x.sum(), x.mean(), alpha=0.5) * torch.tensor(2.0)
+        + x.mean() * x.sum()
+    )
     assert sorted(set(loss_constants.read(loss)[1])) == [0.3, 0.5, 1.0, 2.0, 7.0]
     loss.backward()
     assert loss_constants.read(loss) == ((), ())
@@ -37,9 +41,19 @@ def test_a_search_is_named(monkeypatch) -> None:
 def test_settings_are_the_same_in_every_process() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[0] |= {"made_by": lambda: 0, "owner": object(), "mixed": {"a": [1, object()]}, "where": torch.zeros(3)}
+    optimizer.param_groups[0] |= {
+        "made_by": lambda: 0,
+        "owner": object(),
+        "mixed": {"a": [1, object()]},
+        "where": torch.zeros(3),
+    }
     first = hyperparameters.of_optimizer(optimizer) | hyperparameters.of_model(model)
-    optimizer.param_groups[0] |= {"made_by": lambda: 1, "owner": object(), "mixed": {"a": [1, object()]}, "lr": 0.1 * (1 + 1e-9)}
+    optimizer.param_groups[0] |= {
+        "made_by": lambda: 1,
+        "owner": object(),
+        "mixed": {"a": [1, object()]},
+        "lr": 0.1 * (1 + 1e-9),
+    }
     again = hyperparameters.of_optimizer(optimizer) | hyperparameters.of_model(model)
     hyperparameters.compare([first, again])
     assert hyperparameters.digest(first) == hyperparameters.digest(again)

@@ -1,8 +1,10 @@
-"""Whether ranks divide their losses by one number of all ranks, or each by a count of its own that is equal by chance."""
+"""Whether ranks divide their losses by one number of all ranks, or each by a count of its own that
+is equal by chance.
+"""
 
 from __future__ import annotations
 
-from torchbus._loss.common_divisor import CommonDivisor
+from torchbus._loss.divisors import CommonDivisor
 
 
 def test_a_number_of_samples_is_none_though_all_ranks_have_the_same() -> None:

@@ -59,14 +59,29 @@ def test_a_name_that_two_packages_offer(two, kinds, arguments, options, words):
 
 
 def test_a_name_of_ours_that_another_package_offers_too(install):
-    install("stranger", PLUGIN, option={"mode": "Plugin"}, strategy={"ddp": "Plugin"}, plugin={"sampler": "Plugin"})
-    with pytest.raises(PluginConflict, match=r"^option 'mode' is offered by stranger 1\.2 \(stranger:Plugin\) and torchbus-checkpoint "):
+    install(
+        "stranger",
+        PLUGIN,
+        option={"mode": "Plugin"},
+        strategy={"ddp": "Plugin"},
+        plugin={"sampler": "Plugin"},
+    )
+    with pytest.raises(
+        PluginConflict,
+        match=r"^option 'mode' is offered by stranger 1\.2 \(stranger:Plugin\) and torchbus-checkpoint ",
+    ):
         session(checkpoint="here", monitor="loss", mode="max")
-    with pytest.raises(PluginConflict, match=r"^strategy 'ddp' is offered by stranger 1\.2 \(stranger:Plugin\) and torchbus-ddp "):
+    with pytest.raises(
+        PluginConflict,
+        match=r"^strategy 'ddp' is offered by stranger 1\.2 \(stranger:Plugin\) and torchbus-ddp ",
+    ):
         session(strategy="ddp")
     with pytest.raises(PluginConflict, match=r"^strategy 'ddp' is offered by "):
         session(devices=2, accelerator="cpu")
-    with pytest.raises(PluginConflict, match=r"^plugin 'sampler' is offered by stranger 1\.2 .* and torchbus-sampler "):
+    with pytest.raises(
+        PluginConflict,
+        match=r"^plugin 'sampler' is offered by stranger 1\.2 .* and torchbus-sampler ",
+    ):
         session(strategy="fsdp")
     with session(strategy=None, gradient_clip_val=1.0):
         pass
@@ -77,7 +92,12 @@ def test_an_option_whose_plugin_has_the_name_of_another(install):
     install("first-package", PLUGIN, plugin={"p": "Plugin"}, option={"by": "Plugin"})
     install("second-package", PLUGIN, plugin={"p": "Plugin"}, option={"depth": "Plugin"})
     with session(strategy=None, depth=3) as s:
-        assert type(next(plugin for name, plugin in s._context.bus.plugins() if name == "p")).__module__ == "second_package"
+        assert (
+            type(
+                next(plugin for name, plugin in s._context.bus.plugins() if name == "p")
+            ).__module__
+            == "second_package"
+        )
     with pytest.raises(PluginConflict, match=f"^plugin 'p' {BOTH} the plugin itself as an object$"):
         session(strategy=None, by=1, depth=3)
 
@@ -102,12 +122,20 @@ def test_companions_of_one_module_all_come_along(install, monkeypatch):
             pass
     """
     for name in ("second-package", "first-package"):
-        install(name, source, companion={"some_tracker": "Companion"}, plugin={f"of_{name}": "Companion"})
+        install(
+            name,
+            source,
+            companion={"some_tracker": "Companion"},
+            plugin={f"of_{name}": "Companion"},
+        )
     with session(strategy=None) as s:
         assert s._context.bus.plugins() == []
     monkeypatch.setitem(sys.modules, "some_tracker", sys)
     with session(strategy=None) as s:
-        assert [name for name, _ in s._context.bus.plugins()] == ["of_first-package", "of_second-package"]
+        assert [name for name, _ in s._context.bus.plugins()] == [
+            "of_first-package",
+            "of_second-package",
+        ]
 
 
 def test_a_package_that_is_there_twice_is_one(install):
@@ -133,7 +161,10 @@ def test_two_engines():
 
     with pytest.raises(PluginConflict) as error:
         session(First(), Second(), strategy=None)
-    assert str(error.value) == "First and Second both listen to run_backward, which one plugin does: pass only one of them"
+    assert (
+        str(error.value)
+        == "First and Second both listen to run_backward, which one plugin does: pass only one of them"
+    )
     with session(First(), strategy=None) as s:
         with pytest.raises(PluginConflict, match="^First and Second both listen to run_backward"):
             s.add_plugin(Second())
@@ -146,7 +177,9 @@ def test_an_engine_beside_that_of_a_strategy():
         def run_backward(self, call, engine):
             raise AssertionError
 
-    with pytest.raises(PluginConflict, match=r"^Own and ddp\.gradients both listen to run_backward"):
+    with pytest.raises(
+        PluginConflict, match=r"^Own and ddp\.gradients both listen to run_backward"
+    ):
         session(Own(), strategy="ddp", devices=2, accelerator="cpu", launch="fork").start()
 
 
@@ -157,7 +190,9 @@ def test_two_active_plugins_with_one_verb():
     class Second:
         verbs = ("second", "answer")
 
-    with pytest.raises(PluginConflict, match=r"^First and Second both bring s\.answer: pass only one of them$"):
+    with pytest.raises(
+        PluginConflict, match=r"^First and Second both bring s\.answer: pass only one of them$"
+    ):
         session(First(), Second(), strategy=None)
 
 
@@ -166,12 +201,17 @@ def test_a_verb_that_the_session_has_itself():
         verbs = ("rank",)
         rank = 3
 
-    with pytest.raises(UsageError, match=r"^plugin Plugin brings s\.rank, which the session has itself: give it another name$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^plugin Plugin brings s\.rank, which the session has itself: give it another name$",
+    ):
         session(Plugin(), strategy=None)
 
 
 def test_options_of_two_strategies_by_name(install):
-    """Each brings its plugin: the message names the option, since nobody has asked for the other strategy."""
+    """Each brings its plugin: the message names the option, since nobody has asked for the other
+    strategy.
+    """
     source = """
         class Own:
             owns = ("strategy",)
@@ -179,8 +219,17 @@ def test_options_of_two_strategies_by_name(install):
             def __init__(self, *, width=1):
                 pass
     """
-    install("own-strategy", source, strategy={"own": "Own"}, option={"width": "Own"}, plugin={"own": "Own"})
-    with pytest.raises(UsageError, match="^width: an option of strategy='own', and the strategy here is 'ddp': leave it out, or say strategy='own'$"):
+    install(
+        "own-strategy",
+        source,
+        strategy={"own": "Own"},
+        option={"width": "Own"},
+        plugin={"own": "Own"},
+    )
+    with pytest.raises(
+        UsageError,
+        match="^width: an option of strategy='own', and the strategy here is 'ddp': leave it out, or say strategy='own'$",
+    ):
         session(strategy="ddp", width=2)
     with session(strategy="own", width=2):
         pass

@@ -51,8 +51,18 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
 @pytest.mark.parametrize(
     ("devices", "accelerator", "visible", "message"),
     [
-        (3, "auto", 2, "devices=3, but torch sees 2 GPUs: ask for at most 2, or for accelerator='cpu'"),
-        (2, "gpu", 1, "devices=2, but torch sees 1 GPU: ask for at most 1, or for accelerator='cpu'"),
+        (
+            3,
+            "auto",
+            2,
+            "devices=3, but torch sees 2 GPUs: ask for at most 2, or for accelerator='cpu'",
+        ),
+        (
+            2,
+            "gpu",
+            1,
+            "devices=2, but torch sees 1 GPU: ask for at most 1, or for accelerator='cpu'",
+        ),
         (-2, "auto", 2, f"devices=-2 is negative: {ADVICE}"),
         ("-2", "auto", 2, f"devices='-2' is negative: {ADVICE}"),
         ("a,b", "auto", 2, f"devices='a,b' can't be read: {ADVICE}"),
@@ -63,16 +73,47 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
         (["x"], "auto", 2, f"devices=['x'] can't be read: {ADVICE}"),
         ([0, 0], "auto", 2, "devices=[0, 0] names a device twice: each rank needs one of its own"),
         ("1,1", "auto", 2, "devices='1,1' names a device twice: each rank needs one of its own"),
-        ([0, 2], "auto", 2, "devices=[0, 2]: there is no GPU 2; torch sees 2 GPUs. On CPU give a number of ranks"),
-        ([0, -1], "auto", 2, "devices=[0, -1]: there is no GPU -1; torch sees 2 GPUs. On CPU give a number of ranks"),
-        ("0,1", "auto", 0, "devices='0,1': there is no GPU 0; torch sees no GPU. On CPU give a number of ranks"),
+        (
+            [0, 2],
+            "auto",
+            2,
+            "devices=[0, 2]: there is no GPU 2; torch sees 2 GPUs. On CPU give a number of ranks",
+        ),
+        (
+            [0, -1],
+            "auto",
+            2,
+            "devices=[0, -1]: there is no GPU -1; torch sees 2 GPUs. On CPU give a number of ranks",
+        ),
+        (
+            "0,1",
+            "auto",
+            0,
+            "devices='0,1': there is no GPU 0; torch sees no GPU. On CPU give a number of ranks",
+        ),
         (None, "auto", 2, f"devices=None is a NoneType: {ADVICE}"),
         (2.0, "auto", 2, f"devices=2.0 is a float: {ADVICE}"),
         (True, "auto", 2, f"devices=True is a bool: {ADVICE}"),
         ({0, 1}, "auto", 2, f"devices={{0, 1}} is a set: {ADVICE}"),
-        ("auto", "tpu", 2, "accelerator='tpu' is unknown: use 'auto', 'cpu', 'gpu' or 'cuda'"),
-        ("auto", "gpu", 0, "accelerator='gpu', but torch sees no GPU: use accelerator='cpu', or see `torchbus doctor`"),
-        (2, "cuda", 0, "accelerator='cuda', but torch sees no GPU: use accelerator='cpu', or see `torchbus doctor`"),
+        (
+            "auto",
+            "tpu",
+            2,
+            "accelerator='tpu': torch knows this device type only once torch_xla is imported:"
+            " install it, and write `import torch_xla` before the session",
+        ),
+        (
+            "auto",
+            "gpu",
+            0,
+            "accelerator='gpu', but torch sees no GPU: use accelerator='cpu', or see `torchbus doctor`",
+        ),
+        (
+            2,
+            "cuda",
+            0,
+            "accelerator='cuda', but torch sees no GPU: use accelerator='cpu', or see `torchbus doctor`",
+        ),
     ],
 )
 def test_message(gpus, devices, accelerator, visible, message):
@@ -85,7 +126,13 @@ def test_message(gpus, devices, accelerator, visible, message):
 @pytest.mark.parametrize("devices", [0, "auto", -1])
 def test_one_rank_on_cpu_needs_no_strategy(devices):
     with session(devices=devices, accelerator="cpu") as s:
-        assert (s.rank, s.local_rank, s.world_size, s.device, s.is_main) == (0, 0, 1, torch.device("cpu"), True)
+        assert (s.rank, s.local_rank, s.world_size, s.device, s.is_main) == (
+            0,
+            0,
+            1,
+            torch.device("cpu"),
+            True,
+        )
         assert "none: the loop runs as it would by itself" in s.explain()
 
 
@@ -102,7 +149,11 @@ words = st.one_of(
 )
 
 
-@given(devices=words, accelerator=st.sampled_from(["auto", "cpu", "gpu", "cuda", "tpu"]), visible=st.integers(0, 9))
+@given(
+    devices=words,
+    accelerator=st.sampled_from(["auto", "cpu", "gpu", "cuda", "tpu"]),
+    visible=st.integers(0, 9),
+)
 def test_anything_is_a_sound_plan_or_a_usage_error(devices, accelerator, visible):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: visible)
@@ -115,7 +166,9 @@ def test_anything_is_a_sound_plan_or_a_usage_error(devices, accelerator, visible
     assert len(plan.indices) == len(set(plan.indices)) == (plan.count if plan.kind == "cuda" else 0)
     assert all(0 <= index < visible for index in plan.indices)
     assert plan.kind == "cpu" or accelerator != "cpu"
-    assert [plan.device(rank) for rank in range(plan.count)] == [torch.device("cuda", i) for i in plan.indices] or plan.kind == "cpu"
+    assert [plan.device(rank) for rank in range(plan.count)] == [
+        torch.device("cuda", i) for i in plan.indices
+    ] or plan.kind == "cpu"
 
 
 @given(chosen=st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True))
@@ -123,19 +176,32 @@ def test_spellings_of_a_list_are_equal(chosen):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 8)
         text = ",".join(map(str, chosen))
-        assert plan_devices(chosen) == plan_devices(tuple(chosen)) == plan_devices(text + ",") == DevicePlan("cuda", len(chosen), tuple(chosen))
+        assert (
+            plan_devices(chosen)
+            == plan_devices(tuple(chosen))
+            == plan_devices(text + ",")
+            == DevicePlan("cuda", len(chosen), tuple(chosen))
+        )
 
 
 def test_usable_devices_are_those_that_are_free(gpus, monkeypatch):
     gpus(3)
-    monkeypatch.setattr("torchbus._ranks.devices._free_gpus", lambda: [0, 2])
-    assert find_usable_devices() == [0, 2] and find_usable_devices(1) == [0] and find_usable_devices(2) == [0, 2]
-    with pytest.raises(UsageError, match=r"3 free GPUs asked for; torch sees 3 GPUs, occupied: \[1\]"):
+    monkeypatch.setattr("torchbus._ranks.devices._free_devices", lambda kind: [0, 2])
+    assert (
+        find_usable_devices() == [0, 2]
+        and find_usable_devices(1) == [0]
+        and find_usable_devices(2) == [0, 2]
+    )
+    with pytest.raises(
+        UsageError, match=r"3 free GPUs asked for; torch sees 3 GPUs, occupied: \[1\]"
+    ):
         find_usable_devices(3)
 
 
 def test_no_gpu_is_usable_where_there_is_none(gpus):
     gpus(0)
     assert find_usable_devices() == []
-    with pytest.raises(UsageError, match="1 free GPUs asked for; torch sees no GPU, occupied: none"):
+    with pytest.raises(
+        UsageError, match="1 free GPUs asked for; torch sees no GPU, occupied: none"
+    ):
         find_usable_devices(1)

@@ -20,7 +20,9 @@ def test_each_is_gone_once_it_is_closed(order):
     original, model, called = vars(Net)["forward"], Net(2, 2), []
 
     def around(name):
-        return Surround(lambda model, forward, args, kwargs: (called.append(name), forward(*args, **kwargs))[1])
+        return Surround(
+            lambda model, forward, args, kwargs: (called.append(name), forward(*args, **kwargs))[1]
+        )
 
     surrounds = [around(name) for name in range(3)]
     for surround in surrounds:
@@ -37,7 +39,9 @@ def test_each_is_gone_once_it_is_closed(order):
 
 def test_others_of_the_class_are_left_alone():
     called = []
-    surround = Surround(lambda model, forward, args, kwargs: (called.append(model), forward(*args, **kwargs))[1])
+    surround = Surround(
+        lambda model, forward, args, kwargs: (called.append(model), forward(*args, **kwargs))[1]
+    )
     one, other = Net(2, 2), Net(2, 2)
     surround.add(one)
     other(torch.ones(1, 2))

@@ -1,4 +1,6 @@
-"""The thread that looks after a rank does not end by an error of its own and leave the rank waiting."""
+"""The thread that looks after a rank does not end by an error of its own and leave the rank
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ def test_an_error_of_the_guard_ends_the_rank() -> None:
         raise ConnectionResetError("the store has gone")
 
     guard = Guard(1, look, lambda number: None)
-    guard.on_release(lambda: setattr(guard, "leaving", True))  # as the main thread does, once nothing waits for it any more
+    # as the main thread does, once nothing waits for it any more
+    guard.on_release(lambda: setattr(guard, "leaving", True))
     guard._thread.start()
     guard._thread.join(10.0)
     assert not guard._thread.is_alive() and guard.leaving
-    with pytest.raises(RankFailed, match=r"the guard of rank 1 failed: ConnectionResetError\('the store has gone'\)"):
+    with pytest.raises(
+        RankFailed,
+        match=r"the guard of rank 1 failed: ConnectionResetError\('the store has gone'\)",
+    ):
         raise guard.reason or AssertionError

@@ -31,7 +31,9 @@ def test_proxies_are_not_asked_for_their_class():
 
 @pytest.fixture
 def busy_collector():
-    """Collections come at nearly every new object, and run Python code, in which threads take turns."""
+    """Collections come at nearly every new object, and run Python code, in which threads take
+    turns.
+    """
 
     def work(phase, info):
         time.sleep(0)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from torchbus import session
 from torchbus._launch import Request
-from torchbus._launch.join import joining
-from torchbus._launch.join.joining import Place, first_host
+from torchbus._launch.join import places
+from torchbus._launch.join.places import Place
 from torchbus._ranks.devices import plan_devices
 from torchbus.errors import UsageError
 
-PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "MV2_", "MPI_", "NODE_RANK", "GROUP_RANK", "TORCHELASTIC_")
 AT = {"MASTER_ADDR": "host", "MASTER_PORT": "1234"}
 PORT_123 = 20000 + zlib.crc32(b"123.0") % 12000
 CASES = {
@@ -21,22 +19,47 @@ CASES = {
         Place("environment", 1, 2, 1, 2, 0, "host", 29500),
     ),
     "torchrun, two nodes": (
-        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "x", **AT},
+        {
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "1",
+            "TORCHELASTIC_RUN_ID": "x",
+            **AT,
+        },
         Place("torchrun", 3, 4, 1, 2, 1, "host", 1234, job="x"),
     ),
     "SLURM": (
         {
-            "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0",
-            "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "123",
+            "SLURM_PROCID": "5",
+            "SLURM_NTASKS": "8",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_TASKS_PER_NODE": "4(x2)",
+            "SLURM_STEP_NODELIST": "gpu[07-08]",
+            "SLURM_JOB_ID": "123",
         },
         Place("SLURM", 5, 8, 1, 4, 1, "gpu07", PORT_123, job="123.0"),
     ),
     "Open MPI": (
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "123.0"},
+        {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": "123.0",
+        },
         Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", PORT_123, True, "123.0"),
     ),
     "Open MPI, an address": (
-        {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", **AT},
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            **AT,
+        },
         Place("MPI", 3, 4, 1, 2, 1, "host", 1234),
     ),
     "MPICH": (
@@ -44,10 +67,18 @@ CASES = {
         Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
     "MVAPICH": (
-        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"},
+        {
+            "MV2_COMM_WORLD_RANK": "1",
+            "MV2_COMM_WORLD_SIZE": "2",
+            "MV2_COMM_WORLD_LOCAL_RANK": "1",
+            "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+        },
         Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
-    "SLURM, an interactive shell of many tasks": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
+    "SLURM, an interactive shell of many tasks": (
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},
+        None,
+    ),
     "SLURM, one task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, None),
     "mpirun -n 1": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
     "nothing": ({}, None),
@@ -56,8 +87,10 @@ CASES = {
 
 
 def find(variables: dict[str, str], **given) -> Place | None:
-    request = Request(plan_devices(given.get("devices", 1), "cpu"), explicit_devices="devices" in given)
-    return joining.find(request, variables)
+    request = Request(
+        plan_devices(given.get("devices", 1), "cpu"), explicit_devices="devices" in given
+    )
+    return places.find(request, variables)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -69,96 +102,86 @@ def test_meaning(name):
 @pytest.mark.parametrize(
     ("variables", "given", "words"),
     [
-        ({"RANK": "0"}, {}, "only one of RANK and WORLD_SIZE is set: unset it, or start the script with torchrun"),
-        ({"WORLD_SIZE": "2"}, {}, "only one of RANK and WORLD_SIZE is set: unset it, or start the script with torchrun"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, {}, "RANK=0 and WORLD_SIZE=2 are set, but MASTER_ADDR is not: set it, or use torchrun"),
-        ({"RANK": "2", "WORLD_SIZE": "2", **AT}, {}, "environment says rank 2 of 2: these contradict each other"),
-        ({"RANK": "-1", "WORLD_SIZE": "2", **AT}, {}, "environment says rank -1 of 2: these contradict each other"),
-        ({"RANK": "0", "WORLD_SIZE": "0", **AT}, {}, "environment says rank 0 of 0: these contradict each other"),
+        (
+            {"RANK": "0"},
+            {},
+            "only one of RANK and WORLD_SIZE is set: unset it, or start the script with torchrun",
+        ),
+        (
+            {"WORLD_SIZE": "2"},
+            {},
+            "only one of RANK and WORLD_SIZE is set: unset it, or start the script with torchrun",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            {},
+            "RANK=0 and WORLD_SIZE=2 are set, but MASTER_ADDR is not: set it, or use torchrun",
+        ),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", **AT},
+            {},
+            "environment says rank 2 of 2: these contradict each other",
+        ),
+        (
+            {"RANK": "-1", "WORLD_SIZE": "2", **AT},
+            {},
+            "environment says rank -1 of 2: these contradict each other",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "0", **AT},
+            {},
+            "environment says rank 0 of 0: these contradict each other",
+        ),
         ({"RANK": "one", "WORLD_SIZE": "2", **AT}, {}, "RANK='one' is not a number"),
         ({"RANK": "0", "WORLD_SIZE": "", **AT}, {}, "WORLD_SIZE='' is not a number"),
-        ({"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_PORT": "x"}, {}, "MASTER_PORT='x' is not a number"),
         (
-            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **AT}, {},
+            {"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_PORT": "x"},
+            {},
+            "MASTER_PORT='x' is not a number",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **AT},
+            {},
             "environment says local rank 2 of 2 on this node, 2 in all: these contradict each other",
         ),
         (
-            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", **AT}, {},
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", **AT},
+            {},
             "environment says local rank 0 of 4 on this node, 2 in all: these contradict each other",
         ),
         (
-            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0", **AT}, {},
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0", **AT},
+            {},
             "environment says local rank 0 of 0 on this node, 2 in all: these contradict each other",
         ),
         (
-            {"RANK": "0", "WORLD_SIZE": "2", **AT}, {"devices": 3},
+            {"RANK": "0", "WORLD_SIZE": "2", **AT},
+            {"devices": 3},
             "devices asks for 3 on this node, but environment started 2: leave devices out, or start as many",
         ),
         (
-            {"SLURM_PROCID": "8", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, {},
+            {"SLURM_PROCID": "8", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
+            {},
             "SLURM says rank 8 of 8: these contradict each other",
         ),
-        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, {}, "SLURM_PROCID='x' is not a number"),
         (
-            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, {},
+            {"SLURM_PROCID": "x", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
+            {},
+            "SLURM_PROCID='x' is not a number",
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "0",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            {},
             "mpirun started ranks on several hosts: pass the first one's address, mpirun -x MASTER_ADDR=...",
         ),
     ],
-)  # fmt: skip
+)
 def test_contradictions(variables, given, words):
     with pytest.raises(UsageError) as error:
         find(variables, **given)
     assert str(error.value) == words
-
-
-@pytest.fixture
-def clean(monkeypatch):
-    """The environment without any launcher's variables."""
-    import os
-
-    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        monkeypatch.delenv(name)
-    return monkeypatch
-
-
-@pytest.mark.parametrize("variables", [{"RANK": "0"}, {"RANK": "3", "WORLD_SIZE": "2", **AT}, {"RANK": "x", "WORLD_SIZE": "2", **AT}])
-def test_a_session_refuses_them_at_entry(clean, variables):
-    for name, value in variables.items():
-        clean.setenv(name, value)
-    with pytest.raises(UsageError), session():
-        raise AssertionError("the block must not run")
-
-
-def test_a_world_of_one_needs_no_variables(clean):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
-        clean.setenv(name, value)
-    with session() as s:
-        assert s.world_size == 1
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({}, "num_nodes=2, but MASTER_ADDR and NODE_RANK is not set: set MASTER_ADDR (the first node), MASTER_PORT and NODE_RANK on each node"),
-        ({"MASTER_ADDR": "host"}, "num_nodes=2, but NODE_RANK is not set"),
-        ({"MASTER_ADDR": "host", "NODE_RANK": "2"}, "NODE_RANK=2 does not fit num_nodes=2: it counts from 0"),
-        ({"MASTER_ADDR": "host", "NODE_RANK": "-1"}, "NODE_RANK=-1 does not fit num_nodes=2: it counts from 0"),
-        ({"MASTER_ADDR": "host", "NODE_RANK": "0", "MASTER_PORT": "x"}, "MASTER_PORT='x' is not a number"),
-    ],
-)
-def test_nodes_by_hand(clean, variables, words):
-    from torchbus._launch.join.nodes import find_nodes
-
-    for name, value in variables.items():
-        clean.setenv(name, value)
-    with pytest.raises(UsageError) as error:
-        find_nodes(Request(plan_devices(1, "cpu"), num_nodes=2))
-    assert str(error.value).startswith(words)
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [("gpu01", "gpu01"), ("gpu[07-09,12],x1", "gpu07"), ("a,b", "a"), ("node-[3,5]", "node-3"), ("n[1-2]", "n1"), ("r1n[01-04]", "r1n01")],
-)
-def test_first_host_of_a_node_list(nodelist, host):
-    assert first_host(nodelist) == host

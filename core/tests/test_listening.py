@@ -52,15 +52,28 @@ def test_an_address_that_is_not_this_hosts_is_torchs_affair(address: str) -> Non
     assert listening._listener(listening._own(address), 0) is None
 
 
-def test_a_name_that_means_loopback_here_means_another_address_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_means_loopback_here_means_another_address_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Debian's /etc/hosts says so of the host's own name."""
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))])
-    assert listening._own("myhost") is None and listening._own("127.0.1.1") == "127.0.1.1" and listening._own("localhost") == "127.0.0.1"
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))],
+    )
+    assert (
+        listening._own("myhost") is None
+        and listening._own("127.0.1.1") == "127.0.1.1"
+        and listening._own("localhost") == "127.0.0.1"
+    )
 
 
 def test_of_several_addresses_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of them another host takes can't be told from here."""
-    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (number, 0)) for number in ("192.0.2.1", "fd00::1")]
+    answers = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (number, 0))
+        for number in ("192.0.2.1", "fd00::1")
+    ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     assert listening._own("myhost") is None
 

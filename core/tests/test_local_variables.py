@@ -8,7 +8,7 @@ import weakref
 
 import torch
 from torchbus import hookimpl, session
-from torchbus._session import local_variables
+from torchbus._compat import local_variables
 
 
 class Thing:
@@ -40,7 +40,9 @@ def test_what_the_function_has_from_locals_stays_as_it_was():
 def test_names_of_a_module_and_of_a_class_are_set_for_good():
     class Scope:
         number = 1
-        local_variables.assign(sys._getframe(), {"number": local_variables.read(sys._getframe())["number"] + 1})
+        local_variables.assign(
+            sys._getframe(), {"number": local_variables.read(sys._getframe())["number"] + 1}
+        )
 
     names = {"number": 1, "sys": sys, "local_variables": local_variables}
     exec("local_variables.assign(sys._getframe(), {'number': 2, 'new': 3})", names)

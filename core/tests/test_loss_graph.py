@@ -20,6 +20,7 @@ X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])
 MASK = Y >= 0
 P = torch.nn.Parameter(torch.ones(5))
+Q = torch.nn.Parameter(torch.ones(3, 2))
 
 
 @pytest.mark.parametrize(
@@ -40,16 +41,26 @@ P = torch.nn.Parameter(torch.ones(5))
         (lambda: X.t().square().mean(), [("mean", 4)]),  # samples in another dimension
         (lambda: 1 - X.mean().view(1).squeeze(), [("mean", 4)]),
         (lambda: torch.stack([X.mean(), X[:2].mean()]).mean(), [("mean", 4), ("mean", 2)]),
-        (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),  # weight decay is alike on all ranks
+        # weight decay is alike on all ranks
+        (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),
         (lambda: X.mean() + 0 * X.sum(), [("mean", 4)]),
         (lambda: X.sum(), [("sum", None)]),
-        (lambda: X.square().mean().sqrt(), [("unknown", None)]),
+        (lambda: X.square().mean().sqrt(), [("nonlinear", None)]),
+        (lambda: X.mean() * X.square().mean(), [("nonlinear", None)]),
+        (lambda: 1 - (X * X).mean() / (X * X).sum(), [("nonlinear", None)]),
+        # a task's weight that is a parameter
+        (lambda: (-P[0]).exp() * X.mean() + P[0], [("mean", 4)]),
+        (lambda: X[MASK].mean() / (2 * P[1] ** 2) + P[1].log(), [("mean", 3)]),
+        (lambda: (P - 1).norm() + (Q.t() @ Q).norm(), [("unknown", None)]),
+        (lambda: P[0] * (X.mean() + X[:2].mean()), [("unknown", None)]),
         (lambda: X.sum() / P.sum(), [("unknown", None)]),
     ],
 )
 def test_terms(loss: Any, expected: list[tuple[str, float | None]]) -> None:
     found = [(term.reduction, term.number) for term in terms_of(loss(), rows=4)]
-    assert found == [(kind, number if number is None else pytest.approx(number)) for kind, number in expected]
+    assert found == [
+        (kind, number if number is None else pytest.approx(number)) for kind, number in expected
+    ]
 
 
 def test_a_compiled_function_hides_its_graph() -> None:
@@ -59,20 +70,64 @@ def test_a_compiled_function_hides_its_graph() -> None:
             return x.sum()
 
     assert terms_of(CompiledFunction.apply(X)) == [Term("hidden")]  # type: ignore[no-untyped-call]
-    with session() as s, pytest.warns(UserWarning, match="the loss comes out of a compiled function"):
+    with (
+        session() as s,
+        pytest.warns(UserWarning, match="the loss comes out of a compiled function"),
+    ):
         LossWeights(s._context).of(CompiledFunction.apply(X))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda: X.square().mean().sqrt(), "not a mean over samples but a function of such means"),
+        (lambda: X.mean() + F.relu(X.mean() - 1), "not a mean over samples but a function"),
+        (lambda: X.mean() * 4, "the loss is a mean multiplied by 4"),
+        (lambda: F.cross_entropy(X, Y) + X.square().cumsum(0)[-1, 0], "counts 3 things for 4"),
+    ],
+)
+def test_what_no_weight_can_mend_is_said_once(loss: Any, words: str) -> None:
+    with session() as s, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        s._context.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s._context)
+        for _ in range(5):
+            losses.of(loss())
+    assert len(said) == 1 and words in str(said[0].message)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: X.mean() + (Q.t() @ Q - torch.eye(2)).norm() + P.square().sum().sqrt(),
+        lambda: X.mean() * 3,
+        lambda: (-P[0]).exp() * F.cross_entropy(X, Y) + P[0],
+    ],
+)
+def test_what_is_exact_is_not_said(loss: Any) -> None:
+    with session() as s:  # a warning is an error here
+        s._context.share = Share(1.0, 0, (), 4)
+        losses = LossWeights(s._context)
+        for _ in range(5):
+            losses.of(loss())
 
 
 def told(counts: list[Any]) -> list[float]:
     """The means over ranks of what they tell."""
-    return [sum(float(number) for number in numbers) / len(counts) for numbers in zip(*[count.told() for count in counts], strict=True)]
+    return [
+        sum(float(number) for number in numbers) / len(counts)
+        for numbers in zip(*[count.told() for count in counts], strict=True)
+    ]
 
 
 def test_two_ranks_agree_on_what_to_divide_by() -> None:
     with session() as s:
         s._context.share = Share(1.0, 0, (), 4)
         ranks = [LossWeights(s._context), LossWeights(s._context)]
-        counts = [ranks[0].of(F.cross_entropy(X, Y)), ranks[1].of(F.cross_entropy(X, Y.clamp(min=0)))]
+        counts = [
+            ranks[0].of(F.cross_entropy(X, Y)),
+            ranks[1].of(F.cross_entropy(X, Y.clamp(min=0))),
+        ]
         assert [count.counted for count in counts] == [True, False]
         scales = [rank.settle(told(counts)) for rank in ranks]
         assert scales[0] == scales[1]
@@ -105,7 +160,10 @@ def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
             warnings.simplefilter("error")
             for _ in range(3):
                 step()
-        with pytest.warns(UserWarning, match=r"a sum divided by 1000 on every rank, .* \(4\) nor of all ranks' \(4\)"):
+        with pytest.warns(
+            UserWarning,
+            match=r"a sum divided by 1000 on every rank, .* \(4\) nor of all ranks' \(4\)",
+        ):
             for _ in range(2):
                 step()
 
@@ -113,8 +171,13 @@ def test_a_constant_that_is_no_number_of_samples_is_said() -> None:
 def test_terms_of_unlike_counts_are_said() -> None:
     with session() as s:
         losses = LossWeights(s._context)
-        counts = [losses.of(F.cross_entropy(X, Y) + X.mean()), losses.of(F.cross_entropy(X, Y.clamp(min=0)) + X.mean())]
-        with pytest.warns(UserWarning, match="the terms of the loss have begun to be means over unlike counts"):
+        counts = [
+            losses.of(F.cross_entropy(X, Y) + X.mean()),
+            losses.of(F.cross_entropy(X, Y.clamp(min=0)) + X.mean()),
+        ]
+        with pytest.warns(
+            UserWarning, match="the terms of the loss have begun to be means over unlike counts"
+        ):
             losses.settle(told(counts))
         with pytest.warns(UserWarning, match="the terms of the loss are means over unlike counts"):
             losses.settle(told(counts), windows=True)

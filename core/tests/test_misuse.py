@@ -1,10 +1,11 @@
-"""What is no plugin, and functions that no session can be around, are refused with the form that was meant."""
+"""What is no plugin, and functions that no session can be around, are refused with the form that
+was meant.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 
 import pytest
@@ -31,23 +32,55 @@ def train(configuration):
 
 NO_PLUGINS = [
     (2, "session(2): a int is no plugin, since it listens to no event: write devices=2"),
-    (None, "session(None): a NoneType is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "
-           "plugins, or options by keyword"),
-    (True, "session(True): a bool is no plugin, since it listens to no event: pass objects with methods"),
-    (Nothing(), "session(Nothing): a Nothing is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`"),
-    ([Plugin()], "session(list): a list is no plugin, since it listens to no event: pass plugins one by one"),
-    (torch.nn.Linear(1, 1), "session(Linear): a Linear is no plugin, since it listens to no event: the session finds models, optimizers and "
-                            "loaders by itself, so leave it out"),
-    (torch.optim.SGD([torch.zeros(1)], lr=0.1), "session(SGD): a SGD is no plugin, since it listens to no event: the session finds models"),
-    (DataLoader([1]), "session(DataLoader): a DataLoader is no plugin, since it listens to no event: the session finds models"),
-    (print, "session(print): print is no plugin. As a decorator, session has parentheses: write `@session()` above a function"),
-    (train, "session(train): train is no plugin. As a decorator, session has parentheses: write `@session()` above a function"),
-    (Nothing, "session(Nothing): Nothing is no plugin. As a decorator, session has parentheses: write `@session()` above a function"),
+    (
+        None,
+        "session(None): a NoneType is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`, names of "
+        "plugins, or options by keyword",
+    ),
+    (
+        True,
+        "session(True): a bool is no plugin, since it listens to no event: pass objects with methods",
+    ),
+    (
+        Nothing(),
+        "session(Nothing): a Nothing is no plugin, since it listens to no event: pass objects with methods marked `@hookimpl`",
+    ),
+    (
+        [Plugin()],
+        "session(list): a list is no plugin, since it listens to no event: pass plugins one by one",
+    ),
+    (
+        torch.nn.Linear(1, 1),
+        "session(Linear): a Linear is no plugin, since it listens to no event: the session finds models, optimizers and "
+        "loaders by itself, so leave it out",
+    ),
+    (
+        torch.optim.SGD([torch.zeros(1)], lr=0.1),
+        "session(SGD): a SGD is no plugin, since it listens to no event: the session finds models",
+    ),
+    (
+        DataLoader([1]),
+        "session(DataLoader): a DataLoader is no plugin, since it listens to no event: the session finds models",
+    ),
+    (
+        print,
+        "session(print): print is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+    ),
+    (
+        train,
+        "session(train): train is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+    ),
+    (
+        Nothing,
+        "session(Nothing): Nothing is no plugin. As a decorator, session has parentheses: write `@session()` above a function",
+    ),
     (Plugin, "plugin Plugin is a class: pass an object, Plugin()"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("thing", "words"), NO_PLUGINS, ids=lambda value: value[:24] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("thing", "words"), NO_PLUGINS, ids=lambda value: value[:24] if isinstance(value, str) else ""
+)
 def test_what_is_no_plugin(thing, words):
     with pytest.raises(UsageError) as error:
         session(thing)
@@ -91,7 +124,13 @@ def test_the_decorator_without_its_parentheses():
 
 def test_the_block_without_its_parentheses():
     before = torch_state()
-    with pytest.raises(UsageError, match=r"^`with session:` lacks its parentheses: write `with session\(\) as s:`$"), session:
+    with (
+        pytest.raises(
+            UsageError,
+            match=r"^`with session:` lacks its parentheses: write `with session\(\) as s:`$",
+        ),
+        session,
+    ):
         raise AssertionError("the block must not run")
     assert_torch_unchanged(before)
 
@@ -131,7 +170,10 @@ def training():
 def test_a_body_that_runs_later(function, kind):
     with pytest.raises(UsageError) as error:
         session(strategy=None)(function)
-    assert str(error.value) == f"@session() on {kind}: its body would run after the session has ended. Write `with session(...):` inside it"
+    assert (
+        str(error.value)
+        == f"@session() on {kind}: its body would run after the session has ended. Write `with session(...):` inside it"
+    )
 
 
 def test_the_form_that_is_meant_works_for_these():
@@ -171,62 +213,7 @@ def test_the_form_that_is_meant_works_for_these():
 
 @pytest.mark.parametrize("thing", [Nothing, 3, None, "train"])
 def test_what_is_no_function(thing):
-    with pytest.raises(UsageError, match="which is no function: write it above the function that trains"):
+    with pytest.raises(
+        UsageError, match="which is no function: write it above the function that trains"
+    ):
         session(strategy=None)(thing)
-
-
-class Launches:
-    owns = ("strategy",)
-
-    @hookimpl
-    def launch(self, session):
-        return None
-
-
-class LaunchesNothing:
-    owns = ("strategy",)
-
-    @hookimpl
-    def run_backward(self, call, engine):
-        engine(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
-
-
-@pytest.mark.parametrize("strategy", [Launches(), LaunchesNothing()])
-@pytest.mark.parametrize("options", [{"devices": 2, "accelerator": "cpu"}, {"num_nodes": 2}])
-def test_ranks_that_no_strategy_starts(strategy, options):
-    before = torch_state()
-    with pytest.raises(UsageError) as error, session(strategy=strategy, **options):
-        raise AssertionError("the block must not run")
-    assert str(error.value) == (
-        f"2 ranks are asked for, and strategy={type(strategy).__name__!r} starts and joins none: its listener to `launch` returns "
-        "session.start_ranks()"
-    )
-    assert_torch_unchanged(before)
-    with session(strategy=strategy) as s:
-        assert s.world_size == 1
-
-
-def test_ranks_without_a_strategy():
-    words = "^2 ranks are asked for, and strategy=None starts and joins none: leave strategy out$"
-    with pytest.raises(UsageError, match=words), session(strategy=None, devices=2, accelerator="cpu"):
-        raise AssertionError("the block must not run")
-
-
-def test_ranks_of_a_launcher_that_a_strategy_does_not_join(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "none"}.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="^3 ranks are asked for, and strategy='LaunchesNothing' starts and joins none"):
-        session(strategy=LaunchesNothing()).start()
-    with session(strategy=None) as s:  # each of them trains by itself
-        assert s.world_size == 1
-
-
-def test_a_world_without_its_ranks():
-    class Own:
-        @hookimpl
-        def launch(self, session):
-            return dataclasses.replace(session.world, rank=1, world_size=2)
-
-    with pytest.raises(UsageError, match="^2 ranks are asked for, and strategy='Own' starts and joins none"), session(strategy=Own()):
-        raise AssertionError("the block must not run")

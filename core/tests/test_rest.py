@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from torchbus._launch.frozen import rest
@@ -15,6 +16,8 @@ from torchbus._launch.watch.fair import FairClock
 from torchbus._launch.watch.hang import HangWatch, report
 from torchbus._launch.watch.looking import Looking
 from torchbus._launch.watch.place import Place
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 
@@ -34,50 +37,44 @@ def test_a_fair_clock_leaves_out_the_wait_for_a_processor(tmp_path):
     assert clock.seconds() == 0.0
 
 
-IDLE = """
-import socket, sys, threading, time
-from torchbus._launch.frozen import rest
-pair = socket.socketpair()
-if "unread" in sys.argv: pair[0].send(b"x")
-seen = []
-def look():
-    for _ in range(3):
-        time.sleep(0.3)
-        seen.append(rest.mark(0))
-    if "woken" in sys.argv:
-        lock.release()
-        time.sleep(0.3)
-        seen.append(rest.mark(0))
-    print(*(bool(mark) for mark in seen), len(set(seen)), flush=True)
-    import os; os._exit(0)
-lock = threading.Lock(); lock.acquire()
-threading.Thread(target=look).start()
-if "busy" in sys.argv:
-    while True: pass
-if "woken" in sys.argv: lock.acquire()
-threading.Event().wait()
-"""
+IDLE = SCRIPTS / "idle.py"
 
 
 @linux
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("idle", "True True True 1"), ("unread", "False False False 1"), ("busy", "False False False 1"), ("woken", "True True True True 2")],
+    [
+        ("idle", "True True True 1"),
+        ("unread", "False False False 1"),
+        ("busy", "False False False 1"),
+        ("woken", "True True True True 2"),
+    ],
 )
 def test_a_process_rests_while_nothing_runs_and_nothing_is_unread(how, told):
-    result = subprocess.run([sys.executable, "-c", IDLE, how], capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, str(IDLE), how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert result.stdout.strip() == told, result.stderr
 
 
 @linux
 def test_the_store_is_asked_all_the_time():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
         accepted, _ = server.accept()
         with accepted:
             client.send(b"x")
             time.sleep(0.1)
             port = server.getsockname()[1]
-            assert rest._carries_something(accepted.fileno(), 0) and not rest._carries_something(accepted.fileno(), port)
+            assert rest._carries_something(accepted.fileno(), 0) and not rest._carries_something(
+                accepted.fileno(), port
+            )
 
 
 def place(rank: int, waits_in: str, mark: str) -> Place:
@@ -85,18 +82,28 @@ def place(rank: int, waits_in: str, mark: str) -> Place:
 
 
 @pytest.mark.parametrize(
-    ("marks", "diverged"), [((("a", "b"), ("a", "b")), True), ((("a", "b"), ("a", "c")), False), ((("a", ""), ("a", "")), False)]
+    ("marks", "diverged"),
+    [
+        ((("a", "b"), ("a", "b")), True),
+        ((("a", "b"), ("a", "c")), False),
+        ((("a", ""), ("a", "")), False),
+    ],
 )
 def test_ranks_in_different_places_have_diverged_once_both_rest(marks, diverged):
     watch = HangWatch(None, 0, 2, 60.0, lambda: place(0, "", ""))  # type: ignore[arg-type]
-    found = [watch._deadlock([place(0, "backward 4", one), place(1, "s.barrier", other)]) for one, other in marks]
+    found = [
+        watch._deadlock([place(0, "backward 4", one), place(1, "s.barrier", other)])
+        for one, other in marks
+    ]
     assert found[0] is None and (found[1] is not None) == diverged
 
 
 def test_ranks_in_one_slow_call_do_not_depend_on_the_rank():
     told = report([place(0, "s.barrier", ""), place(1, "s.barrier", "")], 2, 60.0)
     assert "none is missing: all are in the same call" in told and "depends on the rank" not in told
-    assert "depends on the rank" in report([place(0, "s.barrier", ""), place(1, "backward 3", "")], 2, 60.0)
+    assert "depends on the rank" in report(
+        [place(0, "s.barrier", ""), place(1, "backward 3", "")], 2, 60.0
+    )
 
 
 def test_a_look_that_does_not_come_back_is_noticed():

@@ -1,4 +1,6 @@
-"""A seam is installed only for an event that somebody listens to, says so, and is gone afterwards."""
+"""A seam is installed only for an event that somebody listens to, says so, and is gone
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchbus import _seams as seams
-from torchbus import hookimpl, session
+from torchbus import events, hookimpl, session
 from torchbus._bus.bus import Bus
 from torchbus._seams import Seams
 from torchbus._seams.patch import replace
@@ -17,9 +19,15 @@ from torchbus.testing import ALL_EVENTS, assert_torch_unchanged, torch_state
 
 PLACES = {event: seam.PLACE for seam in seams.ALL for event in seam.EVENTS}
 ALWAYS = (
-    "launch", "session_start", "hyperparameters", "end_epochs", "skip_logging", "log_metrics", "metrics_ready", "system_metrics", "shard",
-    "describe", "explain_lines", "session_end",
-)  # fmt: skip
+    "launch",
+    "session_start",
+    "describe",
+    "explain_lines",
+    "session_end",
+    "init_process_group",  # these three by strategies
+    "parameters_may_differ",
+    "own_tensors",
+)
 
 
 def listener(event: str) -> SimpleNamespace:
@@ -76,13 +84,16 @@ def test_what_a_plugin_replaces_is_listed_and_put_back():
     with session(strategy=None) as s:
         s._context.replace(torch.nn.functional, "relu", make)
         assert torch.nn.functional.relu(torch.tensor(2)) == 3
-        assert s._context.seams.places() == ["torch.nn.functional.relu"] and "seams       torch.nn.functional.relu" in s.explain()
+        assert (
+            s._context.seams.places() == ["torch.nn.functional.relu"]
+            and "seams       torch.nn.functional.relu" in s.explain()
+        )
     assert s._context.seams.places() == []
     assert_torch_unchanged(before)
 
 
 def test_a_retired_seam_stays_away():
-    bus = Bus()
+    bus = Bus(events)
     installed = Seams(bus)
     bus.register(listener("model_found"), "models")
     bus.register(listener("save_file"), "files")
@@ -110,7 +121,10 @@ def test_an_attribute_that_somebody_else_replaced_meanwhile_is_left_alone():
     assert Owner.method is original
     undo = replace(Owner, "method", lambda method: lambda self: method(self) + 1)
     Owner.method = theirs = lambda self: 5
-    with pytest.warns(UserWarning, match="method was replaced inside the session and not put back: torchbus leaves it so"):
+    with pytest.warns(
+        UserWarning,
+        match="method was replaced inside the session and not put back: torchbus leaves it so",
+    ):
         undo()
     assert Owner.method is theirs
 
@@ -142,7 +156,13 @@ def test_what_the_seams_wrap_works_as_before(tmp_path):
     class Engine:
         @hookimpl
         def run_backward(self, call, engine):
-            engine(call.tensors, call.grad_tensors, call.retain_graph, call.create_graph, inputs=call.inputs)
+            engine(
+                call.tensors,
+                call.grad_tensors,
+                call.retain_graph,
+                call.create_graph,
+                inputs=call.inputs,
+            )
 
     plugins = [listener(event) for event in sorted(set(PLACES) - {"run_backward"})]
     with session(Engine(), strategy=None) as s:
@@ -172,7 +192,13 @@ def test_what_the_seams_wrap_works_as_before(tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
 def test_batches_that_are_skipped_are_those_that_come_first(count, shuffle, drop_last):
-    loader = DataLoader(range(10), 3, shuffle=shuffle, drop_last=drop_last, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(
+        range(10),
+        3,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        generator=torch.Generator().manual_seed(1),
+    )
     expected = [batch.tolist() for batch in loader]
     loader.generator.manual_seed(1)
     with session(listener("batches_skipped"), strategy=None):

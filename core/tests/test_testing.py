@@ -72,7 +72,10 @@ def test_scripts_of_a_fork_server(tmp_path):
     with testing.ForkServer() as server:
         source = "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), torch is None if 'torch' in globals() else None); sys.exit(3)"
         result = server.run(source, 1, "two words", cwd=tmp_path / "new")
-        assert result.ok(3) and result.stdout == f"__main__ ['1', 'two words'] {tmp_path / 'new'} None\n"
+        assert (
+            result.ok(3)
+            and result.stdout == f"__main__ ['1', 'two words'] {tmp_path / 'new'} None\n"
+        )
         assert "in <module>" in server.run("1 / 0").stderr
         assert server.run("import atexit; atexit.register(print, 'at exit')").stdout == "at exit\n"
         assert server.run("import time; time.sleep(60)", kill_after_s=0.1).status == -signal.SIGKILL
@@ -90,7 +93,17 @@ def test_a_signal_reaches_the_script(tmp_path):
         assert script.wait(10).status == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("name", ["torch.save", "Module.train", "Tensor.backward", "DataLoader.__iter__", "ReduceLROnPlateau.step", "sys.stdout"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.save",
+        "Module.train",
+        "Tensor.backward",
+        "DataLoader.__iter__",
+        "ReduceLROnPlateau.step",
+        "sys.stdout",
+    ],
+)
 def test_a_replaced_attribute_is_named(name, monkeypatch):
     owner_name, attribute = name.split(".")
     before = torch_state()
@@ -121,23 +134,43 @@ def test_hooks_signals_threads_variables_and_an_active_session_are_named(monkeyp
         signal.signal(signal.SIGTERM, handler)
         hook.remove()
         monkeypatch.undo()
-    for name in ("module forward hooks", "SIGTERM", "signal wakeup descriptor", "MASTER_PORT", "threads of torch", "active session"):
+    for name in (
+        "module forward hooks",
+        "SIGTERM",
+        "signal wakeup descriptor",
+        "MASTER_PORT",
+        "threads of torch",
+        "active session",
+    ):
         assert f"\n{name}: " in str(error.value)
     assert_torch_unchanged(before)
 
 
 def test_a_recording_server(tmp_path):
-    answers = testing.write_script(tmp_path, "def answer(path, body, address):\n    return {'at': address, **body} if path == '/known' else None")
+    answers = testing.write_script(
+        tmp_path,
+        "def answer(path, body, address):\n    return {'at': address, **body} if path == '/known' else None",
+    )
     with testing.recording_server(answers, tmp_path / "server") as server:
         address = f"http://127.0.0.1:{server.port}"
-        request = urllib.request.Request(f"{address}/known?a=1&a=2", b'{"b": 3}', {"Authorization": "me"}, method="PUT")
+        request = urllib.request.Request(
+            f"{address}/known?a=1&a=2", b'{"b": 3}', {"Authorization": "me"}, method="PUT"
+        )
         with urllib.request.urlopen(request) as response:
             assert json.loads(response.read()) == {"at": address, "b": 3}
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"{address}/other")
         refused.value.close()
-        known = {"path": "/known", "query": {"a": ["1", "2"]}, "authorization": "me", "body": {"b": 3}}
-        assert server.requests() == [known, {"path": "/other", "query": {}, "authorization": None, "body": ""}]
+        known = {
+            "path": "/known",
+            "query": {"a": ["1", "2"]},
+            "authorization": "me",
+            "body": {"b": 3},
+        }
+        assert server.requests() == [
+            known,
+            {"path": "/other", "query": {}, "authorization": None, "body": ""},
+        ]
 
 
 def test_listening_ports():

@@ -1,0 +1,64 @@
+"""The base class of strategies: what a subclass must say, and what it gets for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torchbus import session
+from torchbus.errors import PluginError, UsageError
+from torchbus.plugin import Strategy
+from torchbus.testing import fork_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+class Silent(Strategy):
+    """Does not say how gradients meet."""
+
+
+class Averaging(Strategy):
+    name = "averaging"
+
+    def average(self, tensors: object) -> None:
+        raise AssertionError("one rank has nobody to average with")
+
+
+def test_a_strategy_says_how_gradients_meet() -> None:
+    with pytest.raises(PluginError, match=r"Silent is a Strategy that does not say .*: define av"):
+        Silent()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"backend": 3}, "backend"),
+        ({"loss_reduction": "median"}, "loss_reduction='median' is unknown"),
+        ({"loss_weight": "kilos"}, "loss_weight"),
+        ({"sync_loss": 1}, "sync_loss"),
+    ],
+)
+def test_its_options_are_checked(option: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Averaging(**option)  # type: ignore[arg-type]
+
+
+def test_one_rank_needs_no_engine() -> None:
+    with session(strategy=Averaging()) as s:
+        assert "averaging on one rank: nothing to synchronise" in s.explain()
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_any_loop_equals_one_process(ranks: int, tmp_path: Path) -> None:
+    """Each form of loop that the script has, in float64; a batch of ranks is that of one process."""
+    result = fork_script(SCRIPTS / "own_strategy.py", ranks, cwd=tmp_path, timeout_s=240)
+    assert result.ok(), result.stderr
+    differences = dict(line.split() for line in result.stdout.splitlines())
+    assert len(differences) == 9
+    assert {form: far for form, far in differences.items() if float(far) > 1e-13} == {}
+
+
+def test_a_rank_that_fails_in_backward_leaves_nobody_waiting(tmp_path: Path) -> None:
+    result = fork_script(SCRIPTS / "own_strategy.py", 2, "fails", cwd=tmp_path, timeout_s=120)
+    assert result.ok(1)
+    assert "RankFailed: rank 1 failed first: RuntimeError: only rank 1 fails" in result.stderr
