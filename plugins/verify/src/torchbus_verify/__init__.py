@@ -1,0 +1,11 @@
+"""torchbus-verify: proves on your own script that N ranks compute what one process computes."""
+
+from __future__ import annotations
+
+from torchbus_verify.api import verify
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.compare.difference import Difference
+from torchbus_verify.report.verdict import Verdict
+
+__all__ = ["Cause", "Difference", "Verdict", "verify"]
+__version__ = "0.1.0"

@@ -1,0 +1,72 @@
+"""Private names of torch and CPython that verify uses; nothing else in this package uses one.
+
+All were seen in torch 2.13 and Python 3.11.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+from torch.utils.data import _utils, dataloader
+from torchbus.plugin import private
+
+DATA_ITERATOR: Any = dataloader._BaseDataLoaderIter
+"""Without it: AttributeError when a verification begins."""
+
+NEXT_INDEX = "_next_index"
+"""An iterator's method that draws the indices of a batch. Without it: AttributeError when a run
+begins.
+"""
+
+RESET = "_reset"
+"""An iterator's method that begins another pass. Without it: AttributeError when a run begins."""
+
+MAP_FETCHER: Any = _utils.fetch._MapDatasetFetcher
+"""Reads the samples of a batch. Without it: AttributeError when a verification begins."""
+
+DispatchMode = _python_dispatch.TorchDispatchMode
+"""Sees every operation of torch. Without it: AttributeError when a verification begins."""
+
+LOCAL_SCALAR: Any = torch.ops.aten._local_scalar_dense.default
+"""The operation of ``item()``. Without it: AttributeError when a verification begins."""
+
+current_graph_task_id: Callable[[], int] = private(
+    torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"
+)
+"""Without it: UsageError at the first backward."""
+
+OPEN_WRITER = "_open_zipfile_writer"
+"""The function by which ``torch.save`` opens its file, without an audit event. Without it:
+AttributeError when a run begins.
+"""
+
+clear_exit_functions: Callable[[], None] = atexit._clear
+"""Forgets the parent's. Without it: AttributeError when a verification begins."""
+
+run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
+"""Without it: AttributeError when a verification begins."""
+
+
+COLLECTIVES = ("c10d", "_c10d_functional")
+"""Namespaces of the operations that communicate. Without the second one's: a forward that calls
+them when rank 0 makes it again waits for the other ranks, for as long as the timeout.
+"""
+
+
+def import_dynamo() -> None:
+    """The first optimizer step would import it, in every run anew. Without ``torch._dynamo``:
+    ModuleNotFoundError when the command begins.
+    """
+    importlib.import_module("torch._dynamo")
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether its calls are compiled. Without ``_compiled_call_impl``: a module that compiles its
+    own calls is called as it is when rank 0 makes a call again.
+    """
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

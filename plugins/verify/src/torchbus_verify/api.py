@@ -1,0 +1,57 @@
+"""``verify`` as a function, for tests of scripts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from torchbus.plugin import UsageError
+
+from torchbus_verify.report import as_json
+from torchbus_verify.report.verdict import Verdict
+
+
+def verify(
+    script: str | Path,
+    *arguments: object,
+    steps: int | str = 20,
+    float64: bool = False,
+    cwd: str | Path = ".",
+    **options: object,
+) -> Verdict:
+    """Run a script by itself and under a session, and compare every step, as ``torchbus verify``
+    does.
+
+    Both run in processes of their own, so what this process has done does not matter.
+
+    Args:
+        script: its path. ``arguments`` are its own.
+        steps: real steps of each optimizer to compare, or "all".
+        float64: run both in double precision.
+        cwd: the script's working folder, which is not written to.
+        options: of the session; ``strategy="ddp", devices=2, batch="global"`` where they are not
+            given.
+
+    Raises:
+        UsageError: for options that can't be.
+    """
+    words = [f"--steps={steps}", *["--float64"] * float64]
+    words += [word for name, value in options.items() for word in ("-o", f"{name}={value!r}")]
+    command = [
+        sys.executable,
+        "-m",
+        "torchbus",
+        "verify",
+        "--json",
+        *words,
+        "--",
+        str(script),
+        *map(str, arguments),
+    ]
+    ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if not ended.stdout.startswith("{"):
+        raise UsageError(
+            (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
+        )
+    return as_json.loads(ended.stdout)

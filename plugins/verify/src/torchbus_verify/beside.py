@@ -1,0 +1,144 @@
+"""What is found beside the numbers of the steps: samples, work done twice, prints, files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchbus_verify.causes import cause
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.causes.search import words
+from torchbus_verify.compare import files, printed, ranks, samples
+from torchbus_verify.compare.difference import Comparison, Difference
+from torchbus_verify.compare.printed import Line
+from torchbus_verify.compare.samples import Samples
+from torchbus_verify.laboratory import CAUSES, Laboratory
+from torchbus_verify.runs import reference
+from torchbus_verify.runs.run import Run
+
+SHOWN = 3
+
+
+@dataclass
+class Beside:
+    """What else was found, beside the numbers of the steps."""
+
+    causes: list[Cause] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def look_beside(
+    lab: Laboratory, plain: Run, ours: Run, found: Comparison, differs: bool, by_chance: bool
+) -> Beside:
+    """Samples, work done twice, ranks among themselves, prints and files. ``differs``: the numbers
+    do, so that what is printed and saved differs too. ``by_chance``: draws are a cause, and these
+    may have moved the order of the data: the samples are those of the runs without them.
+    """
+    told = Beside()
+    if reference.same_backwards(lab.request):
+        pair = (lab.session(CAUSES), lab.plain(CAUSES)) if by_chance else (ours, plain)
+        _add_samples(
+            told, lab, samples.compare(pair[0].ranks, pair[1].first), ranks.replicas(ours.ranks)
+        )
+    else:
+        told.notes.append(
+            "samples, losses and prints are not compared: the plain run has other batches"
+        )
+    if not differs and found.losses_beyond():
+        _add_losses(told, plain, ours, found.losses_beyond()[0])
+    unequal = ranks.different(ours.ranks) if not ranks.own_rows(ours.ranks, plain.first) else ""
+    if unequal:
+        told.causes.append(cause.ranks(unequal))
+    if not differs and reference.same_backwards(lab.request):
+        _add_prints(told, lab, plain, ours, 10 * found.tolerated)
+    again = lab.plain(again=1) if ours.written != plain.written else None
+    chance = files.by_chance(plain, again) if again is not None else []
+    if chance:
+        told.notes.append(
+            f"files named by the clock or by chance are not compared: {_some(chance)}"
+        )
+    allowed = (
+        float("inf")
+        if differs
+        else max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
+    )
+    for one in files.compare(ours, plain, again, allowed):
+        told.causes.append(cause.files(f"{one.name} {one.words}"))
+    if found.thinned:
+        told.notes.append(
+            f"of {len(found.thinned)} large tensors a part was compared, and the norm:"
+            f" {_some(found.thinned)}"
+        )
+    return told
+
+
+def _add_samples(told: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:
+    by_dp = lab.request.options.get("strategy") == "dp"
+    if seen.problems:
+        told.causes.append(cause.samples(seen.problems))
+    if (seen.twice or replicas) and not by_dp and not seen.divided:
+        data = (
+            f"all of {_some(list(seen.twice))}"
+            if seen.twice
+            else "batches that the script makes itself"
+        )
+        told.notes.append(
+            f"nothing was gained: every rank computed the same, on {data}. Divide the batches by"
+            " s.shard(...) (torchbus.current().shard(...) under torchbus run), or use"
+            " --strategy dp"
+        )
+    elif seen.twice and not by_dp:
+        told.notes.append(
+            f"work was done twice: every rank trained on all of {_some(list(seen.twice))}"
+        )
+
+
+def _add_losses(told: Beside, plain: Run, ours: Run, first: Difference) -> None:
+    """Gradients are the same, and what the loop reads as its loss is not."""
+    mine = [record.of("backward")[first.step]["own"] for record in ours.ranks]
+    whole = plain.first.of("backward")[first.step]["loss"]
+    read = ours.first.of("backward")[first.step]["loss"]
+    if read == mine[0] and None not in mine and min(mine) <= whole <= max(mine):
+        told.notes.append(
+            f"from backward {first.step + 1} on the loss that the loop reads is the rank's own, and"
+            " gradients are the global ones: its graph is kept (retain_graph, create_graph), it is"
+            " a leaf, or sync_loss=False"
+        )
+    else:
+        told.causes.append(cause.unexplained(words(first), first.kind))
+
+
+def _add_prints(told: Beside, lab: Laboratory, plain: Run, ours: Run, near: float) -> None:
+    found = _different_lines(lab, plain, ours, near)
+    if not found:
+        return
+    if lab.request.options.get("shard_eval"):
+        whole = lab.session(shard_eval=False)
+        if not whole.status and not _different_lines(lab, plain, whole, near):
+            parts = samples.compare(ours.ranks, plain.first).parts
+            told.causes.append(cause.evaluation(_some(list(parts)) or "the data"))
+            return
+    of_ranks = [printed.lines_of(record) for record in ours.ranks]
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    adds_up = all(printed.sums(line, of_ranks) for line in found)
+    told.causes.append(cause.own_number(_quoted(found[0]) + more, adds_up))
+
+
+def _different_lines(lab: Laboratory, plain: Run, ours: Run, near: float) -> list[Line]:
+    mine, theirs = printed.lines_of(ours.first), printed.lines_of(plain.first)
+    if not printed.compare(mine, theirs):
+        return []
+    repeated = printed.lines_of(lab.plain(again=1).first)
+    return printed.compare(mine, theirs, printed.volatile(theirs, repeated), near)
+
+
+def _quoted(line: Line) -> str:
+    if not line.ours or not line.theirs:
+        side = "the session's run" if line.ours else "the plain run"
+        return f"only {side} prints {line.ours or line.theirs!r}"
+    return f"line {line.number + 1} of what is printed is {line.ours!r}, not {line.theirs!r}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )

@@ -1,0 +1,171 @@
+"""A reason for a difference, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``inherent``: data parallel training is so. Otherwise the numbers are wrong. ``found``: how
+    it was found out, with the facts.
+    """
+
+    name: str
+    found: str
+    remedy: str
+    inherent: bool
+
+
+HOW_IT_IS = "This is how data parallel training is"
+
+
+def draws(operation: str) -> Cause:
+    return Cause(
+        "draws in training",
+        f"with the same draws on both sides the difference is gone (the first was {operation})",
+        f"{HOW_IT_IS}: each rank draws its own dropout, noise or batches, as each sample does in"
+        " one process.",
+        True,
+    )
+
+
+def statistics() -> Cause:
+    return Cause(
+        "batch normalisation",
+        "without the statistics of the batch on both sides the difference is gone",
+        f"{HOW_IT_IS}: each rank normalises by its part of the batch. On GPUs, sync_batchnorm=True"
+        " takes the whole.",
+        True,
+    )
+
+
+def augmentation(dataset: str) -> Cause:
+    return Cause(
+        "chance in reading data",
+        f"with the same draws for each sample of {dataset} on both sides the difference is gone",
+        f"{HOW_IT_IS}: the rank that reads a sample draws its augmentation. Seed by the index to"
+        " fix it.",
+        True,
+    )
+
+
+def between_samples(where: str, by_dp: bool) -> Cause:
+    proof = ", and with strategy='dp' it is gone" if by_dp else ""
+    return Cause(
+        "a loss between samples, or a choice by the batch",
+        f"no weights of the ranks' own gradients make the plain run's ({where}); with whole batches"
+        f" on every rank the difference is gone{proof}",
+        'Use strategy="dp", which computes the loss of the whole batch, or gather what is compared'
+        " with torch.distributed.nn.all_gather.",
+        True,
+    )
+
+
+def weights(where: str, needed: str, used: str) -> Cause:
+    return Cause(
+        "a loss weighted by something else than samples",
+        f"the plain run's {where} weighs the ranks' own gradients by {needed}, the session's by"
+        f" {used}",
+        "Call s.backward_weight(tokens) before backward, with this rank's count.",
+        False,
+    )
+
+
+def averaging(where: str, needed: str, used: str) -> Cause:
+    return Cause(
+        "gradients that are not averaged as they should be",
+        f"the plain run's {where} weighs the ranks' own gradients by {needed} (their samples), the"
+        f" session's by {used}",
+        "Something changes gradients after the ranks have agreed on them, or keeps them from"
+        " agreeing: look at the plugins of the session.",
+        False,
+    )
+
+
+def buffers(name: str) -> Cause:
+    return Cause(
+        "a buffer that follows the batch",
+        f"{name} is computed from a rank's part of the batch; with whole batches on every rank the"
+        " difference is gone",
+        f"{HOW_IT_IS}: after each backward every rank has rank 0's buffers.",
+        True,
+    )
+
+
+def divided(what: str) -> Cause:
+    return Cause(
+        "a batch in parts",
+        f"{what}; with whole batches on every rank the difference is gone",
+        f'{HOW_IT_IS}: something in the loop depends on the batch as a whole. strategy="dp" leaves'
+        " it whole.",
+        True,
+    )
+
+
+def own_number(what: str, adds_up: bool) -> Cause:
+    found = f"{what}; the ranks' own numbers add up to the plain run's" if adds_up else what
+    return Cause(
+        "a number that each rank counts for itself",
+        found,
+        'Reduce it: s.reduce(number, "sum") for counts and sums, s.reduce(number) for means.',
+        True,
+    )
+
+
+def evaluation(datasets: str) -> Cause:
+    return Cause(
+        "evaluation divided",
+        f"each rank evaluated a part of {datasets}; without shard_eval the same lines are printed",
+        'Reduce what is counted: s.reduce(number, "sum"), or leave shard_eval out.',
+        True,
+    )
+
+
+UNEXPLAINED = {
+    "gradient": "gradients that something changes",
+    "parameter": "a step that does something else with the same gradients",
+    "buffer": "a buffer that something changes",
+    "learning rate": "a learning rate that something changes",
+    "order": "steps that are left out or added",
+    "loss": "a loss that something changes",
+}
+
+
+def unexplained(what: str, kind: str) -> Cause:
+    return Cause(
+        UNEXPLAINED.get(kind, "a model that something changes"),
+        f"{what}; it remains with the same draws, without batch statistics, and with whole batches"
+        " on every rank",
+        "This is none of what data parallel training changes: look at the plugins of the session.",
+        False,
+    )
+
+
+def samples(problems: tuple[str, ...]) -> Cause:
+    more = f"; and {len(problems) - 1} batches more" if len(problems) > 1 else ""
+    return Cause(
+        "other samples",
+        problems[0] + more,
+        "Look at what divides the data: a sampler, s.shard, a loader of your own.",
+        False,
+    )
+
+
+def ranks(what: str) -> Cause:
+    return Cause(
+        "ranks that differ",
+        what,
+        "Something changes parameters on one rank: draws, or a step by hand. s.reduce(gradient)"
+        " averages what backward does not make.",
+        False,
+    )
+
+
+def files(what: str) -> Cause:
+    return Cause(
+        "files",
+        what,
+        "Write it once, under `if s.is_main:` or with torch.save, which the session makes whole.",
+        False,
+    )

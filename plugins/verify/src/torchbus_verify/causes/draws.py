@@ -1,0 +1,165 @@
+"""Takes away draws in training: each is the same for all rows, so it does not matter who has them.
+
+Dropout, noise, latents: whatever torch draws from its default generators after the loop has begun,
+is drawn for one row, from a generator of its own, and given to all. The common streams of torch,
+NumPy and Python stay common. The order of the data and what a dataset draws are left as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from torchbus_verify._compat import DATA_ITERATOR, LOCAL_SCALAR, RESET, DispatchMode
+from torchbus_verify.causes import numpy_draws
+from torchbus_verify.runs.request import Inside
+
+aten = torch.ops.aten
+IN_PLACE = {
+    "bernoulli_",
+    "uniform_",
+    "normal_",
+    "random_",
+    "exponential_",
+    "cauchy_",
+    "log_normal_",
+    "geometric_",
+}
+NEW = {"rand", "randn", "randint", "normal"}
+LIKE = {"rand_like", "randn_like", "randint_like"}
+
+
+def take_away(run: Inside) -> None:
+    """From here on, in this run."""
+    if run.session is not None:
+        # every rank goes on drawing what one process draws
+        run.session.random.split = lambda rank: None
+    mode: Any = SameForAllRows(run.writer)
+    mode.__enter__()
+    for kind in (DATA_ITERATOR, *DATA_ITERATOR.__subclasses__()):
+        for name in {"__init__", "__next__", RESET} & set(vars(kind)):
+            _pause_around(kind, name, mode)
+    register_module_forward_pre_hook(mode.begin)
+    run.steps.after_backward.append(mode.begin)
+    numpy_draws.take_away(lambda: mode.counts, mode.note)
+
+
+class SameForAllRows(DispatchMode):
+    """Replaces the results of random operations. Notes the first that it replaces."""
+
+    def __init__(self, writer: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._writer, self._noted = writer, False
+        self._begun, self._paused, self._count = False, 0, 0
+        self._pid = os.getpid()
+
+    def begin(self, *arguments: Any) -> None:
+        """The loop computes: what was drawn before were data and parameters."""
+        self._begun = True
+
+    def pause(self, by: int) -> None:
+        self._paused += by
+        self._begun = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is LOCAL_SCALAR and not isinstance(args[0], Tensor):
+            return args[0]  # a number in a graph, which comes unwrapped
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if not seeded or not self.counts or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        made = self._row(func, args, kwargs)
+        if made is None:
+            return func(*args, **kwargs)
+        self.note(func.name().removeprefix("aten::"))
+        return made
+
+    @property
+    def counts(self) -> bool:
+        """Whether what is drawn now is the loop's own, and not of its data (in a worker)."""
+        return self._begun and not self._paused and os.getpid() == self._pid
+
+    def note(self, operation: str) -> None:
+        """The first one is written down."""
+        if not self._noted:
+            self._noted = True
+            self._writer.write("taken", cause="draws", words=operation)
+
+    def _row(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if name in IN_PLACE and not isinstance(args[0], torch.nn.Parameter):
+            return args[0].copy_(self._drawn(args[0], lambda row: func(row, *args[1:], **kwargs)))
+        if name in LIKE:
+            return (
+                self._drawn(args[0], lambda row: func(row, *args[1:], **kwargs))
+                .expand_as(args[0])
+                .clone()
+            )
+        if name == "bernoulli" and isinstance(args[0], Tensor):
+            return (self._uniform(args[0]) < args[0]).to(args[0].dtype)
+        if name == "native_dropout":
+            return self._dropout(*args)
+        if name == "multinomial":
+            return self._multinomial(*args)
+        if name in NEW:
+            return self._new(func, args, kwargs)
+        return torch.arange(args[0]) if name == "randperm" else None
+
+    def _drawn(self, like: Tensor, draw: Callable[[Tensor], Any]) -> Tensor:
+        """One row of a tensor, drawn by a generator that stands at the same place in every run."""
+        row = torch.empty_like(like[:1] if like.dim() and len(like) else like)
+        state = torch.get_rng_state()
+        self._count += 1
+        torch.manual_seed(zlib.crc32(f"{self._count}".encode()))
+        result = draw(row)
+        torch.set_rng_state(state)
+        return result if isinstance(result, Tensor) else row
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        return self._drawn(like.double(), lambda row: row.uniform_()).expand(like.shape)
+
+    def _dropout(self, values: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+        mask = (
+            self._uniform(values) >= p
+            if train is not False
+            else torch.ones_like(values, dtype=torch.bool)
+        )
+        scale = 1 / (1 - p) if train is not False and p < 1 else 1.0
+        return values * mask * scale, mask
+
+    def _multinomial(
+        self, weights: Tensor, count: int, replacement: bool = False, **kwargs: Any
+    ) -> Tensor:
+        keys = self._uniform(weights).clamp(min=1e-12).log() / weights.double().clamp(min=1e-300)
+        if not replacement:
+            return keys.topk(count, dim=-1).indices
+        return keys.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).clone()
+
+    def _new(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        at = next((i for i, one in enumerate(args) if isinstance(one, list | tuple)), None)
+        if at is None or not args[at]:
+            return None
+        size = list(args[at])
+        row = self._drawn(
+            torch.empty(1), lambda _: func(*args[:at], [1, *size[1:]], *args[at + 1 :], **kwargs)
+        )
+        return row.expand(size).clone()
+
+
+def _pause_around(owner: Any, name: str, mode: SameForAllRows) -> None:
+    original = getattr(owner, name)
+
+    def paused(*args: Any, **kwargs: Any) -> Any:
+        mode.pause(1)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            mode.pause(-1)
+
+    setattr(owner, name, paused)

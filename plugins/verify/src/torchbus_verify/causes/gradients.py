@@ -1,0 +1,123 @@
+"""What the gradients of the first step that differs are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchbus_verify.causes import cause, weights
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.causes.weights import Fit
+from torchbus_verify.compare.difference import Difference, apart
+from torchbus_verify.laboratory import CAUSES, Laboratory
+from torchbus_verify.record.reading import Record
+
+NOTED = CAUSES | {"weights"}
+NEAR = 1e-3
+
+
+class Gradients:
+    """Writes the plain run's gradient, and the session's, as mixtures of the ranks' own."""
+
+    def __init__(self, lab: Laboratory) -> None:
+        self._lab = lab
+
+    def explain(self, first: Difference, by_parts: bool) -> Cause | None:
+        """A cause, where weights are at fault; None where they are not, or nothing can be told."""
+        ours, plain = self._lab.session(NOTED), self._lab.plain(NOTED)
+        if ours.status or plain.status:
+            return None
+        number = _backward_of(first, plain.first)
+        if _differ_on_one_batch(ours.ranks, plain.first, number):
+            found = f"of the same batch the ranks make different gradients in backward {number + 1}"
+            return cause.own_number(found, False)
+        needed = weights.fit(ours.ranks, plain.first, number)
+        if needed is None or not needed.fits:
+            return None
+        used = self._used(ours.ranks, plain.first, number)
+        if used is None or _near(needed.weights, used):
+            return None
+        where = f"gradient in backward {number + 1}"
+        shares = _shares(ours.ranks, plain.first, number)
+        fault = not by_parts or shares is None or _near(needed.weights, shares)
+        kind = cause.averaging if fault else cause.weights
+        return kind(where, _ratio(needed.weights), _ratio(used))
+
+    def _used(self, ranks: list[Record], plain: Record, number: int) -> tuple[float, ...] | None:
+        """The mixture that the session's step got, before whatever scaled it in the plain run too:
+        clipping.
+        """
+        ours, scale = _final(ranks[0], ranks, number), _final(plain, [plain], number)
+        if ours is None or scale is None or not ours.fits or not scale.fits or not scale.weights[0]:
+            return None
+        return tuple(weight / scale.weights[0] for weight in ours.weights)
+
+
+def _backward_of(first: Difference, plain: Record) -> int:
+    """The backward that made the gradient of a step."""
+    if first.kind == "loss":
+        return first.step
+    done = 0
+    for event in plain.events:
+        if event["kind"] == "backward":
+            done = event["number"]
+        elif event["kind"] == "step" and (event["optimizer"], event["step"]) == (
+            first.optimizer,
+            first.step,
+        ):
+            break
+    return done
+
+
+def _final(record: Record, ranks: list[Record], number: int) -> Fit | None:
+    """The gradient of the first step after a backward, as a mixture of the ranks' own."""
+    begun = False
+    for event in record.events:
+        begun = begun or (event["kind"] == "backward" and event["number"] == number)
+        if begun and event["kind"] == "step":
+            dtype = next((one["dtype"] for one in record.of("backward") if one["dtype"]), "float32")
+            return weights.mixture(weights.values(record, event["gradients"]), ranks, number, dtype)
+    return None
+
+
+def _shares(ranks: list[Record], plain: Record, number: int) -> tuple[float, ...] | None:
+    """The ranks' parts of the samples of a backward."""
+    counts = [len(_samples_before(record, number)) for record in ranks]
+    whole = len(_samples_before(plain, number))
+    if not whole or sum(counts) != whole:
+        return None
+    return tuple(count / whole for count in counts)
+
+
+def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> bool:
+    """Whether every rank had the plain run's whole batch (the first of a loader may be one that the
+    loop only looks at), and they did not make the same of it.
+    """
+    whole = _samples_before(plain, number)
+    own = [weights.noted(record, number) for record in ranks]
+    if not whole or any(_samples_before(record, number) != whole for record in ranks):
+        return False
+    first = own[0]
+    return first is not None and any(
+        one is not None
+        and any(apart(one[name], first[name]) > NEAR for name in first if name in one)
+        for one in own[1:]
+    )
+
+
+def _samples_before(record: Record, number: int) -> list[Any]:
+    """The batch that was taken last before a backward."""
+    latest: list[Any] = []
+    for event in record.events:
+        if event["kind"] == "batch" and event["trains"]:
+            latest = event["samples"]
+        elif event["kind"] == "backward" and event["number"] == number:
+            break
+    return latest
+
+
+def _near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(abs(a - b) <= NEAR for a, b in zip(one, other, strict=True))
+
+
+def _ratio(found: tuple[float, ...]) -> str:
+    return " : ".join(f"{weight:.3f}" for weight in found)

@@ -1,0 +1,112 @@
+"""The search: suspected causes are taken away one kind at a time, until the difference goes."""
+
+from __future__ import annotations
+
+from torchbus_verify.causes import cause
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.causes.gradients import Gradients
+from torchbus_verify.compare.difference import Comparison, Difference
+from torchbus_verify.laboratory import CAUSES, WHOLE_BATCHES, Laboratory
+from torchbus_verify.runs.run import Run
+
+
+class Search:
+    """One for each verification whose runs differ."""
+
+    def __init__(self, lab: Laboratory) -> None:
+        self._lab = lab
+        self._whole = lab.request.options.get("strategy") == "dp"
+
+    def causes(self, first: Difference) -> list[Cause]:
+        """At least one."""
+        taken = self._taken()
+        without = self._lab.compare(CAUSES)
+        found: list[Cause] = []
+        if without is not None and taken and not without.beyond():
+            return [self._chance(name) for name in self._needed(taken)]
+        if without is not None and without.beyond() and self._moved(first, without, taken):
+            found += [self._chance(name) for name in self._needed(taken, without)]
+        rest = first if without is None or not without.beyond() else without.beyond()[0]
+        return [*found, *self._of_the_rest(rest)]
+
+    def _taken(self) -> dict[str, str]:
+        """The causes that were there to be taken away, with a word about each."""
+        runs = [self._lab.plain(CAUSES), self._lab.session(CAUSES)]
+        return {event["cause"]: event["words"] for run in runs for event in run.first.of("taken")}
+
+    def _moved(self, first: Difference, without: Comparison, taken: dict[str, str]) -> bool:
+        """Whether taking all away has at least put the difference off."""
+        return bool(taken) and _order(without.beyond()[0]) > _order(first)
+
+    def _needed(self, taken: dict[str, str], goal: Comparison | None = None) -> list[str]:
+        """Those without which the difference is there again, or all where no single one is."""
+        if len(taken) == 1:
+            return list(taken)
+        needed = [name for name in taken if self._matters(frozenset(taken) - {name}, goal)]
+        return needed or list(taken)
+
+    def _matters(self, others: frozenset[str], goal: Comparison | None) -> bool:
+        found = self._lab.compare(others)
+        if found is None:
+            return True
+        beyond = found.beyond()
+        return bool(beyond) and (goal is None or _order(beyond[0]) < _order(goal.beyond()[0]))
+
+    def _chance(self, name: str) -> Cause:
+        words = self._taken()[name]
+        if name == "draws":
+            return cause.draws(words)
+        return cause.statistics() if name == "statistics" else cause.augmentation(words)
+
+    def _of_the_rest(self, first: Difference) -> list[Cause]:
+        """What none of the draws and statistics explains: the batches in parts, or
+        something wrong.
+        """
+        where = words(first)
+        by_parts = not self._whole and self._same(CAUSES, **WHOLE_BATCHES)
+        if first.kind in ("gradient", "loss", "parameter", "model at the end", "order"):
+            fit = Gradients(self._lab).explain(first, by_parts)
+            if fit is not None:
+                return [fit]
+        if not by_parts:
+            return [cause.unexplained(where, first.kind)]
+        return [self._in_parts(first, where)]
+
+    def _in_parts(self, first: Difference, where: str) -> Cause:
+        if first.kind == "buffer":
+            return cause.buffers(first.name)
+        if first.kind == "learning rate":
+            return cause.own_number(
+                f"{where}: it was decided by a number of the rank's own part of the batch", False
+            )
+        by_dp = self._same(CAUSES, strategy="dp")
+        return (
+            cause.between_samples(where, by_dp)
+            if first.kind in ("gradient", "loss")
+            else cause.divided(where)
+        )
+
+    def _same(self, taken: frozenset[str], **options: object) -> bool:
+        ours: Run = self._lab.session(taken, **options)
+        plain = self._lab.plain(taken)
+        return not ours.status and not self._lab.compared(ours, plain).beyond()
+
+
+def words(one: Difference) -> str:
+    """A difference, its place and size, in words."""
+    place = f"step {one.step + 1}" if one.kind != "loss" else f"backward {one.step + 1}"
+    what = (
+        f"{one.kind} of {one.name}"
+        if one.name and one.kind not in ("learning rate", "model at the end")
+        else one.kind
+    )
+    if one.kind == "learning rate":
+        what = f"learning rate {one.name}"
+    if one.kind == "model at the end":
+        what = f"{one.name} at the end"
+    size = one.words or f"differs by {one.relative:.1g}"
+    return f"{what} in {place}: {size}" if one.words else f"{what} in {place} {size}"
+
+
+def _order(one: Difference) -> tuple[int, int]:
+    return one.step, 0

@@ -1,0 +1,95 @@
+"""Whether the plain run's gradient is a weighted mean of the ranks' own, and of which weights.
+
+Each rank notes the gradient of its own loss before anything is averaged. If some weights make the
+plain gradient of them, the weights are at fault; if none do, the loss of a batch is no mean over
+its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchbus_verify.compare.bound import rounding, unit
+from torchbus_verify.record.reading import Event, Record
+from torchbus_verify.runs.request import Inside
+
+Gradient = dict[str, Tensor]
+CLEAR = 1e3
+"""A residual this many times what rounding leaves is none of rounding."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``weights``: of the ranks, in their mean. ``fits``: they make the plain run's gradient."""
+
+    weights: tuple[float, ...]
+    fits: bool
+    residual: float
+
+
+def note(run: Inside) -> None:
+    """Writes down the gradient of this rank's own loss, of every backward."""
+
+    def before(number: int, loss: Tensor, parameters: dict[str, Tensor]) -> None:
+        if loss.numel() != 1 or not loss.requires_grad or not parameters:
+            return
+        try:
+            found = torch.autograd.grad(
+                loss, list(parameters.values()), retain_graph=True, allow_unused=True
+            )
+        except RuntimeError:  # a graph that can be walked only once
+            return
+        named = {name: one for name, one in zip(parameters, found, strict=True) if one is not None}
+        run.writer.write("own gradient", number=number, tensors=own.tensors(named))
+
+    own = run.writer.with_tensors()
+    run.steps.before_backward.append(before)
+
+
+def fit(ranks: list[Record], plain: Record, number: int) -> Fit | None:
+    """The plain run's gradient of one backward; None if it was not noted everywhere."""
+    target = noted(plain, number)
+    return None if target is None else mixture(target, ranks, number, _dtype(plain))
+
+
+def mixture(
+    target: Gradient, ranks: list[Record], number: int, dtype: str = "float64"
+) -> Fit | None:
+    """A gradient as a mixture of the ranks' own of one backward."""
+    found = [noted(record, number) for record in ranks]
+    ours = [one for one in found if one is not None]
+    names = [
+        name
+        for name in target
+        if all(name in one and one[name].shape == target[name].shape for one in ours)
+    ]
+    if len(ours) < len(ranks) or not names:
+        return None
+    wanted = torch.cat([target[name].double() for name in names])
+    columns = torch.stack([torch.cat([one[name].double() for name in names]) for one in ours], 1)
+    found_weights = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
+    gap = float((columns @ found_weights - wanted).norm() / wanted.norm().clamp(min=1e-300))
+    return Fit(tuple(found_weights.tolist()), gap <= CLEAR * rounding(unit(dtype), 1), gap)
+
+
+def noted(record: Record, number: int) -> Gradient | None:
+    """A rank's own gradient of one backward."""
+    for event in record.of("own gradient"):
+        if event["number"] == number:
+            return values(record, event["tensors"])
+    return None
+
+
+def values(record: Record, described: Event) -> Gradient:
+    """The tensors of an event that has some."""
+    return {
+        name: one.values() for name, one in record.tensors(described).items() if one is not None
+    }
+
+
+def _dtype(record: Record) -> str:
+    kinds = [event["dtype"] for event in record.of("backward") if event["dtype"]]
+    return kinds[0] if kinds else "float32"

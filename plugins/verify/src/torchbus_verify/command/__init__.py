@@ -1,0 +1,153 @@
+"""``torchbus verify``: whether a script computes under a session what it computes by itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from torchbus.plugin import Parser, TorchbusError, UsageError, complain, session_options
+
+from torchbus_verify.command.progress import Progress
+from torchbus_verify.page import page as pages
+from torchbus_verify.report import as_json
+from torchbus_verify.report.verdict import NOT_COMPARED
+from torchbus_verify.runs.request import Request
+
+USAGE = """torchbus verify [OPTION]... SCRIPT [ARG]...
+       torchbus verify [OPTION]... -m MODULE [ARG]..."""
+DESCRIPTION = """Run a training script by itself and under a session, and compare every step.
+
+Both runs stop after --steps real steps of each optimizer. Each has a working folder of its own, in
+which the script finds its files; the script's own folder is not written to. A difference is
+reported with the first step and tensor, and with its cause, which is found by taking suspected
+causes away.
+
+Exit status: 0 the same, 1 different as the strategy is, 2 different and wrong, 3 not compared.
+"""
+EXAMPLES = """  torchbus verify train.py --lr 0.1
+  torchbus verify --devices 4 --strategy fsdp --steps 50 train.py
+  torchbus verify --float64 --json -m pkg.train
+  torchbus verify --accumulate-grad-batches 4 train.py    against batches 4 times as large
+"""
+LAUNCHERS = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+NOT_HERE = ("launch", "num_nodes", "verbose", "print_all_ranks")
+
+
+def main(argv: list[str]) -> int:
+    """Prove on your own script that several ranks compute what one process computes."""
+    parser = _parser()
+    given = vars(parser.parse(argv))
+    words = given.pop("program")
+    if words[:1] == ["--"]:
+        del words[0]
+    if not words:
+        parser.error("which script? write torchbus verify [OPTION]... SCRIPT [ARG]...")
+    json_wanted, page = given.pop("json"), given.pop("html")
+    try:
+        request = _request(words, given)
+    except TorchbusError as error:
+        complain("torchbus verify", error)
+        return NOT_COMPARED
+    return _verify(request, json_wanted, page)
+
+
+def _verify(request: Request, json_wanted: bool, page: Path | None) -> int:
+    from torchbus_verify._compat import import_dynamo
+    from torchbus_verify.verifying import verify_request
+
+    import_dynamo()
+    with Progress(request.steps, sys.stderr) as progress:
+        verdict = verify_request(request, progress.show)
+    if page is not None:
+        page.write_text(pages.page(verdict), encoding="utf-8")
+    print(as_json.dumps(verdict) if json_wanted else verdict)
+    return verdict.status
+
+
+def _request(words: list[str], given: dict[str, Any]) -> Request:
+    by_module, steps, float64 = given.pop("module"), given.pop("steps"), given.pop("float64")
+    plugins, options = given.pop("plugins", []), dict(given.pop("options", []))
+    _refuse(words, by_module, given | options)
+    options = {"strategy": "ddp", "devices": 2, **given, **options}
+    if options["strategy"] != "dp":
+        options = {"batch": "global", **options}
+    return Request(tuple(words), by_module, tuple(plugins), options, steps, float64, Path.cwd())
+
+
+def _refuse(words: list[str], by_module: bool, given: dict[str, object]) -> None:
+    if not by_module and not os.path.exists(words[0]):
+        session_options.find(*words, by_module=False)  # says which file was meant
+    launcher = next((name for name in LAUNCHERS if name in os.environ), None)
+    if launcher is not None:
+        raise UsageError(
+            "torchbus verify starts its own ranks: run it outside of torchrun, mpirun or srun"
+            f" ({launcher} is set)"
+        )
+    wrong = next((name for name in NOT_HERE if name in given), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{wrong} means nothing to torchbus verify, which forks its ranks on this machine:"
+            " leave it out"
+        )
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "verify", DESCRIPTION, EXAMPLES, usage=USAGE, argument_default=argparse.SUPPRESS
+    )
+    add = parser.add_argument
+    add(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARG]...",
+        help="the script, and its own arguments",
+    )
+    add(
+        "-m",
+        dest="module",
+        action="store_true",
+        default=False,
+        help="SCRIPT is the name of a module, as with python -m",
+    )
+    add(
+        "--steps",
+        type=_steps,
+        default=20,
+        metavar="N",
+        help="real steps of each optimizer, or all (default: 20)",
+    )
+    add("--float64", action="store_true", default=False, help="run both in double precision")
+    add("--json", action="store_true", default=False, help="print a JSON object instead of text")
+    add(
+        "--html",
+        type=Path,
+        default=None,
+        metavar="PAGE",
+        help="also write a page with the difference of each step and tensor",
+    )
+    session_options.add_session_options(parser)
+    known = {"logger"}
+    for entry in sorted(entry_points(group="torchbus.option"), key=lambda one: one.name):
+        if entry.name not in known:
+            known.add(entry.name)
+            add(
+                f"--{entry.name.replace('_', '-')}",
+                dest=entry.name,
+                type=session_options.literal,
+                help=argparse.SUPPRESS,
+            )
+    return parser
+
+
+def _steps(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of steps: give one from 1 on, or all"
+        )
+    return int(text)

@@ -1,0 +1,1 @@
+"""Two records side by side: where they differ, from which step on, and by how much."""

@@ -1,0 +1,152 @@
+"""The files that two runs have written: their names, whether they are whole, the
+tensors in them.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchbus_verify.compare import bound, printed
+from torchbus_verify.compare.difference import apart
+from torchbus_verify.runs.run import Run
+
+TEXT_BYTES = 2**20
+SAVED = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".pkl")
+Allowed = float
+
+
+@dataclass(frozen=True)
+class File:
+    """What is wrong with a file. ``torn``: it can't be read whole."""
+
+    name: str
+    words: str
+    torn: bool = False
+
+
+def compare(ours: Run, plain: Run, again: Run | None, allowed: Allowed) -> list[File]:
+    """``again``: a second plain run; a name that it does not repeat is named by the clock or by
+    chance. ``allowed``: what rounding does to a tensor.
+    """
+    mine, theirs = set(map(str, ours.written)), set(map(str, plain.written))
+    chance = set() if again is None else theirs ^ set(map(str, again.written))
+    found = [
+        File(name, "can't be read whole", True)
+        for name in sorted(mine)
+        if _is_torn(ours.work / name)
+    ]
+    torn = {one.name for one in found}
+    if chance:
+        return found
+    found += [
+        File(name, "written by the session's run, not by the plain one")
+        for name in sorted(mine - theirs)
+    ]
+    found += [
+        File(name, "written by the plain run, not by the session's")
+        for name in sorted(theirs - mine)
+    ]
+    for name in sorted((mine & theirs) - torn):
+        words = _content(
+            ours.work / name,
+            plain.work / name,
+            None if again is None else again.work / name,
+            allowed,
+        )
+        found += [File(name, words)] if words else []
+    return found
+
+
+def by_chance(plain: Run, again: Run) -> list[str]:
+    """Names that differ between two plain runs."""
+    return sorted(set(map(str, plain.written)) - set(map(str, again.written)))
+
+
+def _is_torn(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            return file.read(4) == b"PK\x03\x04"  # the beginning of an archive, and no end
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip() is not None
+
+
+def _content(ours: Path, plain: Path, again: Path | None, allowed: Allowed) -> str:
+    if ours.read_bytes() == plain.read_bytes():
+        return ""
+    if zipfile.is_zipfile(plain) or plain.suffix in SAVED:
+        return _tensors(ours, plain, allowed)
+    return _text(ours, plain, again, allowed)
+
+
+def _tensors(ours: Path, plain: Path, allowed: Allowed) -> str:
+    try:
+        mine, theirs = (
+            _flat(torch.load(path, map_location="cpu", weights_only=True)) for path in (ours, plain)
+        )
+    except Exception:  # code of the script's own is in it, which is not run here
+        return ""
+    for name in dict.fromkeys([*theirs, *mine]):
+        if name not in mine or name not in theirs:
+            return f"{name} is only in {'the plain' if name in theirs else 'the session'} run's"
+        gap = _gap(mine[name], theirs[name])
+        if gap > allowed:
+            return f"{name} differs by {gap:.1g}"
+    return ""
+
+
+def _gap(mine: object, theirs: object) -> float:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        if theirs.dtype == torch.uint8 and theirs.shape == torch.get_rng_state().shape:
+            return 0.0  # a generator's: the session has streams of its own
+        return apart(mine, theirs) if mine.shape == theirs.shape else math.inf
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return abs(mine - theirs) / max(abs(mine), abs(theirs), bound.unit("float64"))
+    return (
+        0.0
+        if type(mine) is type(theirs) and (isinstance(mine, str) or mine == theirs)
+        else math.inf
+    )
+
+
+def _flat(value: object, name: str = "") -> dict[str, object]:
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else None
+    )
+    if items is None:
+        return {name or "its content": value}
+    return {
+        key: one
+        for part, inner in items
+        for key, one in _flat(inner, f"{name}.{part}" if name else str(part)).items()
+    }
+
+
+def _text(ours: Path, plain: Path, again: Path | None, allowed: Allowed) -> str:
+    texts = [_lines(path) for path in (ours, plain)]
+    if texts[0] is None or texts[1] is None:
+        return ""
+    repeated = _lines(again) if again is not None and again.exists() else None
+    chance = set() if repeated is None else printed.volatile(texts[1], repeated)
+    found = printed.compare(texts[0], texts[1], chance, allowed)
+    return (
+        f"line {found[0].number + 1} is {found[0].ours!r}, not {found[0].theirs!r}" if found else ""
+    )
+
+
+def _lines(path: Path) -> list[str] | None:
+    if path.stat().st_size > TEXT_BYTES:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        return None

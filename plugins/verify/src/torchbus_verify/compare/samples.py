@@ -1,0 +1,157 @@
+"""Which samples the ranks used, against those of the plain run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchbus_verify.record.reading import Record
+
+Batch = tuple[int, int, int]
+"""Loader, pass over it, batch of the pass."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """``problems``: what was lost, repeated or mixed up. ``twice``: data sets that every rank
+    trained on whole. ``parts``: data sets of which, in evaluation, each rank saw a part.
+    ``divided``: those whose training batches were divided.
+    """
+
+    problems: tuple[str, ...]
+    twice: tuple[str, ...]
+    parts: tuple[str, ...]
+    divided: tuple[str, ...]
+
+
+def compare(ranks: list[Record], plain: Record, whole: Sequence[str] = ()) -> Samples:
+    """Each batch of the plain run is divided over the ranks, in order, or seen by all of them.
+
+    ``whole``: data sets that are known to be evaluated, though gradients are on.
+    """
+    theirs, ours = _batches(plain), [_batches(record) for record in ranks]
+    evaluated = {key[:2] for key, event in theirs.items() if event["dataset"] in whole}
+    trained = _trained(plain) - evaluated
+    _drop_seen_whole(theirs, ours, trained)
+    had: list[set[Any]] = [set() for _ in ranks]
+    problems: list[str] = []
+    found: dict[str, list[str]] = {"twice": [], "parts": [], "divided": []}
+    for key, event in theirs.items():
+        shares = [batches[key]["samples"] if key in batches else [] for batches in ours]
+        how = _how(shares, event["samples"], had)
+        if how == "wrong":
+            problems.append(_problem(key, event, shares))
+        elif how == "divided":
+            found["divided" if key[:2] in trained else "parts"].append(event["dataset"])
+        elif key[:2] in trained and len(ranks) > 1 and len(event["samples"]) > 1:
+            found["twice"].append(event["dataset"])
+        for one, share in zip(had, shares, strict=True):
+            one.update(share)
+    extra = _extra(ours, theirs)
+    lists = {name: tuple(dict.fromkeys(values)) for name, values in found.items()}
+    twice = tuple(name for name in lists["twice"] if name not in lists["divided"])
+    return Samples((*problems, *extra), twice, lists["parts"], lists["divided"])
+
+
+def _batches(record: Record) -> dict[Batch, dict[str, Any]]:
+    return {(one["loader"], one["of_pass"], one["batch"]): one for one in record.of("batch")}
+
+
+def _drop_seen_whole(
+    theirs: dict[Batch, Any], ours: list[dict[Batch, Any]], trained: set[tuple[int, int]]
+) -> None:
+    """Leave out passes that evaluate, and of which every rank saw all, in batches of any size."""
+    for one in {key[:2] for key in theirs} - trained:
+        wanted, *seen = [
+            [
+                sample
+                for key, event in batches.items()
+                if key[:2] == one
+                for sample in event["samples"]
+            ]
+            for batches in (theirs, *ours)
+        ]
+        if all(samples == wanted for samples in seen):
+            for batches in (theirs, *ours):
+                for key in [key for key in batches if key[:2] == one]:
+                    del batches[key]
+
+
+def _trained(record: Record) -> set[tuple[int, int]]:
+    """Loaders and passes whose batches feed a backward each, or all but one (the rest evaluates).
+    A single batch that is taken beside another loader's is one to look at.."""
+    fed: Counter[tuple[int, int]] = Counter()
+    taken: Counter[tuple[int, int]] = Counter()
+    waiting: set[tuple[int, int]] = set()
+    beside: set[tuple[int, int]] = set()
+    for event in record.events:
+        if event["kind"] == "batch" and event["trains"]:
+            key = (event["loader"], event["of_pass"])
+            taken[key] += 1
+            waiting.add(key)
+        elif event["kind"] == "backward":
+            fed.update(waiting)
+            beside |= waiting if len(waiting) > 1 else set()
+            waiting.clear()
+    looks = {key for key, count in taken.items() if count == 1 and key in beside}
+    trained = {key for key, count in taken.items() if fed[key] >= max(1, count - 1)} - looks
+    return trained | {key for key, count in taken.items() if 1 < count <= _after(record, key) + 1}
+
+
+def _after(record: Record, key: tuple[int, int]) -> int:
+    """How many backwards follow the first batch of a pass, before another pass begins after its
+    last one: batches may be taken ahead.
+    """
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, event in enumerate(record.events):
+        if event["kind"] == "batch":
+            places.setdefault((event["loader"], event["of_pass"]), []).append(place)
+    first, last = places[key][0], places[key][-1]
+    following = [one[0] for one in places.values() if one[0] > last]
+    part = record.events[first : min(following, default=None)]
+    return sum(event["kind"] == "backward" for event in part)
+
+
+def _how(shares: list[list[Any]], batch: list[Any], had: list[set[Any]]) -> str:
+    """ "whole" on all ranks, "divided" in order (a rank left without repeats what it had), or
+    "wrong".
+    """
+    if all(share == batch for share in shares):
+        return "whole"
+    rest = batch
+    for share, earlier in zip(shares, had, strict=True):
+        if rest and rest[: len(share)] == share:
+            rest = rest[len(share) :]
+        elif rest or not earlier.issuperset(share):
+            return "wrong"
+    return "wrong" if rest else "divided"
+
+
+def _problem(key: Batch, event: dict[str, Any], shares: list[list[Any]]) -> str:
+    wanted, got = event["samples"], [one for share in shares for one in share]
+    lost = [one for one in wanted if one not in got]
+    twice = sorted({one for one in got if got.count(one) > wanted.count(one)}, key=str)
+    facts = [f"nobody used {_some(lost)}"] * bool(lost) + [
+        f"used more than once, or from elsewhere: {_some(twice)}"
+    ] * bool(twice)
+    place = f"{event['dataset']}, pass {key[1] + 1}, batch {key[2] + 1}"
+    return f"{place}: {'; '.join(facts) or 'the same samples in another order'}"
+
+
+def _extra(ours: list[dict[Batch, Any]], theirs: dict[Batch, Any]) -> Iterator[str]:
+    for rank, batches in enumerate(ours):
+        more = [key for key in batches if key not in theirs]
+        if more:
+            event = batches[more[0]]
+            yield (
+                f"{event['dataset']}: rank {rank} took {len(more)} batches that the plain run did"
+                " not take"
+            )
+
+
+def _some(samples: list[Any]) -> str:
+    return ", ".join(map(str, samples[:5])) + (
+        f" and {len(samples) - 5} more" if len(samples) > 5 else ""
+    )

@@ -1,0 +1,116 @@
+"""Runs of one script, each made once, and compared: what the search for causes asks for."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from torchbus_verify.causes import augmentation, draws, statistics, weights
+from torchbus_verify.compare import ranks, steps
+from torchbus_verify.compare.difference import Comparison
+from torchbus_verify.compare.steps import Drift
+from torchbus_verify.runs import reference
+from torchbus_verify.runs.request import Change, Request
+from torchbus_verify.runs.run import Run, run
+
+TAKEN_AWAY: dict[str, Change] = {
+    "draws": draws.take_away,
+    "statistics": statistics.take_away,
+    "augmentation": augmentation.take_away,
+    "weights": weights.note,
+}
+CAUSES = frozenset({"draws", "statistics", "augmentation"})
+WHOLE_BATCHES = {"replace_sampler": False}
+NOTHING: frozenset[str] = frozenset()
+Say = Callable[[str, int], None]
+"""What runs now, and how many steps it has made."""
+
+
+class Laboratory:
+    """A context manager; the folders of all runs go with it."""
+
+    def __init__(self, request: Request, say: Say) -> None:
+        self.request, self._say = request, say
+        self.drift: Drift = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="torchbus-verify-"))
+        self._runs: dict[object, Run] = {}
+
+    def __enter__(self) -> Laboratory:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def runs(self) -> int:
+        return len(self._runs)
+
+    @property
+    def seconds(self) -> float:
+        """That all runs took."""
+        return sum(one.seconds for one in self._runs.values())
+
+    @property
+    def seconds_compared(self) -> float:
+        """That the two runs took which are compared."""
+        return sum(one.seconds for one in list(self._runs.values())[:2])
+
+    def plain(
+        self, taken: frozenset[str] = NOTHING, *, again: int = 0, change: Change | None = None
+    ) -> Run:
+        """The script by itself. ``again``: the number of a repetition."""
+        request, changes = reference.of(self.request)
+        changes = (
+            *changes,
+            *(TAKEN_AWAY[name] for name in sorted(taken)),
+            *([change] if change else []),
+        )
+        key = ("plain", self.request.float64, taken, again, change is not None)
+        alone = reference.is_plain(self.request)
+        return self._run(key, "plain run", request, alone, changes)
+
+    def session(self, taken: frozenset[str] = NOTHING, **options: object) -> Run:
+        """The script under the session, with other options where they are given."""
+        key = ("session", self.request.float64, taken, tuple(sorted(options.items())))
+        changes = tuple(TAKEN_AWAY[name] for name in sorted(taken))
+        return self._run(key, "run under the session", self._with(options), False, changes)
+
+    def compare(self, taken: frozenset[str] = NOTHING, **options: object) -> Comparison | None:
+        """Both, with some causes taken away from both; None if one of them fails."""
+        ours, plain = self.session(taken, **options), self.plain(taken)
+        return None if ours.status or plain.status else self.compared(ours, plain)
+
+    def compared(self, ours: Run, plain: Run) -> Comparison:
+        same = reference.same_backwards(self.request)
+        found = steps.compare(ours.first, plain.first, self.drift, backwards=same)
+        return found.without(ranks.own_rows(ours.ranks, plain.first), ranks.elsewhere(ours.ranks))
+
+    def _with(self, options: dict[str, object]) -> Request:
+        if options == WHOLE_BATCHES:
+            return self.request.with_whole_batches()
+        return self.request.with_options(**options)
+
+    def in_float64(self) -> Laboratory:
+        """From here on both runs compute in double precision."""
+        self.request = self.request.in_float64()
+        return self
+
+    def in_own_precision(self) -> None:
+        """Back to what the script computes in."""
+        self.request = self.request.in_own_precision()
+
+    def _run(
+        self, key: object, name: str, request: Request, alone: bool, changes: tuple[Change, ...]
+    ) -> Run:
+        if key not in self._runs:
+            folder = self._folder / f"run{len(self._runs)}"
+            self._runs[key] = run(
+                request,
+                folder,
+                alone=alone,
+                changes=changes,
+                watch=lambda steps: self._say(name, steps),
+            )
+        return self._runs[key]

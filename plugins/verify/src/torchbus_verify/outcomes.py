@@ -1,0 +1,139 @@
+"""From what was seen to what is said."""
+
+from __future__ import annotations
+
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.causes.search import words
+from torchbus_verify.compare.difference import Comparison, Difference
+from torchbus_verify.laboratory import Laboratory
+from torchbus_verify.report.verdict import INHERENT, NOT_COMPARED, SAME, WRONG, Verdict
+from torchbus_verify.runs import reference
+from torchbus_verify.runs.run import Run
+
+DRIFTED = (
+    "a plain run whose gradients were rounded anew drifted as far: the loop amplifies rounding, and"
+    " the differences are no larger"
+)
+SHOWN = 3
+
+
+def of_plain(run: Run) -> Verdict | None:
+    """Why a plain run can't be compared with; None if it can."""
+    if run.outside:
+        return _outside(run)
+    if run.status:
+        if "EOFError" in run.failure:
+            return Verdict(
+                NOT_COMPARED,
+                "not compared: the script asks for input, and there is no terminal. Give it its"
+                " answers as arguments",
+                traceback=run.failure,
+            )
+        return Verdict(
+            NOT_COMPARED,
+            "not compared: the script fails by itself, without a session",
+            traceback=run.failure,
+        )
+    if not run.first.of("step"):
+        what = (
+            "never calls backward()"
+            if not run.first.of("backward")
+            else "ends before its first optimizer step"
+        )
+        hint = (
+            "Steps by torch.autograd.grad and by hand can't be seen"
+            if "never" in what
+            else "Let it train longer"
+        )
+        return Verdict(NOT_COMPARED, f"not compared: the script {what}. {hint}")
+    return None
+
+
+def of_session(run: Run) -> Verdict | None:
+    """Why the run under the session can't be compared; None if it can."""
+    if run.outside:
+        return _outside(run)
+    if run.status:
+        return Verdict(
+            NOT_COMPARED,
+            "not compared: the script fails only under the session",
+            traceback=run.failure,
+        )
+    return None
+
+
+def before_failing(found: Comparison) -> tuple[str, ...]:
+    """Where the runs differed before one of them failed."""
+    first = next((one for one in found.beyond() if one.kind != "order"), None)
+    return () if first is None else (f"before that, {words(first)}",)
+
+
+def _outside(run: Run) -> Verdict:
+    path = run.outside
+    return Verdict(
+        NOT_COMPARED,
+        f"not compared: the script writes outside of its folder, to {path}, where two runs would"
+        " meet. Give it a relative path, as an argument or in the script",
+    )
+
+
+def not_deterministic(drifted: list[Difference], mixed: tuple[str, ...]) -> Verdict:
+    where = words(drifted[0]) if drifted else mixed[0]
+    return Verdict(
+        NOT_COMPARED,
+        "not compared: the script is not deterministic by itself. Of two plain runs, both seeded"
+        f" alike, {where}. Seed every generator that it makes, and avoid operations that torch"
+        " lists as nondeterministic",
+        first=drifted[0] if drifted else None,
+    )
+
+
+def amplified(found: Comparison, double: Comparison) -> str:
+    return (
+        f"the differences of {found.dtype} are rounding that the loop amplifies: in float64 they go"
+        f" from {found.largest:.0e} to {double.largest:.0e}"
+    )
+
+
+def summed_up(
+    lab: Laboratory,
+    found: Comparison,
+    first: Difference | None,
+    causes: list[Cause],
+    notes: list[str],
+) -> Verdict:
+    status = SAME if not causes else INHERENT if all(one.inherent for one in causes) else WRONG
+    at = max(found.places, key=lambda one: one.relative, default=None)
+    return Verdict(
+        status,
+        _headline(lab, found, first, causes),
+        found.steps,
+        found.models,
+        found.dtype,
+        found.largest,
+        at.allowed if at else 0.0,
+        first,
+        tuple(causes),
+        tuple(note for note in notes if note),
+        places=tuple(found.places),
+    )
+
+
+def _headline(
+    lab: Laboratory, found: Comparison, first: Difference | None, causes: list[Cause]
+) -> str:
+    if first is not None:
+        versus = reference.words(lab.request)
+        return (
+            f"different from {versus} from {words(first)} ({found.dtype}; rounding explains"
+            f" {first.allowed:.0e})"
+        )
+    models = f"{found.models} model{'s' if found.models != 1 else ''}"
+    seen = f"{found.steps} step{'s' if found.steps != 1 else ''}, {models}"
+    size = (
+        f"largest relative difference {found.largest:.0e} ({found.dtype}: the rounding of sums)"
+        if found.largest
+        else "bit for bit"
+    )
+    numbers = f"the same numbers: {seen}, {size}"
+    return f"{numbers}; but something else differs" if causes else numbers

@@ -1,0 +1,173 @@
+"""Listens to backwards and real optimizer steps, through torch's own names, and writes them down.
+
+It is installed after the session has begun, so it sees what the loop sees: gradients that are final
+and losses that are the global ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torchbus.plugin import BackwardCall, Context, as_list, hookimpl
+
+from torchbus_verify._compat import current_graph_task_id
+from torchbus_verify.record.names import Names
+from torchbus_verify.record.stopping import Stopping
+from torchbus_verify.record.writing import Writer
+
+AfterBackward = Callable[[int, dict[str, Tensor]], None]
+BeforeBackward = Callable[[int, Tensor, dict[str, Tensor]], None]
+
+
+class Steps:
+    """One for each rank. ``before_backward`` and ``after_backward`` are called in each backward."""
+
+    def __init__(self, writer: Writer, stopping: Stopping) -> None:
+        self._writer, self._stopping = writer, stopping
+        self._names = Names()
+        self._steps: Counter[int] = Counter()
+        self._backwards = 0
+        self._terms = 1
+        self._own: float | None = None
+        self._coarsest: torch.dtype | None = None
+        self.before_backward: list[BeforeBackward] = []
+        self.after_backward: list[AfterBackward] = []
+
+    def install(self, session: Context | None) -> None:
+        """Under a session backwards are its events; in a plain run torch's own function is
+        replaced.
+        """
+        register_optimizer_step_post_hook(self._after_step)
+        register_module_forward_pre_hook(self._called)
+        if session is None:
+            torch.autograd.backward = self._around(torch.autograd.backward)
+        else:
+            session.add_plugin(Backwards(self), "verify.backwards")
+
+    def held(self) -> dict[str, Tensor]:
+        """The parameters that are trained, by name."""
+        held: dict[str, Tensor] = {}
+        for number, optimizer in self._stopping.optimizers.items():
+            held |= self._names.parameters(optimizer, number)
+        return held or self._names.trained()
+
+    def finish(self) -> None:
+        """The loop is over: its models as they are."""
+        self._writer.write("state", tensors=self._writer.tensors(self._names.models()))
+
+    def _around(self, original: Callable[..., None]) -> Callable[..., None]:
+        def backward(tensors: object, *args: object, **kwargs: object) -> None:
+            if current_graph_task_id() != -1:
+                return original(tensors, *args, **kwargs)
+            self.begin_backward(tensors)
+            original(tensors, *args, **kwargs)
+            self.end_backward(tensors)
+
+        return backward
+
+    def begin_backward(self, tensors: object) -> None:
+        """``backward`` was called on these."""
+        self._stopping.backward_begins(self._backwards)
+        loss = _only(tensors)
+        self._own = _number(loss)
+        if loss is not None:
+            for listener in self.before_backward:
+                listener(self._backwards, loss, self.held())
+
+    def end_backward(self, tensors: object) -> None:
+        """Gradients are final, and a single loss has the value that the loop will read."""
+        for listener in self.after_backward:
+            listener(self._backwards, self.held())
+        loss = _only(tensors)
+        self._writer.write(
+            "backward",
+            number=self._backwards,
+            loss=_number(loss),
+            own=self._own,
+            terms=self._terms,
+            dtype=None if loss is None else str(loss.dtype).removeprefix("torch."),
+            coarsest=None if self._coarsest is None else str(self._coarsest).removeprefix("torch."),
+        )
+        if not self._stopping.optimizers:
+            self._by_hand()
+        self._backwards += 1
+
+    def _by_hand(self) -> None:
+        """A loop that changes its parameters itself: they are those after the step before."""
+        trained = self._names.trained()
+        gradients = {name: one.grad for name, one in trained.items()}
+        self._writer.write(
+            "step",
+            optimizer=-1,
+            step=self._backwards,
+            rates=[],
+            terms=self._terms,
+            gradients=self._writer.tensors(gradients),
+            parameters=self._writer.tensors(trained),
+            buffers=self._writer.tensors(self._names.buffers(trained)),
+        )
+        self._writer.count_step()
+
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        number = self._stopping.number(optimizer)
+        parameters = self._names.parameters(optimizer, number)
+        gradients = {name: one.grad for name, one in parameters.items()}
+        self._writer.write(
+            "step",
+            optimizer=number,
+            step=self._steps[number],
+            terms=self._terms,
+            rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+            gradients=self._writer.tensors(gradients),
+            parameters=self._writer.tensors(parameters),
+            buffers=self._writer.tensors(self._names.buffers(parameters)),
+        )
+        self._steps[number] += 1
+        self._writer.count_step()
+        self._stopping.stepped(optimizer, self._steps[number])
+
+    def _called(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        tensors = [one for one in inputs if isinstance(one, Tensor)]
+        self._terms = max([self._terms, *(one.numel() for one in tensors)])
+        for kind in [one.dtype for one in tensors if one.is_floating_point()]:
+            self._note_precision(kind)
+        if tensors and torch.is_autocast_enabled(tensors[0].device.type):
+            self._note_precision(torch.get_autocast_dtype(tensors[0].device.type))
+
+    def _note_precision(self, kind: torch.dtype) -> None:
+        if self._coarsest is None or torch.finfo(kind).eps > torch.finfo(self._coarsest).eps:
+            self._coarsest = kind
+
+
+class Backwards:
+    """Tells ``Steps`` of the backwards that a session hears, after every other plugin."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    @hookimpl(trylast=True)
+    def before_backward(self, call: BackwardCall) -> None:
+        self._steps.begin_backward(call.tensors)
+
+    @hookimpl(trylast=True)
+    def after_backward(self, call: BackwardCall) -> None:
+        self._steps.end_backward(call.tensors)
+
+
+def _only(tensors: object) -> Tensor | None:
+    losses = as_list(tensors)
+    return losses[0] if len(losses) == 1 and isinstance(losses[0], Tensor) else None
+
+
+def _number(loss: Tensor | None) -> float | None:
+    if loss is None or loss.numel() != 1 or loss.is_complex():
+        return None
+    value = float(loss.detach())
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""What is said of two runs: on a screen, as JSON, on a page."""

@@ -1,0 +1,103 @@
+"""Hears of everything that a run writes, before it does: by Python's audit events.
+
+Inside the run's folder the mirror makes it real. Outside of it the run ends, for two runs would
+meet there. What C code writes by itself raises no event; ``torch.save`` is asked separately.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchbus_verify._compat import OPEN_WRITER
+from torchbus_verify.runs.mirror import Mirror
+
+TO_CHANGE = {
+    "os.mkdir": (0,),
+    "os.rmdir": (0,),
+    "os.remove": (0,),
+    "os.rename": (0, 1),
+    "os.link": (1,),
+    "os.symlink": (1,),
+    "os.truncate": (0,),
+    "os.chmod": (0,),
+    "os.chown": (0,),
+    "os.utime": (0,),
+    "shutil.rmtree": (0,),
+    "sqlite3.connect": (0,),
+}
+"""Audit events, and which of their arguments are paths that change."""
+LINKS_THEMSELVES = ("os.remove", "os.rename", "os.rmdir")
+ANYWHERE = ("/dev", "/proc", "/sys")
+
+
+class WritesOutside(BaseException):
+    """The script was about to write outside of its folder. No ``except Exception`` catches it."""
+
+
+class Writes:
+    """Watches one run. ``say`` is told the path that ended it."""
+
+    def __init__(self, mirror: Mirror, own: Path, say: Callable[[str], None]) -> None:
+        self._mirror, self._say = mirror, say
+        home = os.path.expanduser("~")
+        caches = [os.path.join(home, name) for name in (".cache", ".config", ".triton", ".nv")]
+        free = [*ANYWHERE, *caches, tempfile.gettempdir(), str(own)]
+        self._free = tuple(os.path.realpath(one) for one in free)
+        self._busy = False
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """For good: audit hooks stay for the life of a process, and of those that it forks."""
+        sys.dont_write_bytecode = True
+        sys.addaudithook(self._heard)
+        original = getattr(torch.serialization, OPEN_WRITER)
+
+        def open_writer(target: object) -> object:
+            if isinstance(target, str | os.PathLike):
+                self._change(os.fspath(target), keep=False)
+            return original(target)
+
+        setattr(torch.serialization, OPEN_WRITER, open_writer)
+
+    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC):
+                self._change(path, keep=not flags & os.O_TRUNC)
+        elif event in TO_CHANGE:
+            for number in TO_CHANGE[event]:
+                self._change(arguments[number], itself=event not in LINKS_THEMSELVES)
+
+    def _change(self, path: object, *, keep: bool = True, itself: bool = True) -> None:
+        if self._busy or not isinstance(path, str | bytes | os.PathLike):
+            return
+        self._busy = True
+        try:
+            self._make_way(os.fsdecode(path), keep, itself)
+        finally:
+            self._busy = False
+
+    def _make_way(self, given: str, keep: bool, itself: bool) -> None:
+        if given == ":memory:":
+            return
+        path = os.path.join(os.getcwd(), given)
+        place = os.path.join(self._real_folder(path), os.path.basename(path))
+        if self._mirror.contains(place):
+            self._mirror.make_real(place if itself else os.path.dirname(place), keep=keep)
+        elif not place.startswith(self._free) or self._mirror.is_original(place):
+            self._say(place)
+            raise WritesOutside(place)
+
+    def _real_folder(self, path: str) -> str:
+        """Where a path leads, without following the mirror's own links, which are to be
+        replaced.
+        """
+        folder = os.path.normpath(os.path.dirname(path))
+        return folder if self._mirror.contains(folder) else os.path.realpath(folder)

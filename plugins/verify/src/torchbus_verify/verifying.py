@@ -1,0 +1,118 @@
+"""The verification of one script, from its first run to the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torchbus_verify import outcomes
+from torchbus_verify.beside import look_beside
+from torchbus_verify.causes import cause, rounding
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.causes.search import Search
+from torchbus_verify.compare import printed, samples
+from torchbus_verify.compare.difference import Comparison, Difference
+from torchbus_verify.compare.steps import Drift
+from torchbus_verify.laboratory import CAUSES, Laboratory, Say
+from torchbus_verify.report.verdict import Verdict
+from torchbus_verify.runs.request import Request
+from torchbus_verify.runs.run import Run
+
+FLOATS_OF_32_BITS = ("float32",)
+BY_CHANCE = (cause.draws("").name, cause.augmentation("").name)
+
+
+def verify_request(request: Request, say: Say = lambda what, steps: None) -> Verdict:
+    """Runs, compares, and where there is a difference finds out why."""
+    with Laboratory(request, say) as lab:
+        verdict = _verdict(lab)
+        return replace(
+            verdict, runs=lab.runs, seconds=lab.seconds, seconds_compared=lab.seconds_compared
+        )
+
+
+def _verdict(lab: Laboratory) -> Verdict:
+    plain = lab.plain()
+    refused = outcomes.of_plain(plain)
+    if refused is not None:
+        return refused
+    ours = lab.session()
+    failed = outcomes.of_session(ours)
+    two = _Two(lab, plain, ours)
+    if failed is None:
+        return two.verdict()
+    notes = outcomes.before_failing(lab.compared(ours, plain))
+    return two.by_itself() or replace(failed, notes=notes)
+
+
+@dataclass
+class _Two:
+    """Both runs have ended well."""
+
+    lab: Laboratory
+    plain: Run
+    ours: Run
+
+    def verdict(self) -> Verdict:
+        found = self.lab.compared(self.ours, self.plain)
+        differs = bool(found.beyond())
+        if differs or self._other_than_numbers():
+            wobbles = self.by_itself()
+            if wobbles is not None:
+                return wobbles
+        found, rounded = self._judged(found) if differs else (found, "")
+        first = next(iter(found.beyond()), None)
+        causes = [] if first is None else self._causes(first)
+        by_chance = any(one.name in BY_CHANCE for one in causes)
+        beside = look_beside(self.lab, self.plain, self.ours, found, bool(causes), by_chance)
+        causes += [one for one in beside.causes if one not in causes]
+        return outcomes.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
+
+    def _causes(self, first: Difference) -> list[Cause]:
+        """Other samples explain other numbers; nothing else need be looked for."""
+        mixed = samples.compare(self.ours.ranks, self.plain.first).problems
+        still = (
+            mixed
+            and samples.compare(
+                self.lab.session(CAUSES).ranks, self.lab.plain(CAUSES).first
+            ).problems
+        )
+        return [cause.samples(still)] if still else Search(self.lab).causes(first)
+
+    def _other_than_numbers(self) -> bool:
+        ours, theirs = printed.lines_of(self.ours.first), printed.lines_of(self.plain.first)
+        wrong = samples.compare(self.ours.ranks, self.plain.first).problems
+        return (
+            bool(printed.compare(ours, theirs))
+            or self.ours.written != self.plain.written
+            or bool(wrong)
+        )
+
+    def by_itself(self) -> Verdict | None:
+        """Whether two plain runs differ: then nothing can be said of the session."""
+        again = self.lab.plain(again=1)
+        if again.status:
+            return outcomes.of_plain(again)
+        drifted = self.lab.compared(again, self.plain).beyond()
+        mixed = samples.compare([again.first], self.plain.first).problems
+        return outcomes.not_deterministic(drifted, mixed) if drifted or mixed else None
+
+    def _judged(self, found: Comparison) -> tuple[Comparison, str]:
+        """Whether it is rounding that the loop amplifies: in double precision it would go."""
+        if found.dtype in FLOATS_OF_32_BITS and not self.lab.request.float64:
+            double = self.lab.in_float64().compare()
+            if double is not None and double.steps == found.steps and double.beyond():
+                found = double
+            else:
+                self.lab.in_own_precision()
+                if double is not None and double.steps == found.steps:
+                    return double, outcomes.amplified(found, double)
+        self.lab.drift = self._drift(found)
+        again = self.lab.compared(self.lab.session(), self.lab.plain())
+        return again, "" if again.beyond() else outcomes.DRIFTED
+
+    def _drift(self, found: Comparison) -> Drift:
+        terms = max((event["terms"] for event in self.plain.first.of("backward")), default=1)
+        disturbed = self.lab.plain(change=rounding.disturb(terms))
+        if disturbed.status:
+            return {}
+        return rounding.drift(self.lab.compared(disturbed, self.lab.plain()))

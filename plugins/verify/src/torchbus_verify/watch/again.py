@@ -1,0 +1,105 @@
+"""Makes the calls of another rank again, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torchbus.plugin import Unsupported, random_streams
+
+from torchbus_verify._compat import COLLECTIVES, DispatchMode
+from torchbus_verify.watch.calls import Call, differentiable
+from torchbus_verify.watch.findings import dense
+
+Gradients = dict[str, Tensor]
+
+
+def gradients(calls: Sequence[Call], modules: Sequence[Module], names: dict[int, str]) -> Gradients:
+    """The gradients that these calls give the parameters, by name. ``names``: by id of the
+    parameter.
+    """
+    total: Gradients = {}
+    mode: Any = Silent()  # type: ignore[no-untyped-call]
+    with _as_before(modules), mode:
+        for call in calls:
+            for name, one in _of(call, modules[call.module], names).items():
+                total[name] = total[name] + dense(one) if name in total else dense(one)
+    return total
+
+
+def _of(call: Call, module: Module, names: dict[int, str]) -> Gradients:
+    parameters = {
+        name: one.detach().requires_grad_(one.requires_grad)
+        for name, one in module.named_parameters()
+    }
+    device = next(iter(parameters.values())).device
+    call = call.on(device)
+    random_streams.write(call.random)
+    with torch.enable_grad(), _autocast(call, device):
+        outputs = torch.func.functional_call(
+            module, {**parameters, **call.buffers}, call.inputs, call.named
+        )
+        reached = [
+            (one, gradient)
+            for one, gradient in zip(differentiable(outputs), call.gradients, strict=True)
+            if gradient is not None
+        ]
+        wanted = [
+            (names[id(one)], parameters[name])
+            for name, one in module.named_parameters()
+            if id(one) in names
+        ]
+        found = torch.autograd.grad(
+            [one for one, _ in reached],
+            [one for _, one in wanted],
+            [gradient for _, gradient in reached],
+            allow_unused=True,
+        )
+    return {name: one for (name, _), one in zip(wanted, found, strict=True) if one is not None}
+
+
+def _autocast(call: Call, device: torch.device) -> Any:
+    return nullcontext() if call.autocast is None else torch.autocast(device.type, call.autocast)
+
+
+class Silent(DispatchMode):
+    """Refuses to communicate: the other ranks do not take part."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in COLLECTIVES:
+            raise Unsupported("a model's forward communicates with other ranks")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _as_before(modules: Sequence[Module]) -> Iterator[None]:
+    """Puts back generators, and what a forward may set on its modules: attributes, caches."""
+    states, held = random_streams.read(), [_held(one) for one in modules]
+    try:
+        yield
+    finally:
+        random_streams.write(states)
+        for module, attributes in zip(modules, held, strict=True):
+            vars(module).clear()
+            vars(module).update({name: _filled(*both) for name, both in attributes.items()})
+
+
+def _held(module: Module) -> dict[str, tuple[Any, Any]]:
+    """Each attribute, and what a container holds."""
+    return {
+        name: (value, copy.copy(value) if isinstance(value, list | dict | set) else None)
+        for name, value in vars(module).items()
+    }
+
+
+def _filled(value: Any, content: Any) -> Any:
+    """The same container with what it held."""
+    if content is not None:
+        value.clear()
+        value.extend(content) if isinstance(value, list) else value.update(content)
+    return value

@@ -1,0 +1,152 @@
+"""The calls of models in a step: what goes in, how the generators stand, and what comes back.
+
+With these, another rank can make the same call, and the same gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+from torchbus.plugin import leaves, map_tensors, random_streams
+
+from torchbus_verify._compat import current_graph_task_id, is_compiled
+
+
+@dataclass
+class Call:
+    """``module``: its place among the modules that the ranks have alike. ``gradients``: those of
+    the tensors that it returned, in order; None for those that the loss does not need.
+    """
+
+    module: int
+    inputs: tuple[Any, ...]
+    random: dict[str, object]
+    buffers: dict[str, Tensor]
+    autocast: torch.dtype | None
+    named: dict[str, Any] = field(default_factory=dict)
+    gradients: list[Tensor | None] = field(default_factory=list)
+
+    def on(self, device: torch.device | str) -> Call:
+        """Itself with its tensors elsewhere. Generators' states stay on the host."""
+        move: Callable[[Any], Any] = lambda value: map_tensors(value, lambda one: one.to(device))  # noqa: E731
+        return Call(
+            self.module,
+            move(self.inputs),
+            self.random,
+            move(self.buffers),
+            self.autocast,
+            move(self.named),
+            move(self.gradients),
+        )
+
+
+class Calls:
+    """Listens to the outermost calls of trained models, on one rank, while a step is checked.
+
+    ``modules``: returns them and their parts. If there are none yet, the first call asks again. A
+    compiled model is left alone: hooks would compile it anew.
+    """
+
+    def __init__(self, modules: Callable[[], list[Module]]) -> None:
+        self._modules = modules
+        self.modules = modules()
+        self._places: dict[int, int] = {}
+        self._made: list[Call] = []
+        self._inside: list[Module] = []
+        self.terms = 1
+        self.autocast: set[torch.dtype] = set()
+        compiled = next((one for one in self.modules if is_compiled(one)), None)
+        self.cannot = "" if compiled is None else f"{type(compiled).__name__} is compiled"
+        """Why the calls can't be made again; "" if they can."""
+        self._hooks = [] if self.cannot else self._listen()
+
+    def _listen(self) -> list[RemovableHandle]:
+        return [
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end, with_kwargs=True, always_call=True),
+        ]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._made, self._inside, self.modules, self._places = [], [], [], {}
+
+    def of_backward(self) -> list[Call]:
+        """The calls that the backward went through, on the host."""
+        return [one.on("cpu") for one in self._made if any(g is not None for g in one.gradients)]
+
+    def drop_gradients(self) -> None:
+        """The next backward brings its own."""
+        for one in self._made:
+            one.gradients = [None] * len(one.gradients)
+
+    def _place(self, module: Module) -> int | None:
+        if not self._places:
+            self.modules = self.modules or self._modules()
+            self._places = {id(one): place for place, one in enumerate(self.modules)}
+        return self._places.get(id(module))
+
+    def _begin(self, module: Module, inputs: tuple[Any, ...]) -> None:
+        if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        if current_graph_task_id() != -1:  # activation checkpointing repeats a part of a call
+            return
+        place = self._place(module)
+        if place is None:
+            return
+        self._inside.append(module)
+        self._made.append(
+            Call(
+                place,
+                map_tensors(inputs, _kept),
+                random_streams.read(),
+                {name: one.detach().clone() for name, one in module.named_buffers()},
+                _autocast(module),
+            )
+        )
+        self.autocast |= {self._made[-1].autocast or torch.float64}
+        sizes = [one.numel() for one in leaves(inputs) if isinstance(one, Tensor)]
+        self.terms = max([self.terms, *sizes])
+
+    def _end(self, module: Module, inputs: Any, named: dict[str, Any], outputs: Any) -> None:
+        if not self._inside or self._inside[-1] is not module:
+            return
+        self._inside.pop()
+        made = self._made[-1]
+        made.named = map_tensors(named, _kept)
+        made.gradients = [None] * len(differentiable(outputs))
+        for place, one in enumerate(differentiable(outputs)):
+            one.register_hook(_noting(made, place))
+
+
+def _noting(made: Call, place: int) -> Callable[[Tensor], None]:
+    def note(gradient: Tensor) -> None:
+        before = made.gradients[place]
+        made.gradients[place] = gradient.detach() if before is None else before + gradient.detach()
+
+    return note
+
+
+def differentiable(outputs: Any) -> list[Tensor]:
+    """The tensors of a call's outputs that a backward may come to, each once."""
+    found = [one for one in leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
+    return list({id(one): one for one in found}.values())
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _autocast(module: Module) -> torch.dtype | None:
+    kind = next((one.device.type for one in module.parameters()), "cpu")
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -1,0 +1,67 @@
+"""Scripts that can't be compared: each is told why, with exit status 3.
+
+None of them comes to a session.
+"""
+
+from __future__ import annotations
+
+import pytest
+from torchbus.testing import fork_script
+
+from .verified import COMMAND, LOOP, verified
+
+SCRIPTS = {
+    "ends before its first optimizer step": LOOP.replace("optimizer.step()", ""),
+    "never calls backward()": "import torch\nprint(torch.ones(2).sum())",
+    "fails by itself, without a session": LOOP.replace("optimizer.step()", "undefined"),
+    "asks for input, and there is no terminal": "name = input('name? ')",
+}
+
+
+@pytest.mark.parametrize("words", SCRIPTS)
+def test_it_is_told_why(words, tmp_path):
+    verdict = verified(tmp_path, SCRIPTS[words])
+    assert verdict["status"] == 3 and words in verdict["headline"] and verdict["first"] is None
+
+
+def test_the_scripts_own_traceback_is_shown(tmp_path):
+    verdict = verified(tmp_path, "def work():\n    return 1 / 0\n\nwork()\n")
+    lines = verdict["traceback"].splitlines()
+    assert lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
+    assert "train.py" in lines[1] and "torchbus_verify" not in verdict["traceback"]
+
+
+def test_writing_outside_is_refused_and_does_not_happen(tmp_path):
+    source = "import sys\ntry:\n    open(sys.argv[1], 'w')\nexcept Exception:\n    pass\n" + LOOP
+    verdict = verified(tmp_path, source, tmp_path / "out.txt")
+    assert (
+        verdict["status"] == 3
+        and f"writes outside of its folder, to {tmp_path / 'out.txt'}" in verdict["headline"]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    result = fork_script(COMMAND, "trian.py", cwd=tmp_path)
+    assert (
+        result.status == 3
+        and "there is no file 'trian.py': did you mean train.py?" in result.stderr
+    )
+
+
+def test_under_a_launcher_it_is_refused(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    source = "import os\nos.environ['WORLD_SIZE'] = '2'\n" + COMMAND
+    result = fork_script(source, "train.py", cwd=tmp_path)
+    assert (
+        result.status == 3
+        and "run it outside of torchrun, mpirun or srun (WORLD_SIZE is set)" in result.stderr
+    )
+
+
+def test_a_session_that_can_not_begin(tmp_path):
+    (tmp_path / "train.py").write_text(LOOP)
+    result = fork_script(COMMAND, "--strategy", "nonsense", "train.py", cwd=tmp_path, timeout_s=200)
+    assert result.status == 3 and "fails only under the session" in result.stdout
+    assert "unknown strategy 'nonsense'" in result.stdout
