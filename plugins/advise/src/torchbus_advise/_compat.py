@@ -1,0 +1,51 @@
+"""Private names of torch and CPython that advise uses; nothing else in this package uses one.
+
+All were seen in torch 2.13 and Python 3.11.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch.utils import _python_dispatch
+from torch.utils.data import dataloader
+
+FakeTensor = fake_tensor.FakeTensor
+FakeTensorMode = fake_tensor.FakeTensorMode
+unset_fake_temporarily = fake_tensor.unset_fake_temporarily
+"""Tensors without memory. Without one of the three: AttributeError when a trial begins."""
+
+DispatchMode = _python_dispatch.TorchDispatchMode
+"""Sees every operation of torch. Without it: AttributeError when a trial begins."""
+
+DISPATCHING = ("torch.utils._python_dispatch", "torch._ops", "torch._compile", "torch._dynamo")
+"""Modules through which a call comes to a mode. Without one of them: a value that the script reads
+is taken for one that torch reads, and no note says that it was made up.
+"""
+
+DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
+"""Without it: AttributeError when a trial begins."""
+
+LOCAL_SCALAR: object = torch.ops.aten._local_scalar_dense.default
+"""The operation of ``item()``. Without it: AttributeError when a trial begins."""
+
+CHECK_GRADIENTS: object = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+"""By which a GradScaler looks for infinite gradients. Without it: AttributeError when a trial
+begins.
+"""
+
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""Unique while a storage lives. Without it: AttributeError at the first forward."""
+
+count_of_values: Callable[[Tensor], int] = Tensor._nnz
+"""Of a sparse tensor. Without it: AttributeError when a trial begins."""
+
+current_frame: Callable[[int], FrameType] = sys._getframe
+"""``current_frame(1)`` is the caller's. Without it: AttributeError when a trial begins."""

@@ -1,0 +1,175 @@
+"""What could be asked of a session: strategies and options that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+ACCUMULATED = 4
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What is divided by N. ``gathers``: how often a step gathers the parameters. ``is_whole``:
+    they are whole from forward to the end of backward. ``casts``: they can be gathered in another
+    dtype. ``flat``: every tensor is divided evenly, wherever its rows end."""
+
+    label: str
+    words: str
+    package_word: str
+    parameters: bool = False
+    gradients: bool = False
+    states: bool = False
+    gathers: int = 0
+    is_whole: bool = False
+    casts: bool = False
+    hybrid: bool = False
+    flat: bool = False
+
+
+def _deepspeed(stage: int, **divided: Any) -> Strategy:
+    """ZeRO's stages, if a package brings them."""
+    name = f"deepspeed_stage_{stage}"
+    return Strategy(name, f'strategy="{name}"', name, flat=True, **divided)
+
+
+STRATEGIES = (
+    Strategy("ddp", 'strategy="ddp"', "ddp"),
+    Strategy("ddp_sharded", 'strategy="ddp_sharded"', "ddp_sharded", states=True),
+    Strategy(
+        "ddp_sharded, gradients",
+        'strategy="ddp_sharded", shard_gradients=True',
+        "ddp_sharded",
+        parameters=True,
+        gradients=True,
+        states=True,
+        gathers=1,
+        is_whole=True,
+    ),
+    Strategy(
+        "fsdp",
+        'strategy="fsdp"',
+        "fsdp",
+        parameters=True,
+        gradients=True,
+        states=True,
+        gathers=2,
+        casts=True,
+    ),
+    Strategy(
+        "fsdp, no reshard",
+        'strategy="fsdp", reshard_after_forward=False',
+        "fsdp",
+        parameters=True,
+        gradients=True,
+        states=True,
+        gathers=1,
+        is_whole=True,
+        casts=True,
+    ),
+    Strategy(
+        "fsdp, hybrid",
+        'strategy="fsdp", hybrid=True',
+        "fsdp",
+        parameters=True,
+        gradients=True,
+        states=True,
+        gathers=2,
+        casts=True,
+        hybrid=True,
+    ),
+    _deepspeed(1, states=True),
+    _deepspeed(2, states=True, gradients=True),
+    _deepspeed(3, states=True, gradients=True, parameters=True, gathers=2),
+)
+"""In the order in which they change a loop: the first of equals is advised."""
+
+ALONE = Strategy("one process", "strategy=None", "")
+
+
+PRECISIONS = {"32": "", "bf16": 'precision="bf16-mixed"', "gathered": 'mixed_precision="bf16"'}
+"""By name, the option that asks for it. "gathered": units are gathered in bfloat16, computed in
+it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A strategy with options. ``precision``: one of PRECISIONS."""
+
+    strategy: Strategy
+    precision: str = "32"
+    checkpointing: bool = False
+    accumulated: int = 1
+
+    @property
+    def label(self) -> str:
+        return " + ".join([self.strategy.label, *self.options])
+
+    @property
+    def options(self) -> list[str]:
+        """Those of the session, without the strategy's own."""
+        return [
+            *([PRECISIONS[self.precision]] if PRECISIONS[self.precision] else []),
+            *(['activation_checkpointing="auto"'] if self.checkpointing else []),
+            *([f"accumulate_grad_batches={self.accumulated}"] if self.accumulated > 1 else []),
+        ]
+
+    @property
+    def gathered_part(self) -> float:
+        """Of the bytes of a parameter, those that travel."""
+        return 0.5 if self.precision == "gathered" else 1.0
+
+    @property
+    def words(self) -> str:
+        """The arguments of ``session(...)``."""
+        return ", ".join([self.strategy.words, *self.options])
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The names that ``session(...)`` takes here."""
+
+    strategies: Collection[str]
+    options: Collection[str]
+
+
+def installed() -> Installed:
+    return Installed(
+        frozenset(entry_points(group="torchbus.strategy").names),
+        frozenset(entry_points(group="torchbus.option").names),
+    )
+
+
+def plans(
+    there: Installed, ranks: int, nodes: int, blocks: int, precisions: Sequence[str], sharding: bool
+) -> list[Plan]:
+    """The plans for so many ranks. ``blocks``: repeated ones, which can be checkpointed.
+    ``sharding``: whether the loop does nothing that the sharded strategies refuse."""
+    chosen = [
+        one
+        for one in STRATEGIES
+        if one.package_word in there.strategies
+        and (sharding or not one.states)
+        and (nodes > 1 or not one.hybrid)
+    ]
+    variants = [
+        (precision, checkpointing)
+        for checkpointing in (False, *([True] if _can_checkpoint(there, blocks) else []))
+        for precision in precisions
+    ]
+    found = [
+        Plan(one, *variant)
+        for variant in variants
+        for one in (chosen if ranks > 1 else [ALONE])
+        if variant[0] != "gathered" or one.casts
+    ]
+    can_accumulate = ranks > 1 and "accumulate_grad_batches" in there.options
+    return found + [
+        Plan(one, precisions[0], False, ACCUMULATED) for one in chosen if can_accumulate
+    ]
+
+
+def _can_checkpoint(there: Installed, blocks: int) -> bool:
+    return blocks > 0 and "activation_checkpointing" in there.options

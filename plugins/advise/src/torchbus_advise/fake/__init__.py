@@ -1,0 +1,1 @@
+"""A world of fake tensors: shapes and dtypes without memory and arithmetic."""

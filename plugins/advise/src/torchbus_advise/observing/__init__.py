@@ -1,0 +1,1 @@
+"""What the first steps of a loop keep in memory and compute."""

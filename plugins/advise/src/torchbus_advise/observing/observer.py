@@ -1,0 +1,141 @@
+"""The plugin that watches the first steps of a loop, and ends the script when it has seen
+enough."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import BackwardCall, Context, hookimpl, inventory
+
+from torchbus_advise.observing import inventory as kept
+from torchbus_advise.observing.facts import Facts, PassFacts
+from torchbus_advise.observing.loading import Loading
+from torchbus_advise.observing.meter import Meter
+from torchbus_advise.observing.pace import Pace
+
+PATIENCE = 10
+"""So many times the steps that were asked for, by one optimizer: the others step rarely."""
+
+
+class Enough(BaseException):
+    """Ends the script. No ``except Exception`` of the script's catches it."""
+
+
+class Observer:
+    """Counts for so many steps of each optimizer, and then, for ``then_s`` seconds, times steps
+    that nothing is counted in. ``halves``: from the second step on the loop gets half of each
+    batch, which shows what grows with the batch."""
+
+    def __init__(self, steps: int, *, halves: bool = False, then_s: float = 0.0) -> None:
+        self._wanted, self._halves = steps, halves
+        self._pace = Pace(then_s) if then_s else None
+        self._meter, self._loading = Meter(), Loading()
+        self._counting = ExitStack()
+        self._optimizers: list[Optimizer] = []
+        self._steps: Counter[int] = Counter()
+        self._gradient_bytes: dict[int, int] = {}
+        self._passes: list[PassFacts] = []
+        self._own_precision = False
+        self._hindrances: set[str] = set()
+        self._facts: Facts | None = None
+        self.backwards = 0
+
+    @property
+    def steps(self) -> int:
+        """Those of the optimizer that has stepped most."""
+        return max(self._steps.values(), default=0)
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        session.bus.register(self._loading, "advise.loading")
+        session.on_close.enter_context(self._counting)
+        self._counting.enter_context(self._meter.running())
+
+    @hookimpl
+    def model_found(self, model: Module) -> None:
+        device = next((one.device.type for one in model.parameters()), "cpu")
+        self._own_precision |= torch.is_autocast_enabled(device)
+        self._meter.know(model)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is not None and not any(optimizer is known for known in self._optimizers):
+            self._optimizers.append(optimizer)
+        self._meter.know_parameters(parameters)
+        for model in inventory.models_of(parameters):
+            self._meter.know(model)
+
+    @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        self.backwards += 1
+        if call.create_graph:
+            self._hindrances.add("backward(create_graph=True)")
+        if self._facts is None:
+            self._meter.before_backward()
+
+    @hookimpl
+    def after_backward(self) -> None:
+        if self._facts is None:
+            self._passes.append(self._meter.after_backward(self._loading.samples))
+            self._note_gradients()
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._steps[id(optimizer)] += 1
+        if self._facts is None and self._has_seen_enough():
+            self._facts = self._collected()
+            self._counting.close()
+        elif self._facts is None:
+            self._loading.halve = self._halves
+        if self._facts is not None and self._is_over(optimizer):
+            raise Enough
+
+    @hookimpl
+    def save_file(self) -> bool:
+        """Nothing is written by ``torch.save``: this is a trial."""
+        return True
+
+    def facts(self) -> Facts | None:
+        """What was found, if the loop got as far as one step."""
+        return self._facts or (self._collected() if self._steps else None)
+
+    @property
+    def step_s(self) -> float | None:
+        return None if self._pace is None else self._pace.step_s
+
+    def _has_seen_enough(self) -> bool:
+        counts = [self._steps[id(optimizer)] for optimizer in self._optimizers]
+        return min(counts, default=1) >= self._wanted or max(counts) >= PATIENCE * self._wanted
+
+    def _is_over(self, optimizer: Optimizer) -> bool:
+        if self._pace is None:
+            return True
+        if optimizer is self._optimizers[0]:
+            self._pace.step()
+        return self._pace.is_over
+
+    def _note_gradients(self) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    if one.grad is not None:
+                        seen = self._gradient_bytes.get(id(one), 0)
+                        self._gradient_bytes[id(one)] = max(seen, one.grad.nbytes)
+
+    def _collected(self) -> Facts:
+        return Facts(
+            parameters=kept.parameters(self._optimizers, self._gradient_bytes),
+            passes=self._passes,
+            optimizers=kept.described(self._optimizers),
+            loader=self._loading.facts(),
+            buffer_bytes=kept.buffer_bytes(),
+            blocks=self._meter.block_count,
+            own_precision=self._own_precision or kept.has_low_precision(self._optimizers),
+            steps=self.steps,
+            hindrances=sorted({*self._hindrances, *kept.hindrances(self._optimizers)}),
+        )

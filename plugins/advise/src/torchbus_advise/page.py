@@ -1,0 +1,100 @@
+"""Everything that ``torchbus advise`` has to say of one script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from torchbus_advise.estimate.choice import Choice, choose
+from torchbus_advise.estimate.hardware import Gpu
+from torchbus_advise.estimate.plans import Installed
+from torchbus_advise.estimate.rows import Machine, Row, rows
+from torchbus_advise.text.found import found
+from torchbus_advise.text.grid import wrapped
+from torchbus_advise.text.hints import hints
+from torchbus_advise.text.recommendation import call, reason, recommendation
+from torchbus_advise.text.tables import LEGEND, by_part, by_ranks
+from torchbus_advise.trial.survey import Survey
+
+
+@dataclass(frozen=True)
+class Page:
+    """``devices``: of one machine, one number or several."""
+
+    survey: Survey
+    there: Installed
+    gpu: Gpu
+    devices: Sequence[int]
+    nodes: int
+
+    @cached_property
+    def rows(self) -> dict[int, list[Row]]:
+        """By number of ranks."""
+        return {count * self.nodes: self._rows_for(count * self.nodes) for count in self.devices}
+
+    @cached_property
+    def choices(self) -> dict[int, Choice]:
+        return {ranks: choose(self._rows_for, ranks) for ranks in self.rows}
+
+    def text(self) -> str:
+        parts = [found(self.survey), "", self._table(), LEGEND, ""]
+        for ranks, choice in self.choices.items():
+            head = f"{ranks} x {self.gpu.name}, {self.gpu.memory_gib:g} GiB"
+            parts += [
+                f"{head}:",
+                *recommendation(choice, self.rows[ranks], self._machine(ranks)),
+                "",
+            ]
+        ranks, last = list(self.choices.items())[-1]
+        facts, real = self.survey.facts["32"], self.survey.real
+        parts += hints(last, self.rows[ranks], facts, real, self.there.options)
+        parts += [f"lint: {text}" for text in real.warnings] if real is not None else []
+        parts += [f"note: {text}" for text in [*self.survey.notes, *facts.notes]]
+        return "\n".join(line for part in parts for line in wrapped(part)).rstrip()
+
+    def json(self) -> str:
+        return json.dumps(
+            {
+                "gpu": asdict(self.gpu),
+                "rows": [_plain(row) for found in self.rows.values() for row in found],
+                "choices": {ranks: self._choice(ranks) for ranks in self.choices},
+                "facts": {name: asdict(facts) for name, facts in self.survey.facts.items()},
+                "real": None if self.survey.real is None else asdict(self.survey.real),
+                "notes": self.survey.notes,
+            }
+        )
+
+    def _rows_for(self, ranks: int) -> list[Row]:
+        return rows(self.survey.facts, self.there, self._machine(ranks))
+
+    def _machine(self, ranks: int) -> Machine:
+        return Machine(self.gpu, ranks, self.nodes)
+
+    def _table(self) -> str:
+        if len(self.rows) == 1:
+            return by_part(next(iter(self.rows.values())))
+        return by_ranks(self.rows)
+
+    def _choice(self, ranks: int) -> dict[str, object] | None:
+        choice = self.choices[ranks]
+        if choice.row is None:
+            return None
+        why = reason(choice, self.rows[ranks], self._machine(ranks))
+        return {"call": call(choice.row), "reason": why, "row": _plain(choice.row)}
+
+
+def _plain(row: Row) -> dict[str, object]:
+    return {
+        "plan": row.plan.label,
+        "ranks": row.machine.ranks,
+        "bytes": asdict(row.memory),
+        "total_bytes": row.memory.total,
+        "fits": row.fits,
+        "batch": row.batch,
+        "largest_batch": row.largest_batch,
+        "sent_bytes": row.sent_bytes,
+        "step_s": row.pace.step_s,
+        "efficiency": row.pace.efficiency,
+    }

@@ -1,0 +1,1 @@
+"""Runs the first steps of a script in a process of its own."""

@@ -1,0 +1,152 @@
+"""From facts to rows and a choice, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from torchbus_advise.estimate.choice import choose
+from torchbus_advise.estimate.hardware import GPUS
+from torchbus_advise.estimate.memory import activations
+from torchbus_advise.estimate.plans import Installed, Plan, Strategy
+from torchbus_advise.estimate.rows import Machine, Row, rows
+from torchbus_advise.observing.facts import Facts, OptimizerFacts, ParameterFacts, PassFacts
+
+GIB = 2**30
+EVERYTHING = Installed(
+    ("ddp", "ddp_sharded", "fsdp"),
+    ("precision", "activation_checkpointing", "accumulate_grad_batches", "scale_lr", "batch"),
+)
+
+
+def parameter(gib: float, unit: int = -1) -> ParameterFacts:
+    count = int(gib * GIB)
+    return ParameterFacts((count // 4096, 1024), count, count, 2 * count, 4, 0, True, unit)
+
+
+def facts(blocks: int = 8, block_gib: float = 1.0, activation_gib: float = 8.0) -> Facts:
+    """A model of equal blocks, with Adam, and a batch of 8."""
+    held = int(activation_gib * GIB)
+    return Facts(
+        parameters=[parameter(block_gib, unit) for unit in range(blocks)],
+        passes=[
+            PassFacts(8, held, held // 8, 10**13, 3 * 10**12),
+            PassFacts(4, held // 2, held // 16, 5 * 10**12, 0),
+        ],
+        optimizers=[OptimizerFacts("Adam", (0.001,))],
+        loader=None,
+        buffer_bytes=0,
+        blocks=blocks,
+        own_precision=False,
+        steps=2,
+    )
+
+
+def table(seen: Facts, ranks: int, there: Installed = EVERYTHING, nodes: int = 1) -> list[Row]:
+    return rows({"32": seen}, there, Machine(GPUS["a100"], ranks, nodes))
+
+
+def find(found: list[Row], label: str) -> Row:
+    return next(row for row in found if row.plan.label == label)
+
+
+def test_what_is_divided_by_four() -> None:
+    found = table(facts(), 4)
+    ddp, zero, fsdp = (find(found, name).memory for name in ("ddp", "ddp_sharded", "fsdp"))
+    assert (ddp.parameters, ddp.gradients) == (8 * GIB, 8 * GIB)
+    assert ddp.exchange == 8 * GIB  # the buckets are a copy of the gradients
+    assert zero.states == pytest.approx(4 * GIB, rel=1e-6) and zero.gradients == 8 * GIB
+    assert (fsdp.parameters, fsdp.gradients) == (2 * GIB, 2 * GIB)
+    assert fsdp.exchange == 3 * GIB  # two units, and the gradients of one
+    assert find(found, "fsdp, no reshard").memory.exchange == 9 * GIB
+
+
+def test_the_stages_of_zero_where_a_package_brings_them() -> None:
+    stages = [f"deepspeed_stage_{stage}" for stage in (1, 2, 3)]
+    assert not [row for row in table(facts(), 4) if "deepspeed" in row.plan.label]
+    found = table(facts(), 4, Installed(("ddp", *stages), ()))
+    parts = [find(found, name) for name in stages]
+    held = [(one.memory.parameters, one.memory.gradients) for one in parts]
+    assert held == [(8 * GIB, 8 * GIB), (8 * GIB, 2 * GIB), (2 * GIB, 2 * GIB)]
+    assert [one.memory.states for one in parts] == pytest.approx([4 * GIB] * 3, rel=1e-6)
+    assert [one.sent_bytes for one in parts] == [12 * GIB, 12 * GIB, 18 * GIB]
+    assert parts[0].plan.words == 'strategy="deepspeed_stage_1"'
+
+
+def test_what_is_in_no_block_stays_gathered() -> None:
+    seen = facts()
+    seen = replace(seen, parameters=[*seen.parameters, parameter(0.5)])
+    assert find(table(seen, 4), "fsdp").memory.exchange == 3.5 * GIB
+
+
+def test_the_rank_that_owns_most_counts() -> None:
+    uneven = replace(facts(), parameters=[parameter(3), parameter(1), parameter(1)])
+    assert find(table(uneven, 2), "ddp_sharded").memory.states == 6 * GIB + 4
+
+
+def test_bytes_that_are_sent() -> None:
+    found = table(facts(), 4)
+    assert find(found, "ddp").sent_bytes == 12 * GIB  # 2 x 3/4 of 8
+    assert find(found, "fsdp").sent_bytes == 18 * GIB  # 3 x 3/4 of 8
+    assert find(found, "fsdp, no reshard").sent_bytes == 12 * GIB
+    assert find(found, "ddp + accumulate_grad_batches=4").sent_bytes == 3 * GIB
+
+
+def test_hybrid_divides_within_a_machine() -> None:
+    found = table(facts(), 8, nodes=2)
+    hybrid = find(found, "fsdp, hybrid")
+    assert hybrid.memory.parameters == 2 * GIB and find(found, "fsdp").memory.parameters == GIB
+    assert hybrid.sent_bytes == 18 * GIB + 2 * GIB  # an all-reduce of a fourth between two machines
+    assert "fsdp, hybrid" not in [row.plan.label for row in table(facts(), 8)]
+
+
+def test_activations_grow_with_the_batch_but_for_what_is_fixed() -> None:
+    passes = [PassFacts(8, 900, 90, 0, 0), PassFacts(4, 500, 50, 0, 0)]
+    ddp = Strategy("ddp", "", "ddp")
+    assert activations(passes, Plan(ddp)) == (100.0, 100.0)
+    assert activations(passes, Plan(ddp, checkpointing=True)) == (10.0, 10.0)
+    assert activations(passes[:1], Plan(ddp)) == (0.0, 112.5)
+
+
+def test_the_largest_batch_fills_what_can_be_planned_for() -> None:
+    row = find(table(facts(), 1), "one process")
+    assert row.memory.total == pytest.approx(40 * GIB, rel=1e-6)
+    assert row.largest_batch == 39  # 72 GiB less 32 leave 39.99 of 1 GiB each
+
+
+def test_the_plainest_that_fits_is_advised_if_others_are_no_faster() -> None:
+    small = facts(block_gib=0.001, activation_gib=0.01)
+    choice = choose(lambda ranks: table(small, ranks), 4)
+    assert choice.row is not None and choice.row.plan.words == 'strategy="ddp"'
+
+
+def test_what_does_not_fit_is_not_advised() -> None:
+    large = facts(blocks=16, block_gib=2.0)
+    found = table(large, 8)
+    assert not find(found, "ddp").fits and not find(found, "ddp_sharded").fits
+    choice = choose(lambda ranks: table(large, ranks), 8)
+    assert choice.row is not None and choice.row.fits
+    assert choice.row.plan.words == 'strategy="ddp_sharded", shard_gradients=True'
+
+
+def test_too_few_gpus_are_told_how_many_it_takes() -> None:
+    huge = facts(blocks=64, block_gib=4.0)
+    choice = choose(lambda ranks: table(huge, ranks), 2)
+    assert choice.needs_ranks == 32 and choice.row is not None and choice.row.fits
+
+
+def test_a_batch_that_is_too_large_is_told_which_one_fits() -> None:
+    wide = replace(facts(blocks=0), passes=[PassFacts(8, 200 * GIB, 200 * GIB, 10**13, 0)])
+    choice = choose(lambda ranks: table(wide, ranks), 1)
+    assert choice.needs_batch == 2
+
+
+def test_only_what_is_installed_is_advised() -> None:
+    labels = [row.plan.label for row in table(facts(), 4, Installed(("ddp",), ()))]
+    assert labels == ["ddp"]
+
+
+def test_a_loop_that_sharded_strategies_refuse_is_offered_none() -> None:
+    refused = replace(facts(), hindrances=["backward(create_graph=True)"])
+    assert {row.plan.strategy.label for row in table(refused, 4)} == {"ddp"}
