@@ -13,11 +13,13 @@ from torchbus.errors import Unsupported, UsageError
 
 from torchbus_accumulate import Accumulate
 
-from .small_training import Training, by_hand, data, loader, unchanged
+from .windows_by_hand import Training, by_hand, data, loader, unchanged
 
 
 def test_an_open_window_in_a_checkpoint(tmp_path: Path) -> None:
-    """Two epochs of 6 batches, left after the first batch of the second window, and gone on with by other objects."""
+    """Two epochs of 6 batches, left after the first batch of the second window, and gone on with by
+    other objects.
+    """
     x, y = data(22)
     plugin = Accumulate(4)
     with session(plugin):
@@ -31,14 +33,21 @@ def test_an_open_window_in_a_checkpoint(tmp_path: Path) -> None:
             first.optimizer.step()
             first.scheduler.step()
             if index == 4:
-                states = [first.net.state_dict(), first.optimizer.state_dict(), first.scheduler.state_dict(), plugin.state_dict()]
+                states = [
+                    first.net.state_dict(),
+                    first.optimizer.state_dict(),
+                    first.scheduler.state_dict(),
+                    plugin.state_dict(),
+                ]
                 torch.save(states, tmp_path / "state.pt")
                 break
     plugin = Accumulate(4)
     states = torch.load(tmp_path / "state.pt", weights_only=True)
     with session(plugin):
         second = Training()
-        for one, state in zip((second.net, second.optimizer, second.scheduler, plugin), states, strict=True):
+        for one, state in zip(
+            (second.net, second.optimizer, second.scheduler, plugin), states, strict=True
+        ):
             one.load_state_dict(state)
         unchanged(second, DataLoader(TensorDataset(x[20:], y[20:]), batch_size=4), epochs=1)
         found = unchanged(second, loader(22, 4), epochs=1)
@@ -55,7 +64,7 @@ def test_an_open_window_needs_its_optimizers() -> None:
         state = plugin.state_dict()
     again = Accumulate(4)
     with session(again, capture=False) as s:
-        with pytest.raises(UsageError, match="make the optimizers before loading"):
+        with pytest.raises(UsageError, match="create the optimizers before you load"):
             again.load_state_dict(state)
         s.adopt(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
         with pytest.raises(UsageError, match="gradients of 4 parameters, and the optimizer has 2"):

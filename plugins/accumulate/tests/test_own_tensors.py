@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+from torchbus.testing.models import parameter_values
 
 
 def attack(model: nn.Module, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
@@ -24,7 +25,8 @@ def attack(model: nn.Module, x: Tensor, make: Callable[[Tensor], Tensor]) -> Ten
 def train(batch_size: int, make: Callable[[Tensor], Tensor]) -> Tensor:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    data = DataLoader(TensorDataset(torch.randn(20, 3)), batch_size)  # the last window of 8 has 4 samples
+    # the last window of 8 has 4 samples
+    data = DataLoader(TensorDataset(torch.randn(20, 3)), batch_size)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(2):
@@ -33,7 +35,7 @@ def train(batch_size: int, make: Callable[[Tensor], Tensor]) -> Tensor:
             optimizer.zero_grad()
             model(worst).square().mean().backward()
             optimizer.step()
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return parameter_values(model)
 
 
 @pytest.mark.parametrize("make", [Tensor.requires_grad_, nn.Parameter])

@@ -10,12 +10,12 @@ import torch
 from torchbus import session
 from torchbus.errors import Unsupported, UsageError
 
-from .small_training import Training, data
+from .windows_by_hand import Training, data
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.0, "4", True, {0: 0}, {-1: 2}, {0: 2.5}])
 def test_a_window_must_be_a_whole_number(window: Any) -> None:
-    with pytest.raises(UsageError, match=r"accumulate_grad_batches=.*(at least 1|no epoch)"):
+    with pytest.raises(UsageError, match=r"accumulate_grad_batches=.*(at least 1|not an epoch)"):
         session(accumulate_grad_batches=window)
 
 
@@ -26,7 +26,10 @@ def test_lbfgs_is_refused() -> None:
 
 
 def test_the_loops_own_gradscaler_is_refused() -> None:
-    with pytest.raises(Unsupported, match="precision='16-mixed'"), session(accumulate_grad_batches=2):
+    with (
+        pytest.raises(Unsupported, match="precision='16-mixed'"),
+        session(accumulate_grad_batches=2),
+    ):
         training, scaler = Training(), torch.amp.GradScaler("cpu")
         scaler.scale(training.loss(*data(4))).backward()
         scaler.step(training.optimizer)

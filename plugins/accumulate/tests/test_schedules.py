@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, MultiStepLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchbus import session
 
 from torchbus_accumulate.schedules import numbers_of
 
-from .small_training import Training, loader
+from .windows_by_hand import Training, loader
 
 
 def linear(optimizer: Any, batches: int) -> LambdaLR:
@@ -20,14 +28,21 @@ def linear(optimizer: Any, batches: int) -> LambdaLR:
 
 
 def in_parts(optimizer: Any, batches: int) -> SequentialLR:
-    parts = [LinearLR(optimizer, 0.5, 1.0, batches // 2), CosineAnnealingLR(optimizer, batches // 2)]
+    parts = [
+        LinearLR(optimizer, 0.5, 1.0, batches // 2),
+        CosineAnnealingLR(optimizer, batches // 2),
+    ]
     return SequentialLR(optimizer, parts, [batches // 2])
 
 
-def train(make: Any, samples: int, batch: int, epochs: int = 2) -> tuple[Training, Any, list[float]]:
+def train(
+    make: Any, samples: int, batch: int, epochs: int = 2
+) -> tuple[Training, Any, list[float]]:
     training, data, rates = Training(), loader(samples, batch), []
     scheduler = make(training.optimizer, epochs * len(data))
-    training.optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
+    training.optimizer.register_step_pre_hook(
+        lambda one, *_: rates.append(one.param_groups[0]["lr"])
+    )
     for _ in range(epochs):
         for x, y in data:
             training.optimizer.zero_grad()
@@ -37,11 +52,15 @@ def train(make: Any, samples: int, batch: int, epochs: int = 2) -> tuple[Trainin
     return training, scheduler, rates
 
 
-@pytest.mark.parametrize("make", [CosineAnnealingLR, linear, in_parts], ids=["cosine", "lambda", "in parts"])
+@pytest.mark.parametrize(
+    "make", [CosineAnnealingLR, linear, in_parts], ids=["cosine", "lambda", "in parts"]
+)
 def test_a_schedule_made_from_the_length_is_that_of_the_big_batch(make: Any) -> None:
     with session(accumulate_grad_batches=3) as s:
         training, scheduler, rates = train(make, 24, 2)
-        assert "x len(loader)): a real step advances it by those behind it" in " ".join(s.explain().split())
+        assert "x len(loader)): a real step advances it by those behind it" in " ".join(
+            s.explain().split()
+        )
     expected, _, of_big = train(make, 24, 6)
     assert scheduler.last_epoch == 24
     assert rates == pytest.approx(of_big)
@@ -50,10 +69,20 @@ def test_a_schedule_made_from_the_length_is_that_of_the_big_batch(make: Any) -> 
 
 def test_one_cycle_ends_with_the_loop() -> None:
     with session(accumulate_grad_batches=4):
-        _, scheduler, rates = train(lambda optimizer, batches: OneCycleLR(optimizer, 0.1, total_steps=batches + 1), 22, 2)
-    assert scheduler.last_epoch == 6  # 23 is no multiple of 11: it was not made from the length alone
+        _, scheduler, rates = train(
+            lambda optimizer, batches: OneCycleLR(optimizer, 0.1, total_steps=batches + 1), 22, 2
+        )
+    # 23 is no multiple of 11: it was not made from the length alone
+    assert scheduler.last_epoch == 6
     with session(accumulate_grad_batches=4):
-        _, scheduler, rates = train(lambda optimizer, batches: OneCycleLR(optimizer, 0.1, total_steps=batches, cycle_momentum=False), 22, 2, 1)
+        _, scheduler, rates = train(
+            lambda optimizer, batches: OneCycleLR(
+                optimizer, 0.1, total_steps=batches, cycle_momentum=False
+            ),
+            22,
+            2,
+            1,
+        )
     assert scheduler.last_epoch == 11 - 0 and len(rates) == 3
 
 
@@ -93,7 +122,9 @@ def test_averaged_weights_count_real_steps() -> None:
             training.loss(x, y).backward()
             training.optimizer.step()
             average.update_parameters(training.net)
-        return int(average.n_averaged), torch.cat([parameter.reshape(-1) for parameter in average.module.parameters()])
+        return int(average.n_averaged), torch.cat(
+            [parameter.reshape(-1) for parameter in average.module.parameters()]
+        )
 
     with session(accumulate_grad_batches=3):
         steps, found = averaged(2)
@@ -102,4 +133,6 @@ def test_averaged_weights_count_real_steps() -> None:
 
 def test_explain_says_where_an_average_of_the_loops_own_belongs() -> None:
     with session(accumulate_grad_batches=3) as s:
-        assert "update it in optimizer.register_step_post_hook(...)" in " ".join(s.explain().split())
+        assert "update it in optimizer.register_step_post_hook(...)" in " ".join(
+            s.explain().split()
+        )

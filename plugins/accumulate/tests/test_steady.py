@@ -14,7 +14,7 @@ from torchbus._batches.share import Share
 
 from torchbus_accumulate import Accumulate
 
-from .small_training import Training, data, loader
+from .windows_by_hand import Training, data, loader
 
 WINDOW, BATCH = 3, 2
 
@@ -45,6 +45,27 @@ def test_batches_that_count_the_same() -> None:
     assert torch.allclose(training.values(), big_batches([6, 6, 6]), rtol=1e-12)
 
 
+def test_losses_that_ignore_some_targets() -> None:
+    """A window is divided by the targets that count, which the graph of each loss tells."""
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(9, BATCH, 4).double(), torch.arange(9 * BATCH).view(9, BATCH) % 3
+    targets[1::2, 0] = -100
+
+    def trained(size: int) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x.flatten(0, 1)), y.flatten()).backward()
+            optimizer.step()
+        return model.weight.detach()
+
+    with session(accumulate_grad_batches=WINDOW):
+        windows = trained(1)
+    assert torch.allclose(windows, trained(WINDOW), rtol=1e-12)
+
+
 def test_which_backwards_are_synchronised() -> None:
     found: list[bool] = []
 
@@ -70,7 +91,9 @@ def test_counts_of_samples_that_change(change: int) -> None:
         for index, (x, y) in enumerate(batches(sizes)):
             s._context.share = share = share if index != change else Share(count=4)
             step(training, x, y)
-    assert torch.allclose(training.values(), big_batches(sum(sizes[at : at + 3]) for at in (0, 3, 6)), rtol=1e-12)
+    assert torch.allclose(
+        training.values(), big_batches(sum(sizes[at : at + 3]) for at in (0, 3, 6)), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("change", [3, 4, 5])
@@ -83,7 +106,9 @@ def test_the_loop_begins_to_count_tokens(change: int) -> None:
             if index >= change - change % WINDOW:
                 s.backward_weight(len(x))
             step(training, x, y)
-    assert torch.allclose(training.values(), big_batches(sum(sizes[at : at + 3]) for at in (0, 3, 6)), rtol=1e-12)
+    assert torch.allclose(
+        training.values(), big_batches(sum(sizes[at : at + 3]) for at in (0, 3, 6)), rtol=1e-12
+    )
 
 
 def test_a_loader_after_batches_without_one() -> None:
@@ -149,7 +174,10 @@ def test_a_checkpoint_is_loaded_in_a_steady_loop() -> None:
     gc.collect()  # the next session has one optimizer
     plugin = Accumulate(WINDOW)
     with session(plugin) as s:
-        training, s._context.share = Training(lambda parameters: torch.optim.SGD(parameters, lr=0.0)), Share(count=2)
+        training, s._context.share = (
+            Training(lambda parameters: torch.optim.SGD(parameters, lr=0.0)),
+            Share(count=2),
+        )
         for x, y in batches([2] * 3):
             step(training, x, y)
         plugin.load_state_dict(state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -18,7 +20,9 @@ def test_only_the_optimizers_own_parameters_require_gradients() -> None:
     with session() as s:
         one, two, shared, frozen = (nn.Linear(1, 1, bias=False) for _ in range(4))
         frozen.requires_grad_(False)
-        first = torch.optim.SGD([*one.parameters(), *shared.parameters(), *frozen.parameters()], lr=0.1)
+        first = torch.optim.SGD(
+            [*one.parameters(), *shared.parameters(), *frozen.parameters()], lr=0.1
+        )
         second = torch.optim.SGD([*two.parameters(), *shared.parameters()], lr=0.1)
         with s.toggle(first):
             assert flags(one, two, shared, frozen) == [True, False, True, False]
@@ -31,7 +35,10 @@ def test_only_the_optimizers_own_parameters_require_gradients() -> None:
 def test_parameters_are_restored_after_an_exception() -> None:
     with session() as s:
         one, two = nn.Linear(1, 1), nn.Linear(1, 1)
-        optimizer, _other = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(two.parameters(), lr=0.1)
+        optimizer, _other = (
+            torch.optim.SGD(one.parameters(), lr=0.1),
+            torch.optim.SGD(two.parameters(), lr=0.1),
+        )
         with pytest.raises(KeyError), s.toggle(optimizer):
             raise KeyError
         assert all(flags(one, two))
@@ -41,13 +48,22 @@ def test_an_optimizer_that_the_session_never_saw() -> None:
     net = nn.Linear(1, 1)
     with session(capture=False) as s:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with pytest.raises(UsageError, match=r"toggle\(SGD\): the session has not seen.*adopt"), s.toggle(optimizer):
+        with (
+            pytest.raises(UsageError, match=r"toggle\(SGD\): the session has not seen.*adopt"),
+            s.toggle(optimizer),
+        ):
             pass
         with pytest.raises(UsageError, match=r"toggle\(Linear\)"), s.toggle(net):
             pass
         s.adopt(optimizer)
         with s.toggle(optimizer):
             pass
+
+
+@pytest.fixture(autouse=True)
+def no_old_iterators() -> None:
+    """Those that other tests have left in a cycle are alive until they are collected."""
+    gc.collect()
 
 
 class Stream(IterableDataset[int]):
@@ -59,7 +75,11 @@ class Stream(IterableDataset[int]):
 def test_the_last_batch_is_known(plugins: tuple[str, ...]) -> None:
     with session(*plugins) as s:
         for _ in range(2):
-            assert [s.is_last_batch for _ in DataLoader(range(5), batch_size=2)] == [False, False, True]  # type: ignore[arg-type]
+            assert [s.is_last_batch for _ in DataLoader(range(5), batch_size=2)] == [
+                False,
+                False,
+                True,
+            ]  # type: ignore[arg-type]
 
 
 def test_the_last_batch_of_a_stream_is_known() -> None:

@@ -14,12 +14,16 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchbus import session
 
-from .small_training import Training, by_hand, data, loader, unchanged
+from .windows_by_hand import Training, by_hand, data, loader, unchanged
 
 
 @pytest.mark.parametrize("zero", ["first", "model", "by hand"])
-@pytest.mark.parametrize(("samples", "batch", "window"), [(24, 4, 3), (22, 4, 3), (9, 4, 8), (22, 4, 1)])
-def test_equals_accumulation_by_hand_bit_for_bit(zero: str, samples: int, batch: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("samples", "batch", "window"), [(24, 4, 3), (22, 4, 3), (9, 4, 8), (22, 4, 1)]
+)
+def test_equals_accumulation_by_hand_bit_for_bit(
+    zero: str, samples: int, batch: int, window: int
+) -> None:
     with session(accumulate_grad_batches=window):
         training = Training()
         found = unchanged(training, loader(samples, batch), zero=zero)
@@ -33,7 +37,9 @@ def test_equals_accumulation_by_hand_bit_for_bit(zero: str, samples: int, batch:
     [
         lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
         lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
-        lambda parameters: torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.3}], lr=0.1),
+        lambda parameters: torch.optim.SGD(
+            [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.3}], lr=0.1
+        ),
         lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, foreach=False),
     ],
     ids=["foreach", "fused", "groups", "loops"],
@@ -44,7 +50,11 @@ def test_every_kind_of_optimizer(make: Any) -> None:
     assert torch.equal(found, by_hand(Training(make), 22, 4, 3))
 
 
-@pytest.mark.parametrize("clip", [lambda p: clip_grad_norm_(p, 0.05), lambda p: clip_grad_value_(p, 0.01)], ids=["norm", "value"])
+@pytest.mark.parametrize(
+    "clip",
+    [lambda p: clip_grad_norm_(p, 0.05), lambda p: clip_grad_value_(p, 0.01)],
+    ids=["norm", "value"],
+)
 def test_the_loops_own_clipping_sees_the_whole_window(clip: Any) -> None:
     with session(accumulate_grad_batches=3):
         found = unchanged(Training(), loader(22, 4), clip=clip)
@@ -53,10 +63,14 @@ def test_the_loops_own_clipping_sees_the_whole_window(clip: Any) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(samples=st.integers(1, 40), batch=st.integers(1, 7), window=st.integers(1, 6))
-def test_every_step_has_the_gradient_of_the_big_batch(samples: int, batch: int, window: int) -> None:
+def test_every_step_has_the_gradient_of_the_big_batch(
+    samples: int, batch: int, window: int
+) -> None:
     with session(accumulate_grad_batches=window):
         found = unchanged(Training(), loader(samples, batch), epochs=1)
-    assert torch.allclose(found, by_hand(Training(), samples, batch * window, 1, epochs=1), rtol=1e-6, atol=1e-9)
+    assert torch.allclose(
+        found, by_hand(Training(), samples, batch * window, 1, epochs=1), rtol=1e-6, atol=1e-9
+    )
 
 
 class Stream(IterableDataset[Any]):
@@ -177,7 +191,11 @@ def test_a_scheduler_made_before_the_block() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"capturable": True}], ids=["foreach", "fused", "capturable"])
+@pytest.mark.parametrize(
+    "options",
+    [{"foreach": True}, {"fused": True}, {"capturable": True}],
+    ids=["foreach", "fused", "capturable"],
+)
 def test_equals_accumulation_by_hand_on_a_gpu(options: dict[str, bool]) -> None:
     def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=0.01, **options)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
 
-from .small_training import Training, by_hand, data, loader, unchanged
+from .windows_by_hand import Training, by_hand, data, loader, unchanged
 
 Wrap = Callable[[DataLoader[Any]], Any]
 
@@ -30,7 +30,9 @@ class Wrapped:
 
 def doubles(samples: int, batch: int) -> DataLoader[Any]:
     """What the loop computes with are the loader's own tensors."""
-    return DataLoader(TensorDataset(*[tensor.double() for tensor in data(samples)]), batch_size=batch)
+    return DataLoader(
+        TensorDataset(*[tensor.double() for tensor in data(samples)]), batch_size=batch
+    )
 
 
 def ahead(depth: int) -> Wrap:
@@ -46,9 +48,15 @@ def ahead(depth: int) -> Wrap:
     return wrap
 
 
-@pytest.mark.parametrize("wrap", [ahead(1), ahead(3), list, lambda inner: itertools.tee(inner)[0]], ids=["one", "three", "list", "tee"])
+@pytest.mark.parametrize(
+    "wrap",
+    [ahead(1), ahead(3), list, lambda inner: itertools.tee(inner)[0]],
+    ids=["one", "three", "list", "tee"],
+)
 @pytest.mark.parametrize(("samples", "window"), [(24, 3), (22, 3), (22, 2), (9, 8)])
-def test_the_window_is_that_of_the_batches_that_are_used(wrap: Wrap, samples: int, window: int) -> None:
+def test_the_window_is_that_of_the_batches_that_are_used(
+    wrap: Wrap, samples: int, window: int
+) -> None:
     with session(accumulate_grad_batches=window):
         training = Training()
         found = unchanged(training, Wrapped(wrap, doubles(samples, 4)))
@@ -68,6 +76,9 @@ def test_what_cannot_be_known_is_refused_at_once() -> None:
         return ((x.float().double(), y + 0.0) for x, y in inner)
 
     training = Training()
-    with session(accumulate_grad_batches=2), pytest.raises(UsageError, match="It decides accumulation windows"):
+    with (
+        session(accumulate_grad_batches=2),
+        pytest.raises(UsageError, match="It decides accumulation windows"),
+    ):
         unchanged(training, Wrapped(lambda inner: ahead(2)(copies(inner)), loader(24, 4)))  # type: ignore[arg-type]
     assert not training.optimizer.state

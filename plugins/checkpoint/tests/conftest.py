@@ -14,12 +14,18 @@ Run = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """``run(source or path, *args, folder=, kill_after_s=None, whom=0)`` of a script; the same text has the same path each time."""
+    """``run(source or path, *args, folder=, kill_after_s=None, whom=0)`` of a script; the same text
+    has the same path each time.
+    """
     sources = tmp_path_factory.mktemp("sources")
     with ForkServer("torchbus_checkpoint") as server:
 
         def call(source: str | Path, *args: Any, folder: Path, **options: Any) -> Result:
-            path = source if isinstance(source, Path) else write_script(sources, source, f"script{abs(hash(source))}.py")
+            path = (
+                source
+                if isinstance(source, Path)
+                else write_script(sources, source, f"script{abs(hash(source))}.py")
+            )
             return server.run(path, *args, cwd=folder, timeout_s=800.0, **options)
 
         yield call

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .small_training import DATA, Clock, make, step
+from .cut_training import DATA, Clock, make, step
 
 Loop = Callable[[Any, Clock], Any]
 
@@ -47,7 +47,9 @@ def two_optimizers(s: Any, clock: Clock) -> Any:
     """A GAN's five to one, with noise of its own generator."""
     (generator, g_optimizer), (critic, c_optimizer) = make(), make()
     noise = torch.Generator().manual_seed(5)
-    loader = DataLoader(DATA, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(
+        DATA, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(1)
+    )
     for _ in s.epochs(3):
         for i, (x,) in enumerate(loader):
             fake = generator(torch.randn(len(x), 3, generator=noise)) * x
@@ -114,7 +116,10 @@ def without_loaders(s: Any, clock: Clock) -> Any:
 
 def zipped(s: Any, clock: Clock) -> Any:
     model, optimizer = make()
-    one, other = DataLoader(DATA, batch_size=3, shuffle=True), DataLoader(DATA, batch_size=4, shuffle=True)
+    one, other = (
+        DataLoader(DATA, batch_size=3, shuffle=True),
+        DataLoader(DATA, batch_size=4, shuffle=True),
+    )
     for _ in range(3):
         for (x,), (y,) in zip(one, other, strict=False):
             step(model, optimizer, torch.cat([x, y]))
@@ -123,7 +128,9 @@ def zipped(s: Any, clock: Clock) -> Any:
 
 
 def frozen_then_thawed(s: Any, clock: Clock) -> Any:
-    """Statistics over the data before the first step; a layer that is frozen at first; an average of the weights; a log that is kept."""
+    """Statistics over the data before the first step; a layer that is frozen at first; an average
+    of the weights; a log that is kept.
+    """
     model, optimizer = make()
     loader = DataLoader(DATA, batch_size=4, shuffle=True)
     mean = torch.cat([x for (x,) in loader]).mean(0)
@@ -179,5 +186,16 @@ def own_class(s: Any, clock: Clock) -> Any:
     return [*trainer.model.parameters(), torch.tensor(trainer.losses)]
 
 
-LOOPS = [manual_accumulation, plateau_of_a_running_loss, two_optimizers, endless_batches, own_counter, steps_of_an_iterator, without_loaders, zipped,
-         frozen_then_thawed, streamed, own_class]  # fmt: skip
+LOOPS = [
+    manual_accumulation,
+    plateau_of_a_running_loss,
+    two_optimizers,
+    endless_batches,
+    own_counter,
+    steps_of_an_iterator,
+    without_loaders,
+    zipped,
+    frozen_then_thawed,
+    streamed,
+    own_class,
+]

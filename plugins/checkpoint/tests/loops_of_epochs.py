@@ -1,4 +1,7 @@
-"""Loops whose epochs differ by what happens between their passes. ``s`` is a session or ``Alone``; ``epochs`` is ``range`` or ``s.epochs``."""
+"""Loops whose epochs differ by what happens between their passes.
+
+``s`` is a session or ``Alone``; ``epochs`` is ``range`` or ``s.epochs``.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
-from .small_training import DATA, Clock, make, step
+from .cut_training import DATA, Clock, make, step
 
 Epochs = Callable[[int], Any]
 X = DATA.tensors[0]
 
 
 def best_of_evaluations(epochs: Epochs, clock: Clock) -> Any:
-    """Evaluation over a loader of its own, with noise; the best weights are kept, and a patience counts."""
+    """Evaluation over a loader of its own, with noise; the best weights are kept, and a patience
+    counts.
+    """
     model, optimizer = make()
     train, test = DataLoader(DATA, batch_size=5, shuffle=True), DataLoader(DATA, batch_size=8)
     best, patience, kept, values = float("inf"), 0, {}, []
@@ -34,7 +39,11 @@ def best_of_evaluations(epochs: Epochs, clock: Clock) -> Any:
                 clock()
                 value += model(x + 0.1 * torch.randn_like(x)).square().sum().item()
         if value < best:
-            best, patience, kept = value, 0, {name: weight.clone() for name, weight in model.state_dict().items()}
+            best, patience, kept = (
+                value,
+                0,
+                {name: weight.clone() for name, weight in model.state_dict().items()},
+            )
         else:
             patience += 1
         values.append(value)
@@ -44,7 +53,10 @@ def best_of_evaluations(epochs: Epochs, clock: Clock) -> Any:
 def evaluated_within_epochs(epochs: Epochs, clock: Clock) -> Any:
     """Every third batch, with the loop's own count of them."""
     model, optimizer = make()
-    train, test = DataLoader(DATA, batch_size=3, shuffle=True), DataLoader(DATA, batch_size=8, shuffle=True)
+    train, test = (
+        DataLoader(DATA, batch_size=3, shuffle=True),
+        DataLoader(DATA, batch_size=8, shuffle=True),
+    )
     num_steps, values = 0, []
     for _ in epochs(3):
         for (x,) in train:
@@ -58,9 +70,15 @@ def evaluated_within_epochs(epochs: Epochs, clock: Clock) -> Any:
 
 
 def subset_of_each_epoch(epochs: Epochs, clock: Clock) -> Any:
-    """Drawn from torch's, Python's and NumPy's generators, and from generators of the loop's own."""
+    """Drawn from torch's, Python's and NumPy's generators, and from generators of the
+    loop's own.
+    """
     model, optimizer = make()
-    own, of_numpy, of_python = torch.Generator().manual_seed(2), np.random.default_rng(3), random.Random(4)
+    own, of_numpy, of_python = (
+        torch.Generator().manual_seed(2),
+        np.random.default_rng(3),
+        random.Random(4),
+    )
     sizes = []
     for _ in epochs(4):
         chosen = torch.randperm(22)[:12].tolist() + torch.randperm(22, generator=own)[:2].tolist()
@@ -97,7 +115,9 @@ def five_to_one(epochs: Epochs, clock: Clock) -> Any:
     for _ in epochs(3):
         for (x,) in real:
             c_optimizer.zero_grad()
-            (critic(generator(torch.randn_like(x)).detach() * x).mean() - critic(x).mean()).backward()
+            (
+                critic(generator(torch.randn_like(x)).detach() * x).mean() - critic(x).mean()
+            ).backward()
             c_optimizer.step()
             clock()
         for (z,) in noise:
@@ -109,7 +129,9 @@ def five_to_one(epochs: Epochs, clock: Clock) -> Any:
 
 
 def accumulated(epochs: Epochs, clock: Clock) -> Any:
-    """Windows of three batches, and epochs of eight; a warm-up over some of the batches, left by ``break``."""
+    """Windows of three batches, and epochs of eight; a warm-up over some of the batches, left by
+    ``break``.
+    """
     model, optimizer = make()
     train = DataLoader(DATA, batch_size=3, shuffle=True)
     for epoch in epochs(3):
@@ -125,7 +147,9 @@ def accumulated(epochs: Epochs, clock: Clock) -> Any:
 
 
 def looked_at_first(epochs: Epochs, clock: Clock) -> Any:
-    """A batch to look at, whose iterator lives on for a while; statistics over the data; a second head that is made half-way."""
+    """A batch to look at, whose iterator lives on for a while; statistics over the data; a second
+    head that is made half-way.
+    """
     model, optimizer = make()
     train = DataLoader(DATA, batch_size=4, shuffle=True)
     batches = iter(train)
@@ -142,4 +166,12 @@ def looked_at_first(epochs: Epochs, clock: Clock) -> Any:
     return [*model.parameters(), noise]
 
 
-LOOPS = [best_of_evaluations, evaluated_within_epochs, subset_of_each_epoch, folds, five_to_one, accumulated, looked_at_first]
+LOOPS = [
+    best_of_evaluations,
+    evaluated_within_epochs,
+    subset_of_each_epoch,
+    folds,
+    five_to_one,
+    accumulated,
+    looked_at_first,
+]

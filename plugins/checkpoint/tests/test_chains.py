@@ -15,11 +15,12 @@ from torchbus import session
 
 from torchbus_checkpoint.disk import folder
 
+from .cut_training import Clock, Cut, seed
 from .loops_of_epochs import LOOPS, Epochs
-from .small_training import Clock, Cut, seed
 
 pytestmark = pytest.mark.timeout(900)
-CHAINS = st.lists(st.integers(1, 12), max_size=10)  # steps (and batches of evaluation) of each run, until it is cut
+# steps (and batches of evaluation) of each run, until it is cut
+CHAINS = st.lists(st.integers(1, 12), max_size=10)
 EVERY = st.integers(1, 4)
 
 
@@ -47,10 +48,14 @@ def check(number: int, cuts: list[int], every: int, by_epochs: bool) -> None:
             if resumed is not None:
                 break
         whole = alone(number)
-        assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [True] * len(whole)
+        assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [
+            True
+        ] * len(whole)
 
 
-@pytest.mark.parametrize("by_epochs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["range", "epochs"])
+@pytest.mark.parametrize(
+    "by_epochs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["range", "epochs"]
+)
 @pytest.mark.parametrize("number", range(len(LOOPS)), ids=[loop.__name__ for loop in LOOPS])
 def test_the_end_is_that_of_the_loop_alone(number: int, by_epochs: bool) -> None:
     check(number, [7, 7, 7], 1, by_epochs)

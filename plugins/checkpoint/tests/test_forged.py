@@ -1,4 +1,6 @@
-"""Checkpoints whose checksums are right and whose content nobody has written: refused by name, or gone on from."""
+"""Checkpoints whose checksums are right and whose content nobody has written: refused by name, or
+gone on from.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,21 @@ from torchbus.errors import TorchbusError
 
 from torchbus_checkpoint import CheckpointError
 
-ODD = [None, True, -1, 7, 0.5, "x", [], [1], (1, 2), {}, {"a": 1}, torch.ones(2), {"torchbus ndarray": 1, "torchbus dtype": 2}]
+ODD = [
+    None,
+    True,
+    -1,
+    7,
+    0.5,
+    "x",
+    [],
+    [1],
+    (1, 2),
+    {},
+    {"a": 1},
+    torch.ones(2),
+    {"torchbus ndarray": 1, "torchbus dtype": 2},
+]
 GONE = object()
 FILES = ("training.pt", "rank-0.pt", "model.pt")
 
@@ -34,11 +50,18 @@ class Cut(Exception):
 def train(folder: Path, cut_at: int = -1) -> None:
     with session("accumulate", checkpoint=folder, every_n_steps=5) as s:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.BatchNorm1d(2))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.BatchNorm1d(2)
+        )
         optimizer = torch.optim.Adam(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         s.register("again", torch.nn.Linear(1, 1))
-        loader = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
+        loader = DataLoader(
+            TensorDataset(torch.randn(8, 2)),
+            batch_size=2,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(3),
+        )
         step = 0
         for _ in range(3):
             torch.rand(1)
@@ -61,10 +84,22 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of everything in it, but for what is the loop's own: its variables, and what optimizers and schedulers hold."""
+    """Of everything in it, but for what is the loop's own: its variables, and what optimizers and
+    schedulers hold.
+    """
     yield at
-    if not (at[-1:] == ("state",) or at[-2:] == ("position", "variables") or at[:1] in (("registered",), ("plugins",))):
-        items = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list | tuple) else ()
+    if not (
+        at[-1:] == ("state",)
+        or at[-2:] == ("position", "variables")
+        or at[:1] in (("registered",), ("plugins",))
+    ):
+        items = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value[:3])
+            if isinstance(value, list | tuple)
+            else ()
+        )
         for key, item in items:
             yield from places(item, (*at, key))
 
@@ -84,7 +119,10 @@ def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 def forge(checkpoint: Path, name: str, content: Any) -> None:
     """With a right checksum."""
     torch.save(content, checkpoint / name)
-    data, manifest = (checkpoint / name).read_bytes(), json.loads((checkpoint / "manifest.json").read_text())
+    data, manifest = (
+        (checkpoint / name).read_bytes(),
+        json.loads((checkpoint / "manifest.json").read_text()),
+    )
     manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     del manifest["sha256"]
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
@@ -108,10 +146,18 @@ def resumed(written: Path, name: str, at: tuple[Any, ...], new: Any) -> str:
 
 
 def every_place(written: Path) -> list[tuple[str, tuple[Any, ...]]]:
-    return [(name, at) for name in FILES for at in places(torch.load(written / "step-00000005" / name, weights_only=True))]
+    return [
+        (name, at)
+        for name in FILES
+        for at in places(torch.load(written / "step-00000005" / name, weights_only=True))
+    ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_whatever_a_file_holds(written: Path, data: st.DataObject) -> None:
     """No error but torchbus's own, which is no plugin's failure."""
@@ -120,30 +166,54 @@ def test_whatever_a_file_holds(written: Path, data: st.DataObject) -> None:
     assert not said.startswith("PluginError"), said
 
 
-@pytest.mark.parametrize(("name", "at", "new", "words"), [
-    ("training.pt", (), [1], "it is a list, not a dict"),
-    ("training.pt", ("trained",), GONE, "it has no 'trained'"),
-    ("training.pt", ("optimizers", 0, "gradients"), 3, r"\['optimizers'\]\[0\]\['gradients'\] is a int, not a list"),
-    ("rank-0.pt", (), GONE, "it is a NoneType, not a dict"),
-    ("rank-0.pt", ("steps",), True, r"\['steps'\] is a bool, not a int"),
-    ("rank-0.pt", ("position", "random", "streams", "order", "torch"), torch.ones(2), r"\['position'\]\['random'\]: "),
-    ("model.pt", (), {1: 2}, "a key in it is a int, not a str"),
-])  # fmt: skip
-def test_it_is_refused_by_name(written: Path, name: str, at: tuple[Any, ...], new: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "at", "new", "words"),
+    [
+        ("training.pt", (), [1], "it is a list, not a dict"),
+        ("training.pt", ("trained",), GONE, "it has no 'trained'"),
+        (
+            "training.pt",
+            ("optimizers", 0, "gradients"),
+            3,
+            r"\['optimizers'\]\[0\]\['gradients'\] is a int, not a list",
+        ),
+        ("rank-0.pt", (), GONE, "it is a NoneType, not a dict"),
+        ("rank-0.pt", ("steps",), True, r"\['steps'\] is a bool, not a int"),
+        (
+            "rank-0.pt",
+            ("position", "random", "streams", "order", "torch"),
+            torch.ones(2),
+            r"\['position'\]\['random'\]: ",
+        ),
+        ("model.pt", (), {1: 2}, "a key in it is a int, not a str"),
+    ],
+)
+def test_it_is_refused_by_name(
+    written: Path, name: str, at: tuple[Any, ...], new: Any, words: str
+) -> None:
     said = resumed(written, name, at, new)
-    assert re.search(f"CheckpointError: checkpoint .*step-00000005: {name} is not what torchbus wrote: {words}", said), said
+    assert re.search(
+        f"CheckpointError: checkpoint .*step-00000005: torchbus did not write this {name}: {words}",
+        said,
+    ), said
 
 
 def test_an_optimizer_that_does_not_take_its_state(written: Path) -> None:
     said = resumed(written, "training.pt", ("optimizers", 0, "state"), {})
-    assert "CheckpointError: optimizer (Adam) does not take the state that the checkpoint has of it (KeyError: 'param_groups')" in said
+    assert (
+        "CheckpointError: optimizer (Adam) rejects its state in the checkpoint (KeyError: 'param_groups')"
+        in said
+    )
 
 
 def test_a_generator_that_does_not_take_its_state(written: Path) -> None:
     at = ("position", "loaders", 0, 1, "loader.generator")
     said = resumed(written, "rank-0.pt", at, "x")
-    assert "CheckpointError: a Generator does not take the state that the checkpoint has of it (TypeError: " in said
+    assert "CheckpointError: a Generator rejects its state in the checkpoint (TypeError: " in said
 
 
 def test_as_it_was_written_it_is_gone_on_from(written: Path) -> None:
-    assert resumed(written, "rank-0.pt", ("epochs",), 1) == "" and CheckpointError.__mro__[1] is not Exception
+    assert (
+        resumed(written, "rank-0.pt", ("epochs",), 1) == ""
+        and CheckpointError.__mro__[1] is not Exception
+    )

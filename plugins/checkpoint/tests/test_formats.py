@@ -1,7 +1,9 @@
-"""Checkpoints of every format that was released: the newest version goes on from them, to the numbers of a run that was never interrupted.
+"""Checkpoints of every format that was released: the newest version goes on from them, to the
+numbers of a run that was never interrupted.
 
-``formats/N`` holds what the first version with format N has written. Whoever raises the number adds its own:
-``for kind in whole window parts; do python formats/loop.py write $kind formats/N/$kind; done``.
+``formats/N`` holds what the first version with format N has written. Whoever raises the number adds
+its own: ``for kind in whole window parts; do python formats/loop.py write $kind formats/N/$kind;
+done``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def plain(run: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def of(kind: str) -> torch.Tensor:
         if kind not in known:
-            known[kind] = torch.tensor(run(LOOP, "plain", kind, "-", folder=tmp_path_factory.mktemp("plain")).json())
+            known[kind] = torch.tensor(
+                run(LOOP, "plain", kind, "-", folder=tmp_path_factory.mktemp("plain")).json()
+            )
         return known[kind]
 
     return of
@@ -39,9 +43,20 @@ def test_one_of_each_format_is_kept() -> None:
 
 @pytest.mark.parametrize("number", KEPT)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_format_is_gone_on_from(run: Any, tmp_path: Path, plain: Any, kind: str, number: int) -> None:
+def test_every_format_is_gone_on_from(
+    run: Any, tmp_path: Path, plain: Any, kind: str, number: int
+) -> None:
     if kind == "parts" and not saving.HAS_SAFE_PARTS:
         pytest.skip("needs torch 2.6")
-    pytest.importorskip({"whole": "torchbus_checkpoint", "window": "torchbus_accumulate", "parts": "torchbus_sharded"}[kind])
-    resumed = torch.tensor(run(LOOP, "resume", kind, FORMATS / str(number) / kind, folder=tmp_path).json())
-    torch.testing.assert_close(resumed, plain(kind), rtol=1e-5, atol=1e-6)  # they may have been written by another processor
+    pytest.importorskip(
+        {
+            "whole": "torchbus_checkpoint",
+            "window": "torchbus_accumulate",
+            "parts": "torchbus_sharded",
+        }[kind]
+    )
+    resumed = torch.tensor(
+        run(LOOP, "resume", kind, FORMATS / str(number) / kind, folder=tmp_path).json()
+    )
+    # they may have been written by another processor
+    torch.testing.assert_close(resumed, plain(kind), rtol=1e-5, atol=1e-6)

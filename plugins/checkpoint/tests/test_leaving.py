@@ -1,4 +1,6 @@
-"""Signals and the clock: saved at the next step boundary, and an exit status that schedulers start a job again for."""
+"""Signals and the clock: saved at the next step boundary, and an exit status that schedulers start
+a job again for.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +18,29 @@ from torchbus.errors import UsageError
 from torchbus_checkpoint.agreement.requests import seconds
 from torchbus_checkpoint.disk import folder
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 pytestmark = pytest.mark.timeout(900)
 
-LOOP = """
-import hashlib, os, signal, sys, torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-ranks, number, whom = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-torch.manual_seed(0)
-with session(strategy="ddp", devices=ranks, launch="fork", checkpoint="checkpoints", every_n_epochs=100) as s:
-    model = nn.Sequential(nn.Linear(2, 4), nn.Dropout(), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(torch.randn(64, 2)), batch_size=2, shuffle=True, num_workers=1)
-    for epoch in range(3):
-        for i, (x,) in enumerate(loader):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-            if number and epoch == 1 and i == 3 and s.rank == whom:
-                os.kill(os.getpid(), number)
-print("end", hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
-"""
+LOOP = SCRIPTS / "leaving_by_signal.py"
 
 
 @pytest.mark.parametrize(
-    ("ranks", "number", "whom"), [(1, signal.SIGTERM, 0), pytest.param(2, signal.SIGUSR1, 0, marks=pytest.mark.slow), (2, signal.SIGTERM, 1)]
+    ("ranks", "number", "whom"),
+    [
+        (1, signal.SIGTERM, 0),
+        pytest.param(2, signal.SIGUSR1, 0, marks=pytest.mark.slow),
+        (2, signal.SIGTERM, 1),
+    ],
 )
 def test_a_signal(run: Any, tmp_path: Path, ranks: int, number: int, whom: int) -> None:
     whole = run(LOOP, ranks, 0, 0, folder=tmp_path / "whole").ok()
     left = run(LOOP, ranks, int(number), whom, folder=tmp_path / "left")
     assert left.status == 128 + number, left.stderr
-    assert f"as asked, and leaving with exit status {128 + number}" in left.stderr and "Traceback" not in left.stderr
+    assert (
+        f"as asked, and leaving with exit status {128 + number}" in left.stderr
+        and "Traceback" not in left.stderr
+    )
     assert len(folder.found(tmp_path / "left" / "checkpoints")) == 1
     assert run(LOOP, ranks, 0, 0, folder=tmp_path / "left").ok().stdout == whole.stdout
 
@@ -61,10 +54,14 @@ def steps(s: Any) -> None:
 
 
 def test_the_clock(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as error, session(checkpoint=tmp_path, every_n_steps=100, time_limit=timedelta(microseconds=1)) as s:
+    with (
+        pytest.raises(SystemExit) as error,
+        session(checkpoint=tmp_path, every_n_steps=100, time_limit=timedelta(microseconds=1)) as s,
+    ):
         steps(s)
     assert error.value.code == 128 + signal.SIGUSR1
-    assert [one.name for one in folder.found(tmp_path)] == ["step-00000000"]  # before the first step already
+    # before the first step already
+    assert [one.name for one in folder.found(tmp_path)] == ["step-00000000"]
 
 
 def test_minutes(tmp_path: Path) -> None:
@@ -81,7 +78,10 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path: Path) -> None:
     assert error.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize(("text", "expected"), [("30:00", 1800), ("1:30:00", 5400), ("1-00:00:00", 86400), (timedelta(hours=1), 3600)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30:00", 1800), ("1:30:00", 5400), ("1-00:00:00", 86400), (timedelta(hours=1), 3600)],
+)
 def test_time_limits(text: Any, expected: float) -> None:
     assert seconds(text) == expected
 

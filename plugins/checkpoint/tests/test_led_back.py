@@ -1,4 +1,6 @@
-"""What a loop does between its passes, on its way back to where it was: done again alike, or refused."""
+"""What a loop does between its passes, on its way back to where it was: done again alike, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from torchbus.errors import UsageError
 
 from torchbus_checkpoint.disk import folder
 
+from .cut_training import DATA, Clock, Cut, make, seed, step
 from .loops_of_epochs import five_to_one
-from .small_training import DATA, Clock, Cut, make, seed, step
 
 LOOP = Path(__file__).parent / "loops" / "epochs.py"
 
@@ -47,7 +49,7 @@ def test_draws_that_depend_on_a_metric_are_refused_by_name(tmp_path: Path) -> No
             chosen = torch.randperm(22)[:8].tolist() if total else [*range(8)]
             total = epoch(model, optimizer, clock, chosen)
 
-    words = r"before pass 1 .*Subset, 8 samples.* draws other random numbers \(torch\) than it did.*s.epochs"
+    words = r"before pass 1 .*Subset, 8 samples.* draws other random numbers \(torch\) than the interrupted run.*s.epochs"
     with pytest.raises(UsageError, match=words):
         interrupted(loop, tmp_path, 5)
 
@@ -63,7 +65,10 @@ def test_samples_that_are_chosen_by_a_count_are_refused(tmp_path: Path, by_epoch
                 seen += len(x)
                 clock()
 
-    with pytest.raises(UsageError, match=r"over a loader of Subset, 6 samples.* had chosen other samples.*Choose them by the epoch"):
+    with pytest.raises(
+        UsageError,
+        match=r"over a loader of Subset, 6 samples.* used other samples.*Choose them by the epoch",
+    ):
         interrupted(loop, tmp_path, 5)
 
 
@@ -77,7 +82,10 @@ def test_tensors_that_a_loop_makes_by_a_count_are_said(tmp_path: Path) -> None:
                 seen += len(x)
                 clock()
 
-    with pytest.warns(UserWarning, match=r"the tensors of the loader of TensorDataset, 6 samples.* are not those"):
+    with pytest.warns(
+        UserWarning,
+        match=r"the tensors of the loader of TensorDataset, 6 samples.* differ from those",
+    ):
         interrupted(loop, tmp_path, 5)
 
 
@@ -91,7 +99,10 @@ def test_other_draws_before_the_first_pass_are_said(tmp_path: Path) -> None:
         torch.randn(3)
         epoch(model, optimizer, clock, [*range(8)])
 
-    with pytest.warns(UserWarning, match=r"before its first pass over a loader the script draws other random numbers \(torch\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"before its first pass over a loader the script draws other random numbers \(torch\)",
+    ):
         interrupted(loop, tmp_path, 2)
 
 
@@ -127,7 +138,9 @@ def test_what_is_left_out_is_not_saved_again(tmp_path: Path) -> None:
 
 
 def test_it_goes_on_at_the_very_call_that_saved(tmp_path: Path) -> None:
-    """What comes between ``s.save`` and the next pass is done once, with the numbers that it had."""
+    """What comes between ``s.save`` and the next pass is done once, with the numbers
+    that it had.
+    """
 
     def loop(s: Any, clock: Clock) -> list[Any]:
         model, optimizer = make()
@@ -150,7 +163,9 @@ def test_it_goes_on_at_the_very_call_that_saved(tmp_path: Path) -> None:
     seed(99)
     with session(checkpoint=tmp_path / "others", resume=tmp_path / "epoch1") as s:
         resumed = loop(s, Clock())
-    assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [True] * len(whole)
+    assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [
+        True
+    ] * len(whole)
 
 
 def test_steps_of_two_optimizers_are_numbered_as_without_interruptions(tmp_path: Path) -> None:
@@ -193,7 +208,11 @@ def test_a_wrapper_that_fetches_ahead_is_led_back(tmp_path: Path) -> None:
     def loop(s: Any, clock: Clock) -> list[Any]:
         model, optimizer = make()
         for _ in range(4):
-            for (x,) in ahead(DataLoader(Subset(DATA, torch.randperm(22)[:16].tolist()), batch_size=4, shuffle=True)):
+            for (x,) in ahead(
+                DataLoader(
+                    Subset(DATA, torch.randperm(22)[:16].tolist()), batch_size=4, shuffle=True
+                )
+            ):
                 step(model, optimizer, x)
                 clock()
         return [*model.parameters()]
@@ -201,11 +220,15 @@ def test_a_wrapper_that_fetches_ahead_is_led_back(tmp_path: Path) -> None:
     seed()
     whole = loop(None, Clock())
     resumed = interrupted(loop, tmp_path, 10)
-    assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [True] * len(whole)
+    assert [torch.equal(one, other) for one, other in zip(resumed, whole, strict=True)] == [
+        True
+    ] * len(whole)
 
 
 @pytest.mark.parametrize("loop", ["range", pytest.param("epochs", marks=pytest.mark.slow)])
-def test_two_ranks_draw_in_evaluation_what_they_would_have_drawn(run: Any, tmp_path: Path, loop: str) -> None:
+def test_two_ranks_draw_in_evaluation_what_they_would_have_drawn(
+    run: Any, tmp_path: Path, loop: str
+) -> None:
     args = ["--ranks", 2, "--loop", loop, "--every", 1]
     whole = run(LOOP, *args, folder=tmp_path / "whole").ok().stdout
     for die in (7, 9):

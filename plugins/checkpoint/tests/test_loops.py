@@ -1,4 +1,6 @@
-"""Loops of many kinds, interrupted by an exception at every few steps and begun again: the end is that of the loop alone."""
+"""Loops of many kinds, interrupted by an exception at every few steps and begun again: the end is
+that of the loop alone.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,18 @@ from torchbus.testing import assert_torch_unchanged, torch_state
 
 from torchbus_checkpoint.disk import folder
 
+from .cut_training import Alone, Clock, Cut, seed
 from .kinds_of_loops import LOOPS, Loop
-from .small_training import Alone, Clock, Cut, seed
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize(
-    "loop", [pytest.param(loop, id=loop.__name__, marks=pytest.mark.slow if number % 4 else []) for number, loop in enumerate(LOOPS)]
+    "loop",
+    [
+        pytest.param(loop, id=loop.__name__, marks=pytest.mark.slow if number % 4 else [])
+        for number, loop in enumerate(LOOPS)
+    ],
 )
 def test_the_end_is_that_of_the_loop_alone(loop: Loop, tmp_path: Path) -> None:
     before = torch_state()
@@ -31,7 +37,9 @@ def test_the_end_is_that_of_the_loop_alone(loop: Loop, tmp_path: Path) -> None:
         seed(12345 if folder.found(tmp_path / str(cut)) else 0)
         with session(checkpoint=tmp_path / str(cut), every_n_steps=2) as s:
             resumed = loop(s, Clock())
-        assert [torch.equal(a, b) for a, b in zip(resumed, whole, strict=True)] == [True] * len(whole), f"cut after {cut}"
+        assert [torch.equal(a, b) for a, b in zip(resumed, whole, strict=True)] == [True] * len(
+            whole
+        ), f"cut after {cut}"
     assert cut > 9
     assert_torch_unchanged(before)
 

@@ -1,4 +1,6 @@
-"""``sharded_save``: the format of torch.distributed.checkpoint, of one process; of several it is tested with the strategies."""
+"""``sharded_save``: the format of torch.distributed.checkpoint, of one process; of several it is
+tested with the strategies.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,27 @@ def train(s: Any, epochs: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
 def written(tmp_path: Path) -> Path:
     with session(checkpoint=tmp_path / "all", sharded_save=True) as s:
         train(s)
-    assert [one.name for one in folder.found(tmp_path / "all")] == ["step-00000002", "step-00000004"]
+    assert [one.name for one in folder.found(tmp_path / "all")] == [
+        "step-00000002",
+        "step-00000004",
+    ]
     return tmp_path / "all"
 
 
 def values(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    states = [value for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
+    states = [
+        value for entry in optimizer.state_dict()["state"].values() for value in entry.values()
+    ]
     return [*model.state_dict().values(), *states]
 
 
-@pytest.mark.parametrize(("before", "after", "in_background"), [(True, True, True), (True, False, False), (False, True, False)])
-def test_a_run_goes_on_with_it_and_without(tmp_path: Path, before: bool, after: bool, in_background: bool) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "in_background"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_a_run_goes_on_with_it_and_without(
+    tmp_path: Path, before: bool, after: bool, in_background: bool
+) -> None:
     with session() as s:
         alone = train(s, 3)
     with session(checkpoint=tmp_path, sharded_save=before, async_save=in_background) as s:
@@ -64,13 +76,21 @@ def test_a_run_goes_on_with_it_and_without(tmp_path: Path, before: bool, after: 
 
 def test_what_is_in_one_and_how_to_convert_it(written: Path, tmp_path: Path) -> None:
     last = written / "step-00000004"
-    assert sorted(os.listdir(last)) == [".metadata", "__0_0.distcp", "manifest.json", "rank-0.pt", "training.pt"]
+    assert sorted(os.listdir(last)) == [
+        ".metadata",
+        "__0_0.distcp",
+        "manifest.json",
+        "rank-0.pt",
+        "training.pt",
+    ]
     assert set(folder.manifest(last)["files"]) == {*os.listdir(last)} - {"manifest.json"}
     dcp_to_torch_save(last, tmp_path / "whole.pt")
     with session() as s:
         model, _ = train(s)
     weights = torch.load(tmp_path / "whole.pt", weights_only=True)["model"]
-    assert list(weights) == list(model.state_dict()) and all(map(torch.equal, weights.values(), model.state_dict().values()))
+    assert list(weights) == list(model.state_dict()) and all(
+        map(torch.equal, weights.values(), model.state_dict().values())
+    )
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -81,12 +101,33 @@ def test_the_one_before_a_damaged_one_is_used(written: Path, name: str) -> None:
         assert latest(written) == written / "step-00000002"
 
 
-@pytest.mark.parametrize("place", [("os", "mkdir"), ("torch.distributed.checkpoint.metadata", "os.mkdir"), ("torch", "load"), ("builtins", "eval")])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("os", "mkdir"),
+        ("torch.distributed.checkpoint.metadata", "os.mkdir"),
+        ("torch", "load"),
+        ("builtins", "eval"),
+    ],
+)
 def test_no_code_is_run_from_the_metadata(tmp_path: Path, place: tuple[str, str]) -> None:
     module, name = place
-    call = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93"
-    (tmp_path / ".metadata").write_bytes(call + pickle.dumps(str(tmp_path / "run"), 2)[2:-1] + b"\x85R.")
-    with pytest.raises(CheckpointError, match=f".metadata holds what a checkpoint does not hold: {module}.{name}"):
+    call = (
+        b"\x80\x04\x8c"
+        + bytes([len(module)])
+        + module.encode()
+        + b"\x8c"
+        + bytes([len(name)])
+        + name.encode()
+        + b"\x93"
+    )
+    (tmp_path / ".metadata").write_bytes(
+        call + pickle.dumps(str(tmp_path / "run"), 2)[2:-1] + b"\x85R."
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=f".metadata holds something that no checkpoint holds: {module}.{name}",
+    ):
         metadata.read(tmp_path)
     assert not (tmp_path / "run").exists()
 
@@ -102,15 +143,22 @@ class ByName:
 
 
 def test_members_of_enumerations_may_be_written_by_name(tmp_path: Path) -> None:
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(ByName(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")))
+    (tmp_path / ".metadata").write_bytes(
+        pickle.dumps(ByName(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
+    )
     assert metadata.read(tmp_path) is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
     (tmp_path / ".metadata").write_bytes(pickle.dumps(ByName(OrderedDict, "fromkeys")))
-    with pytest.raises(CheckpointError, match="holds what a checkpoint does not hold: builtins.getattr.*OrderedDict.*fromkeys"):
+    with pytest.raises(
+        CheckpointError,
+        match="holds something that no checkpoint holds: builtins.getattr.*OrderedDict.*fromkeys",
+    ):
         metadata.read(tmp_path)
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_leaves_the_old_ones(
+    written: Path, in_background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits, write = resource.getrlimit(resource.RLIMIT_FSIZE), parts.write
 
     def write_little(*args: Any) -> list[str]:
@@ -122,13 +170,21 @@ def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: b
 
     monkeypatch.setattr(parts, "write", write_little)
     words = "step-00000006 could not be written: File too large"
-    with pytest.raises(CheckpointError, match=words), session(checkpoint=written, sharded_save=True, async_save=in_background) as s:
+    with (
+        pytest.raises(CheckpointError, match=words),
+        session(checkpoint=written, sharded_save=True, async_save=in_background) as s,
+    ):
         train(s, 3)
     assert sorted(os.listdir(written)) == ["step-00000002", "step-00000004"]
 
 
 def test_another_model(written: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"weight has shape \(3, 2\), and in model of this loop \(4, 2\)"), session(checkpoint=written) as s:
+    with (
+        pytest.raises(
+            CheckpointError, match=r"weight has shape \(3, 2\), and in model of this loop \(4, 2\)"
+        ),
+        session(checkpoint=written) as s,
+    ):
         model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True)
         for _ in s.epochs(3):
@@ -137,16 +193,22 @@ def test_another_model(written: Path) -> None:
 
 def test_an_old_torch(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "HAS_SAFE_PARTS", False)
-    with pytest.raises(UsageError, match=r"checkpoints in parts \(sharded_save=True\) need torch 2.6 or later, and this is"):
+    with pytest.raises(
+        UsageError,
+        match=r"checkpoints in parts \(sharded_save=True\) need torch 2.6 or later, and this is",
+    ):
         session(sharded_save=True)
     with pytest.raises(UsageError, match="need torch 2.6"), session(checkpoint=written) as s:
         train(s, 3)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"sharded_save": 1}, "sharded_save=1 is a int: it must be True or False"),
-    ({"sharded_save": True, "safetensors": True}, "safetensors=True writes whole weights"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sharded_save": 1}, "sharded_save=1 is a int: it must be True or False"),
+        ({"sharded_save": True, "safetensors": True}, "safetensors=True writes whole weights"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)

@@ -23,14 +23,31 @@ def written_and_read(value: Any) -> Any:
     return decode(torch.load(buffer, weights_only=True))
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner) | st.sets(st.integers()), max_leaves=20))  # fmt: skip
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.binary(),
+        lambda inner: (
+            st.lists(inner)
+            | st.tuples(inner, inner)
+            | st.dictionaries(st.text(), inner)
+            | st.sets(st.integers())
+        ),
+        max_leaves=20,
+    )
+)
 def test_plain_values(value: Any) -> None:
     assert written_and_read(value) == value
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "float16", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "float16", "float64"],
+)
 def test_arrays(dtype: str) -> None:
     array = np.arange(-3, 3).astype(dtype).reshape(2, 3).T
     read = written_and_read({"it": array})["it"]
@@ -39,7 +56,10 @@ def test_arrays(dtype: str) -> None:
 
 
 def test_what_is_not_plain_is_refused_by_name() -> None:
-    with session() as s, pytest.raises(UsageError, match=r"s.register\('mine'\) holds a builtins.object"):
+    with (
+        session() as s,
+        pytest.raises(UsageError, match=r"s.register\('mine'\) holds a builtins.object"),
+    ):
         s.register("mine", _Odd())
         s.save("nowhere")
 

@@ -11,11 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
 
-from .small_training import DATA, Clock, Cut, make, step
+from .cut_training import DATA, Clock, Cut, make, step
 
 
 def test_a_position_that_a_range_hides_is_refused_at_the_first_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"for number in s.epochs\(...\)"), session(checkpoint=tmp_path, every_n_steps=3):
+    with (
+        pytest.raises(UsageError, match=r"for number in s.epochs\(...\)"),
+        session(checkpoint=tmp_path, every_n_steps=3),
+    ):
         model, optimizer = make()
         batches = iter(DataLoader(DATA, batch_size=1))
         for number in range(10):
@@ -23,7 +26,10 @@ def test_a_position_that_a_range_hides_is_refused_at_the_first_checkpoint(tmp_pa
 
 
 def test_a_loop_that_nobody_can_follow_is_refused_at_its_first_step(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no batch from a DataLoader.*for step in s.epochs"), session(checkpoint=tmp_path):
+    with (
+        pytest.raises(UsageError, match=r"no batch from a DataLoader.*for step in s.epochs"),
+        session(checkpoint=tmp_path),
+    ):
         model, optimizer = make()
         for _ in range(3):
             step(model, optimizer, torch.randn(2, 3))
@@ -40,7 +46,10 @@ def test_steps_outside_of_loaders_are_refused_on_the_way_back(tmp_path: Path) ->
 
     with pytest.raises(Cut), session(checkpoint=tmp_path, every_n_steps=1):
         loop(Clock(14))
-    with pytest.raises(UsageError, match=r"on batches that no loader made.*s.epochs"), session(checkpoint=tmp_path):
+    with (
+        pytest.raises(UsageError, match=r"on batches that no loader made.*s.epochs"),
+        session(checkpoint=tmp_path),
+    ):
         loop(Clock())
 
 
@@ -57,7 +66,10 @@ def test_epochs_that_need_their_data_are_refused_with_the_word_to_change(tmp_pat
 
     with pytest.raises(Cut), session(checkpoint=tmp_path, every_n_steps=1):
         loop(Clock(14))
-    with pytest.raises(UsageError, match=r"ZeroDivisionError.*for epoch in s.epochs"), session(checkpoint=tmp_path):
+    with (
+        pytest.raises(UsageError, match=r"ZeroDivisionError.*for epoch in s.epochs"),
+        session(checkpoint=tmp_path),
+    ):
         loop(Clock())
 
 
@@ -70,6 +82,8 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Cut), session(checkpoint=tmp_path, every_n_steps=1):
         loop(DATA, Clock(3))
-    words = r"TensorDataset, 8 samples.*in the checkpoint it was over one of TensorDataset, 22 samples"
+    words = (
+        r"TensorDataset, 8 samples.*in the checkpoint it was over one of TensorDataset, 22 samples"
+    )
     with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path):
         loop(TensorDataset(torch.ones(8, 3)), Clock())

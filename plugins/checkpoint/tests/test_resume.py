@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 pytestmark = pytest.mark.timeout(900)
 LOOP = Path(__file__).parent / "loops" / "plain.py"
 
@@ -26,7 +28,9 @@ def interrupted(run: Any, folder: Path, die: int, *args: Any) -> Any:
 
 @pytest.mark.parametrize("loop", ["range", "epochs"])
 @pytest.mark.parametrize("die", [1, 12, 20])
-def test_one_rank_ends_as_a_process_without_torchbus(run: Any, tmp_path: Path, loop: str, die: int) -> None:
+def test_one_rank_ends_as_a_process_without_torchbus(
+    run: Any, tmp_path: Path, loop: str, die: int
+) -> None:
     plain = end(run(LOOP, "--ranks", 0, folder=tmp_path / "plain"))
     resumed = interrupted(run, tmp_path / "killed", die, "--loop", loop)
     assert end(resumed) == plain
@@ -34,25 +38,33 @@ def test_one_rank_ends_as_a_process_without_torchbus(run: Any, tmp_path: Path, l
     assert epochs == [f"epoch {epoch}" for epoch in range((die - 1) // 3 * 3 // 12, 3)]
 
 
-@pytest.mark.parametrize(("loop", "die", "args"), [
-    ("range", 9, ["--workers", 2]),
-    ("epochs", 14, ["--workers", 2]),
-    ("range", 5, ["--accumulate", 2, "--every", 1]),
-    ("range", 5, ["--accumulate", 2, "--workers", 2]),
-    ("range", 5, ["--never-clear", "--every", 2]),
-    pytest.param("range", 9, ["--enumerate"], marks=pytest.mark.slow),
-    pytest.param("epochs", 16, ["--enumerate"], marks=pytest.mark.slow),
-])  # fmt: skip
-def test_in_workers_in_accumulation_and_numbered(run: Any, tmp_path: Path, loop: str, die: int, args: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("loop", "die", "args"),
+    [
+        ("range", 9, ["--workers", 2]),
+        ("epochs", 14, ["--workers", 2]),
+        ("range", 5, ["--accumulate", 2, "--every", 1]),
+        ("range", 5, ["--accumulate", 2, "--workers", 2]),
+        ("range", 5, ["--never-clear", "--every", 2]),
+        pytest.param("range", 9, ["--enumerate"], marks=pytest.mark.slow),
+        pytest.param("epochs", 16, ["--enumerate"], marks=pytest.mark.slow),
+    ],
+)
+def test_in_workers_in_accumulation_and_numbered(
+    run: Any, tmp_path: Path, loop: str, die: int, args: list[Any]
+) -> None:
     args = ["--loop", loop, *args]
     whole = end(run(LOOP, *args, folder=tmp_path / "whole"))
     assert end(interrupted(run, tmp_path / "killed", die, *args)) == whole
 
 
-@pytest.mark.parametrize(("loop", "die", "args"), [
-    ("range", 8, []),
-    pytest.param("epochs", 13, ["--workers", 1, "--accumulate", 2], marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loop", "die", "args"),
+    [
+        ("range", 8, []),
+        pytest.param("epochs", 13, ["--workers", 1, "--accumulate", 2], marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks(run: Any, tmp_path: Path, loop: str, die: int, args: list[Any]) -> None:
     args = ["--loop", loop, "--ranks", 2, *args]
     whole = end(run(LOOP, *args, folder=tmp_path / "whole"))
@@ -79,85 +91,46 @@ def test_another_number_of_ranks(run: Any, tmp_path: Path) -> None:
     assert run(LOOP, "--ranks", 2, "--die", 4, folder=tmp_path).status != 0
     resumed = run(LOOP, "--ranks", 1, folder=tmp_path).ok()
     assert "was written by 2 ranks, and there are 1 now" in resumed.stderr
-    assert [line for line in resumed.stdout.splitlines() if line.startswith("epoch")] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert [line for line in resumed.stdout.splitlines() if line.startswith("epoch")] == [
+        "epoch 0",
+        "epoch 1",
+        "epoch 2",
+    ]
 
 
-PERSISTENT = """
-import sys, torch
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-anew, cut = sys.argv[1] == "anew", int(sys.argv[2])
-torch.manual_seed(0)
-
-def make():
-    return DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2, shuffle=True, num_workers=1, persistent_workers=True)
-
-with session(checkpoint="checkpoints", every_n_steps=1) as s:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    loader, num_steps = make(), 0
-    for epoch in s.epochs(3):
-        for (x,) in make() if anew else loader:
-            optimizer.zero_grad()
-            (weight * x + torch.rand(1)).square().mean().backward()
-            optimizer.step()
-            num_steps += 1
-            if num_steps == cut:
-                sys.exit("cut")
-print(weight.item())
-"""
+PERSISTENT = SCRIPTS / "persistent_workers.py"
 
 
 @pytest.mark.parametrize(("loader", "cuts"), [("kept", [2, 6]), ("anew", [6])])
 def test_workers_that_persist(run: Any, tmp_path: Path, loader: str, cuts: list[int]) -> None:
-    """The order of the data is that of a run that was never interrupted: in the pass in which they were begun, and later; of loaders that are
-    made anew for each epoch, too."""
+    """The order of the data is that of a run that was never interrupted: in the pass in which they
+    were begun, and later; of loaders that are made anew for each epoch, too.
+    """
     whole = run(PERSISTENT, loader, 0, folder=tmp_path / "whole").ok()
-    assert "are started anew" not in whole.stderr
+    assert "start again, and so do" not in whole.stderr
     for cut in cuts:
         assert run(PERSISTENT, loader, cut, folder=tmp_path / str(cut)).status != 0
         resumed = run(PERSISTENT, loader, 0, folder=tmp_path / str(cut)).ok()
         assert resumed.stdout == whole.stdout
-        assert ("are started anew" in resumed.stderr) is (cut > 4 and loader == "kept")
+        assert ("start again, and so do" in resumed.stderr) is (cut > 4 and loader == "kept")
 
 
-WITHOUT_NOISE = """
-import contextlib, sys, torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-ranks, stop_after = int(sys.argv[1]), int(sys.argv[2])
-torch.set_default_dtype(torch.float64)
-
-def train():
-    torch.manual_seed(0)
-    num_steps = 0
-    loader = DataLoader(TensorDataset(torch.randn(48, 3), torch.randn(48, 1)), 8, shuffle=True)
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for epoch in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            num_steps += 1
-            if num_steps == stop_after:
-                raise KeyError
-    return model.weight.tolist()
-
-kept = session(strategy="ddp", devices=ranks, accelerator="cpu", launch="fork", batch="global", checkpoint="checkpoints", every_n_steps=2)
-with contextlib.suppress(KeyError):
-    with kept if ranks else contextlib.nullcontext():
-        found = train()
-    print(found)
-"""
+WITHOUT_NOISE = SCRIPTS / "without_noise.py"
 
 
 @pytest.mark.parametrize("before_and_after", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
-def test_another_number_of_ranks_has_the_same_numbers(run: Any, tmp_path: Path, before_and_after: tuple[int, int]) -> None:
-    """With the same global batch, and nothing that each rank draws for itself; in this epoch and in those to come."""
+def test_another_number_of_ranks_has_the_same_numbers(
+    run: Any, tmp_path: Path, before_and_after: tuple[int, int]
+) -> None:
+    """With the same global batch, and nothing that each rank draws for itself; in this epoch and in
+    those to come.
+    """
     plain, folder = run(WITHOUT_NOISE, 0, 0, folder=tmp_path / "plain").ok(), tmp_path / "resumed"
     before, after = before_and_after
     assert run(WITHOUT_NOISE, before, 9, folder=folder).stdout == ""
     resumed = run(WITHOUT_NOISE, after, 0, folder=folder).ok()
-    assert torch.allclose(*(torch.tensor(json.loads(one.stdout), dtype=torch.float64) for one in (plain, resumed)), rtol=1e-9, atol=0.0)
+    assert torch.allclose(
+        *(torch.tensor(json.loads(one.stdout), dtype=torch.float64) for one in (plain, resumed)),
+        rtol=1e-9,
+        atol=0.0,
+    )

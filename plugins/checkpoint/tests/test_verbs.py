@@ -15,7 +15,7 @@ from torchbus.testing import RecordingLogger
 from torchbus_checkpoint import CheckpointError
 from torchbus_checkpoint.disk import folder
 
-from .small_training import DATA, Alone, Clock, Cut, make, seed, step
+from .cut_training import DATA, Alone, Clock, Cut, make, seed, step
 
 
 class Counter:
@@ -74,11 +74,18 @@ def test_registered_objects_must_be_the_same(tmp_path: Path) -> None:
     with session("checkpoint") as s:
         s.register("a", Counter())
         s.save(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="the checkpoint has a registered 'a', this loop has not"), session("checkpoint") as s:
+    with (
+        pytest.raises(
+            CheckpointError, match="the checkpoint has a registered 'a', this loop has not"
+        ),
+        session("checkpoint") as s,
+    ):
         s.load(tmp_path / "one")
 
 
-@pytest.mark.parametrize(("thing", "words"), [(3, "needs the methods"), (Counter(), "of this name already")])
+@pytest.mark.parametrize(
+    ("thing", "words"), [(3, "needs the methods"), (Counter(), "registered already")]
+)
 def test_what_can_be_registered(thing: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words), session("checkpoint") as s:
         s.register("a", Counter())

@@ -1,4 +1,6 @@
-"""Loops whose batches come from wrappers of loaders: resumed at the batch that was used last, or refused."""
+"""Loops whose batches come from wrappers of loaders: resumed at the batch that was used last, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,13 @@ def train(wrap: Wrap, cut: int = 0) -> float:
     return weight.item()
 
 
-@pytest.mark.parametrize("wrap", [ahead(1), ahead(2), lambda inner: itertools.tee(inner)[0]], ids=["one", "two", "tee"])
+@pytest.mark.parametrize(
+    "wrap", [ahead(1), ahead(2), lambda inner: itertools.tee(inner)[0]], ids=["one", "two", "tee"]
+)
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 6])
-def test_a_resumed_run_goes_on_with_the_batch_after_the_one_used_last(tmp_path: Path, wrap: Wrap, cut: int) -> None:
+def test_a_resumed_run_goes_on_with_the_batch_after_the_one_used_last(
+    tmp_path: Path, wrap: Wrap, cut: int
+) -> None:
     folder = tmp_path / "checkpoints"
     with pytest.raises(KeyboardInterrupt), session(checkpoint=folder, every_n_steps=1):
         train(wrap, cut)
@@ -75,12 +81,18 @@ def test_a_resumed_run_goes_on_with_the_batch_after_the_one_used_last(tmp_path: 
 
 @pytest.mark.parametrize(
     ("wrap", "why"),
-    [(list, "kept, and given again"), (lambda inner: itertools.islice(itertools.cycle(inner), 8), "kept, and given again"),
-     (by_thread, "read by another thread")],
+    [
+        (list, "kept, and given again"),
+        (lambda inner: itertools.islice(itertools.cycle(inner), 8), "kept, and given again"),
+        (by_thread, "read by another thread"),
+    ],
     ids=["list", "cycle", "thread"],
-)  # fmt: skip
+)
 def test_what_a_replay_cannot_find_again_is_refused(tmp_path: Path, wrap: Wrap, why: str) -> None:
-    with pytest.raises(UsageError, match=f"can't hold where the loop is in its data.*{why}"), session(checkpoint=tmp_path / "c"):
+    with (
+        pytest.raises(UsageError, match=f"can't hold where the loop is in its data.*{why}"),
+        session(checkpoint=tmp_path / "c"),
+    ):
         train(wrap)
     with session("checkpoint") as s:
         s._context.batches.follow()

@@ -1,4 +1,4 @@
-"""torchbus-accumulate: gradient accumulation that equals the one big batch, and which optimizer a backward is for."""
+"""torchbus-accumulate: gradient accumulation that equals one big batch."""
 
 from __future__ import annotations
 

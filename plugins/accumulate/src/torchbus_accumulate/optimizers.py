@@ -1,4 +1,4 @@
-"""Which optimizers take part."""
+"""The optimizers that accumulate gradients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer
 from torchbus.plugin import Context, Unsupported, inventory
 
+from torchbus_accumulate._compat import has_seen
 from torchbus_accumulate.windows.sums import WindowSum
 
 
 class Optimizers:
-    """The window's sum of every optimizer that the session captures.
+    """The sum of the window for each optimizer that the session captures.
 
-    ``of``: by the optimizer's id; ``sums``: all of them, in the order in which the optimizers were found.
+    ``of``: by the optimizer's id. ``sums``: all of them, in the order in which the optimizers were
+    found.
     """
 
     def __init__(self, session: Context) -> None:
@@ -22,23 +24,30 @@ class Optimizers:
         self.checked = False
         self.of: dict[int, WindowSum] = {}
         self.sums: tuple[WindowSum, ...] = ()
-        self._alone: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._ignored: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         session.on_close.callback(self.close)
 
     def find(self) -> None:
-        """Those made before the block, which no variable named."""
+        """Add the optimizers that the script created before the block."""
         for optimizer in inventory.alive(Optimizer):
             self.add(optimizer)
 
-    def leave_alone(self, optimizer: Optimizer) -> None:
-        """Its steps are no steps of the training loop."""
-        self._alone.add(optimizer)
+    def ignore(self, optimizer: Optimizer) -> None:
+        """Its steps are not steps of the training loop."""
+        self._ignored.add(optimizer)
 
     def add(self, optimizer: Optimizer) -> None:
-        if not self._session.captures(optimizer) or id(optimizer) in self.of or optimizer in self._alone:
+        if (
+            not self._session.captures(optimizer)
+            or id(optimizer) in self.of
+            or optimizer in self._ignored
+        ):
             return
         if isinstance(optimizer, LBFGS):
-            raise Unsupported("accumulate_grad_batches with LBFGS: it evaluates its closure many times, on the last batch of a window only")
+            raise Unsupported(
+                "accumulate_grad_batches with LBFGS: it evaluates its closure many times, only on"
+                " the last batch of a window"
+            )
         self.of[id(optimizer)] = WindowSum(optimizer)
         self.sums = tuple(self.of.values())
         weakref.finalize(optimizer, _forget, weakref.ref(self), id(optimizer))
@@ -48,17 +57,18 @@ class Optimizers:
         self.sums = ()
 
     def refuse_foreign_scaler(self, optimizer: Optimizer) -> None:
-        """At the first step that is not taken."""
+        """At the first skipped step, raise Unsupported if the loop uses a GradScaler of its own."""
         self.checked = True
-        if any(id(optimizer) in getattr(scaler, "_per_optimizer_states", ()) for scaler in inventory.alive(GradScaler)):
+        if any(has_seen(scaler, optimizer) for scaler in inventory.alive(GradScaler)):
             raise Unsupported(
-                "accumulate_grad_batches with the loop's own GradScaler, which unscales at each step: use precision='16-mixed' "
-                "instead of it, or accumulate in the loop under s.accumulating(...)"
+                "accumulate_grad_batches with the loop's own GradScaler, which unscales at each"
+                " step: use precision='16-mixed' instead of it, or accumulate in the loop under"
+                " s.accumulating(...)"
             )
 
 
 def _forget(reference: weakref.ref[Optimizers], key: int) -> None:
-    """An optimizer may live on after the session, which it must not keep."""
+    """Forget an optimizer. Holds no reference to the session, which the optimizer may outlive."""
     every = reference()
     if every is not None:
         every.of.pop(key, None)

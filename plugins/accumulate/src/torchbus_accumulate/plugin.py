@@ -17,12 +17,14 @@ from torchbus_accumulate.windows.owner import Windows
 
 
 class Accumulate:
-    """One real step for every so many batches of an unchanged loop.
+    """One real step for several batches of an unchanged loop.
 
     Args:
-        accumulate_grad_batches: batches per real step, or a dict from epoch to such a number: ``{0: 8, 4: 4}``.
+        accumulate_grad_batches: batches per real step, or a dict from epoch to such a number, as in
+            ``{0: 8, 4: 4}``.
 
-    Brings ``s.toggle``, ``s.no_sync``, ``s.accumulating``, ``s.is_last_batch`` and ``s.backward_weight``.
+    It adds ``s.toggle``, ``s.no_sync``, ``s.accumulating``, ``s.is_last_batch`` and
+    ``s.backward_weight``.
     """
 
     owns = ("accumulation",)
@@ -42,7 +44,7 @@ class Accumulate:
         """Batches per step in the first epoch."""
         return self.schedule[0]
 
-    # Events ----------------------------------------------------------------------------------------------------
+    # Events --------------------------------------------------------------------------------------
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -72,23 +74,27 @@ class Accumulate:
             everywhere = float(session.reduce(own, "sum"))
             call.weight = own * session.world_size / everywhere if everywhere else 0.0
 
-    # Verbs -----------------------------------------------------------------------------------------------------
+    # Verbs ---------------------------------------------------------------------------------------
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the batch that the loop works on is the last one of this pass over its loader."""
+        """Whether the present batch is the last one of this pass over its loader."""
         if self._place is None or self._place.at_hand is None:
             return last_by_torch()
         return self._place.ends_pass()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backwards inside communicate nothing: their gradients are averaged with those of the next backward outside,
-        or at ``optimizer.step``. All ranks enter it alike."""
+        """Backwards inside do not communicate. All ranks enter it alike.
+
+        The next backward outside, or ``optimizer.step``, averages their gradients with its own.
+        """
         return self.accumulating(True)
 
     def accumulating(self, more_to_come: bool = True) -> AbstractContextManager[None]:
-        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):`` is ``no_sync()`` for all
-        batches but the last of each window."""
+        """For a loop that accumulates by itself: ``with s.accumulating((i + 1) % 4 != 0):``.
+
+        It is ``no_sync()`` for all batches but the last one of each window.
+        """
         return self._without_sync() if more_to_come else nullcontext()
 
     @contextmanager
@@ -101,29 +107,48 @@ class Accumulate:
 
     @contextmanager
     def toggle(self, optimizer: Optimizer, sync_grad: bool = True) -> Iterator[None]:
-        """Inside, the parameters of all other optimizers require no gradients; with ``sync_grad=False`` nothing is
-        communicated either. Afterwards each parameter is as it was."""
-        known = [other for other in inventory.alive(Optimizer) if self._session is None or self._session.captures(other)]
+        """Inside, the parameters of all other optimizers require no gradients.
+
+        With ``sync_grad=False``, ranks do not communicate either. Afterwards each parameter is as
+        it was before.
+        """
+        known = [
+            other
+            for other in inventory.alive(Optimizer)
+            if self._session is None or self._session.captures(other)
+        ]
         if not any(optimizer is other for other in known):
             raise UsageError(
-                f"toggle({type(optimizer).__name__}): the session has not seen this optimizer; pass a torch optimizer, "
-                "and with capture=False give it to s.adopt(...) first"
+                f"toggle({type(optimizer).__name__}): the session has not seen this optimizer; pass"
+                " a torch optimizer, and with capture=False give it to s.adopt(...) first"
             )
         with self._toggle.block(optimizer, known), self.accumulating(not sync_grad):
             yield
 
     def backward_weight(self, count: float) -> None:
-        """The next ``backward`` is of a mean over ``count`` things (tokens) on this rank: gradients are weighted by it,
-        over ranks and over the batches of a window. All ranks call it alike."""
-        if isinstance(count, bool) or not isinstance(count, int | float | torch.Tensor) or not float(count) >= 0:
-            raise UsageError(f"backward_weight({count!r}): pass the number of tokens (or other things) behind the loss, 0 or more")
+        """Say that the next loss is a mean over ``count`` things (tokens) on this rank.
+
+        Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
+        call it alike.
+        """
+        if (
+            isinstance(count, bool)
+            or not isinstance(count, int | float | torch.Tensor)
+            or not float(count) >= 0
+        ):
+            raise UsageError(
+                f"backward_weight({count!r}): pass the number of tokens (or other things) behind"
+                " the loss, 0 or more"
+            )
         self._weight = float(count)
 
-    # State -----------------------------------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: where the loop is in its window, and for each optimizer (in the order in which they were made) what
-        it has of an open window. Plain numbers and tensors, one state for all ranks: all call it alike, after a step.
+    def state_dict(self) -> dict[str, object]:
+        """Return where the loop is in its window, and each optimizer's part of an open window.
+
+        The optimizers come in the order of their creation. The state has plain numbers and tensors,
+        and is the same for all ranks. All call this alike, after a step.
 
         Raises:
             Unsupported: between ``backward`` and ``optimizer.step`` in the middle of a window.
@@ -131,8 +156,10 @@ class Accumulate:
         return {} if self._windows is None else self._windows.saved()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inside the block, when the optimizers are made; all ranks call it alike, their number may have changed. The loop goes
-        on with the next batch of the epoch and of the window.
+        """Continue with the next batch of the epoch and of the window.
+
+        All ranks call it alike, inside the block, when the optimizers exist. The number of ranks
+        may have changed.
 
         Raises:
             UsageError: if the optimizers are not those of the checkpoint.

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and averages of weights go by real steps."""
+"""Learning-rate schedules and averages of weights follow real steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch.nn import Module
@@ -15,25 +14,31 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus.plugin import Context, hookimpl, inventory
 
+from torchbus_accumulate._compat import STEP_COUNT, index_sampler, require_step_count
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.place.position import Position
 
 DEPTH = 4
 AVERAGES = (
-    "an average of weights (EMA) that the loop updates by itself after step() is updated for every batch: update it in "
-    "optimizer.register_step_post_hook(...), which waits for real steps, or use torch's AveragedModel"
+    "an average of weights (EMA) that the loop updates by itself after step() is updated for every"
+    " batch: update it in optimizer.register_step_post_hook(...), which waits for real steps, or"
+    " use torch's AveragedModel"
 )
 
 
 class Schedules:
-    """A scheduler steps when its optimizer does: by one, or, where its length was made from ``len(loader)``, by as many batches as are behind
-    the real step. So each schedule has been walked over its whole length when the loop ends, and a real step has the rate of its place in it.
+    """A scheduler steps when its optimizer makes a real step.
+
+    It steps once, or, if its length comes from ``len(loader)``, once for each batch of the window.
+    So each schedule reaches its end with the loop, and each real step has the rate of its place.
     """
 
     def __init__(self, session: Context, optimizers: Optimizers, position: Position) -> None:
         self._session, self._optimizers, self._position = session, optimizers, position
         self._before: weakref.WeakSet[LRScheduler] = weakref.WeakSet(inventory.alive(LRScheduler))
-        self._asked: list[tuple[weakref.ref[DataLoader[Any]], int, weakref.WeakSet[LRScheduler]]] = []
+        self._asked: list[
+            tuple[weakref.ref[DataLoader[object]], int, weakref.WeakSet[LRScheduler]]
+        ] = []
         self._by_batches: weakref.WeakKeyDictionary[LRScheduler, str] = weakref.WeakKeyDictionary()
         self._skipped: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
         self._loaded: list[int] = []
@@ -42,7 +47,10 @@ class Schedules:
         session.replace(AveragedModel, "update_parameters", self._skip_average)
 
     def step(self, scheduler: LRScheduler, skipped: bool) -> None:
-        """``scheduler.step()`` was called, after a step that was ``skipped`` or not: if not, go past the batches of those that were."""
+        """The loop calls ``scheduler.step()``, after an optimizer step that was ``skipped`` or not.
+
+        After a real step, advance it by the batches of the skipped ones.
+        """
         if self._walking:
             return
         if scheduler not in self._by_batches:
@@ -59,39 +67,57 @@ class Schedules:
             self._walking = False
 
     def _counts_batches(self, scheduler: LRScheduler) -> str:
-        """Why its length is one of batches; "" if nothing tells."""
+        """Return why its length counts batches, or "" if nothing shows that it does."""
         for loader, length, older in self._asked:
             known = loader()
-            if known is not None and self._position.is_in(known) and (scheduler not in older or scheduler in self._before):
+            if (
+                known is not None
+                and self._position.is_in(known)
+                and (scheduler not in older or scheduler in self._before)
+            ):
                 for name, number in numbers_of(scheduler):
                     if number >= length > 1 and number % length == 0:
                         return f"its {name}={number} is {number // length} x len(loader)"
         return ""
 
     @hookimpl(wrapper=True)
-    def loader_length(self, loader: DataLoader[Any]) -> Generator[None, int | None, int | None]:
-        """What the script is told, and which schedulers there are by then."""
+    def loader_length(self, loader: DataLoader[object]) -> Generator[None, int | None, int | None]:
+        """Note the length that the script gets, and the schedulers that exist by then."""
         answer = yield
-        length = answer if answer is not None or isinstance(loader.dataset, IterableDataset) else len(loader._index_sampler)  # type: ignore[arg-type]
-        if length and torch.is_grad_enabled() and all(known() is not loader or told != length for known, told, _ in self._asked):
-            self._asked.append((weakref.ref(loader), length, weakref.WeakSet(inventory.alive(LRScheduler))))
+        length = (
+            answer
+            if answer is not None or isinstance(loader.dataset, IterableDataset)
+            else len(index_sampler(loader))
+        )
+        if (
+            length
+            and torch.is_grad_enabled()
+            and all(known() is not loader or other != length for known, other, _ in self._asked)
+        ):
+            self._asked.append(
+                (weakref.ref(loader), length, weakref.WeakSet(inventory.alive(LRScheduler)))
+            )
         return answer
 
-    # Averages --------------------------------------------------------------------------------------------------
+    # Averages ------------------------------------------------------------------------------------
 
     def _skip_average(self, original: Callable[..., None]) -> Callable[..., None]:
         def update_parameters(average: AveragedModel, model: Module) -> None:
             trained = {id(parameter) for parameter in model.parameters()}
-            sums = [one for one in self._optimizers.sums if any(id(parameter) in trained for parameter in one.parameters())]
+            sums = [
+                one
+                for one in self._optimizers.sums
+                if any(id(parameter) in trained for parameter in one.parameters())
+            ]
             if not sums or not all(one.skipped for one in sums):
                 original(average, model)
 
         return update_parameters
 
-    # State and words -------------------------------------------------------------------------------------------
+    # State and words -----------------------------------------------------------------------------
 
     def saved(self) -> list[int]:
-        """The batches that schedulers have still to go past, in the order in which these were made."""
+        """Return how many batches each scheduler is behind, in the order of their creation."""
         return list(self._skipped.values())
 
     def put_back(self, state: list[int]) -> None:
@@ -101,11 +127,17 @@ class Schedules:
     def words(self) -> list[str]:
         """For ``explain``."""
         by_batches = [(type(one).__name__, why) for one, why in self._by_batches.items() if why]
-        return [*(f"{name} counts batches ({why}): a real step advances it by those behind it" for name, why in by_batches), AVERAGES]
+        return [
+            *(
+                f"{name} counts batches ({why}): a real step advances it by those behind it"
+                for name, why in by_batches
+            ),
+            AVERAGES,
+        ]
 
 
-def numbers_of(thing: Any, name: str = "", depth: int = DEPTH) -> Iterator[tuple[str, int]]:
-    """The whole numbers that a schedule was made of: its attributes, and what the functions that it was given refer to."""
+def numbers_of(thing: object, name: str = "", depth: int = DEPTH) -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers in a schedule: in its attributes, and in the functions it calls."""
     if isinstance(thing, int) and not isinstance(thing, bool):
         yield name, thing
     elif depth:
@@ -113,9 +145,14 @@ def numbers_of(thing: Any, name: str = "", depth: int = DEPTH) -> Iterator[tuple
             yield from numbers_of(value, part, depth - 1)
 
 
-def _parts(thing: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _parts(thing: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(thing, LRScheduler):
-        yield from ((key, value) for key, value in vars(thing).items() if key not in ("optimizer", "last_epoch", "_step_count"))
+        require_step_count()
+        yield from (
+            (key, value)
+            for key, value in vars(thing).items()
+            if key not in ("optimizer", "last_epoch", STEP_COUNT)
+        )
     elif isinstance(thing, functools.partial):
         yield from ((name, value) for value in (thing.func, *thing.args))
         yield from thing.keywords.items()

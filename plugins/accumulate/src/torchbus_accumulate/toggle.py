@@ -10,15 +10,17 @@ from torch.optim import Optimizer
 
 
 class Toggle:
-    """Remembers what each parameter was before the outermost block, so that blocks nest."""
+    """Remembers ``requires_grad`` of each parameter before the outermost block. Blocks may nest."""
 
     def __init__(self) -> None:
         self._before: dict[int, bool] = {}
 
     @contextmanager
     def block(self, optimizer: Optimizer, all_optimizers: Iterable[Optimizer]) -> Iterator[None]:
-        """Freeze the parameters of all other optimizers; put every one back as it was on entry."""
-        everything = {id(parameter): parameter for other in all_optimizers for parameter in parameters(other)}
+        """Freeze the parameters of all other optimizers. At the end, undo that."""
+        everything = {
+            id(parameter): parameter for other in all_optimizers for parameter in parameters(other)
+        }
         entry = {key: parameter.requires_grad for key, parameter in everything.items()}
         first = [key for key in entry if key not in self._before]
         self._before.update((key, entry[key]) for key in first)

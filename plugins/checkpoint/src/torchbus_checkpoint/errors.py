@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint."""
+"""The errors about checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from torchbus.plugin import TorchbusError
 
 
 class CheckpointError(TorchbusError, RuntimeError):
-    """A checkpoint can't be written, is damaged, or is not this loop's. The message names it, the facts and the remedy."""
+    """A checkpoint can't be written, is damaged, or belongs to another loop."""
 
 
 class NewerFormat(CheckpointError):
-    """A later version has written it. The message says which version to install."""
+    """A later version has written the checkpoint. The message says which version to install."""

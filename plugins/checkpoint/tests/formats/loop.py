@@ -1,6 +1,8 @@
-"""Small runs with all that a checkpoint may hold: ``loop.py write|resume|plain whole|window|parts PATH``. Prints what they end with.
+"""Small runs with all that a checkpoint may hold: ``loop.py write|resume|plain whole|window|parts
+PATH``. Prints what they end with.
 
-``write`` makes the checkpoint at PATH in the middle of an epoch and stops there, ``resume`` goes on from it, ``plain`` does neither.
+``write`` makes the checkpoint at PATH in the middle of an epoch and stops there, ``resume`` goes on
+from it, ``plain`` does neither.
 """
 
 import json
@@ -47,19 +49,32 @@ class Scaled(nn.Module):
 
 
 def rich(s, data):
-    """Two optimizers, a schedule, an average that no optimizer holds, a tensor that no model owns, own variables and a generator."""
+    """Two optimizers, a schedule, an average that no optimizer holds, a tensor that no model owns,
+    own variables and a generator.
+    """
     torch.manual_seed(0)
     random.seed(0)
-    encoder, decoder, bias = Scaled(), nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 3)), nn.Parameter(torch.zeros(3))
+    encoder, decoder, bias = (
+        Scaled(),
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 3)),
+        nn.Parameter(torch.zeros(3)),
+    )
     average = torch.optim.swa_utils.AveragedModel(decoder)
-    first, second = torch.optim.Adam(encoder.parameters(), lr=0.05), torch.optim.SGD([*decoder.parameters(), bias], lr=0.05, momentum=0.9)
+    first, second = (
+        torch.optim.Adam(encoder.parameters(), lr=0.05),
+        torch.optim.SGD([*decoder.parameters(), bias], lr=0.05, momentum=0.9),
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(first, 2, 0.5)
     mean, best, history = s.register("mean", Mean()), float("inf"), []
     noise = torch.Generator().manual_seed(5)
     go_on(s)
     for _ in s.epochs(3):
-        for (x,) in DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1)):
-            loss = (decoder(encoder(x + 0.1 * torch.randn(x.shape, generator=noise))) + bias - x).square().mean() * (1 + random.random())
+        for (x,) in DataLoader(
+            data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1)
+        ):
+            loss = (
+                decoder(encoder(x + 0.1 * torch.randn(x.shape, generator=noise))) + bias - x
+            ).square().mean() * (1 + random.random())
             first.zero_grad()
             second.zero_grad()
             loss.backward()
@@ -71,7 +86,13 @@ def rich(s, data):
             best = min(best, loss.item())
             mean.values.append(best)
             stop(s, len(history))
-    return [*encoder.parameters(), *decoder.parameters(), bias, *average.parameters(), torch.tensor([*history, *mean.values])]
+    return [
+        *encoder.parameters(),
+        *decoder.parameters(),
+        bias,
+        *average.parameters(),
+        torch.tensor([*history, *mean.values]),
+    ]
 
 
 def lean(s, data):

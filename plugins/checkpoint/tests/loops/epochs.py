@@ -1,7 +1,8 @@
-"""A loop whose epochs draw a subset of the data, train a generator and its critic, and evaluate with noise; the best value decides a learning rate.
+"""A loop whose epochs draw a subset of the data, train a generator and its critic, and evaluate
+with noise; the best value decides a learning rate.
 
-Prints a digest of everything that was trained. ``--die N`` kills rank ``--whom`` with SIGKILL in the N-th place of this process where
-it can die: after a step, in evaluation, between epochs.
+Prints a digest of everything that was trained. ``--die N`` kills rank ``--whom`` with SIGKILL in
+the N-th place of this process where it can die: after a step, in evaluation, between epochs.
 """
 
 import argparse
@@ -45,9 +46,15 @@ def train(s):
     best, epochs_since = float("inf"), 0
     for _ in s.epochs(NUM_EPOCHS) if args.loop == "epochs" else range(NUM_EPOCHS):
         # in eval mode all ranks draw alike
-        chosen = torch.randperm(60)[:20].tolist() + rng.permutation(60)[:4].tolist() + random.sample(range(60), 4)
+        chosen = (
+            torch.randperm(60)[:20].tolist()
+            + rng.permutation(60)[:4].tolist()
+            + random.sample(range(60), 4)
+        )
         generator.train(), critic.train()
-        for i, (x,) in enumerate(DataLoader(TensorDataset(data[chosen]), batch_size=4, shuffle=True)):
+        for i, (x,) in enumerate(
+            DataLoader(TensorDataset(data[chosen]), batch_size=4, shuffle=True)
+        ):
             fake = generator(torch.randn_like(x))
             c_optimizer.zero_grad()
             (critic(fake.detach()).mean() - critic(x).mean()).backward()
@@ -73,5 +80,12 @@ def train(s):
 
 random.seed(0), np.random.seed(0), torch.manual_seed(0)
 more = {"accumulate_grad_batches": args.accumulate} if args.accumulate > 1 else {}
-with session(strategy="ddp", devices=args.ranks, launch="fork", checkpoint="checkpoints", every_n_steps=args.every, **more) as s:
+with session(
+    strategy="ddp",
+    devices=args.ranks,
+    launch="fork",
+    checkpoint="checkpoints",
+    every_n_steps=args.every,
+    **more,
+) as s:
     print("end", hashlib.sha256(b"".join(train(s))).hexdigest())

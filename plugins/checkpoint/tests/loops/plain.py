@@ -1,6 +1,8 @@
-"""A loop like many: dropout, BatchNorm, a schedule, validation. ``--range`` or ``--epochs``; without torchbus at ``--ranks 0``.
+"""A loop like many: dropout, BatchNorm, a schedule, validation. ``--range`` or ``--epochs``;
+without torchbus at ``--ranks 0``.
 
-Prints a digest of the trained state. ``--die N`` kills the last rank with SIGKILL after its N-th step.
+Prints a digest of the trained state. ``--die N`` kills the last rank with SIGKILL after its N-th
+step.
 """
 
 import argparse
@@ -38,7 +40,9 @@ class Noisy(torch.utils.data.Dataset):
 
 
 def train(s):
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 1))
+    model = nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 1)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
     loader = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=args.workers)
@@ -71,11 +75,21 @@ if args.ranks:
     from torchbus import session
 
     more = {"accumulate_grad_batches": args.accumulate} if args.accumulate > 1 else {}
-    block = session(strategy="ddp", devices=args.ranks, launch="fork", checkpoint="checkpoints", every_n_steps=args.every, **more)
+    block = session(
+        strategy="ddp",
+        devices=args.ranks,
+        launch="fork",
+        checkpoint="checkpoints",
+        every_n_steps=args.every,
+        **more,
+    )
 else:
     block = contextlib.nullcontext()
 with block as s:
     model, optimizer = train(s)
-    states = [*model.state_dict().values(), *(value for state in optimizer.state.values() for value in state.values())]
+    states = [
+        *model.state_dict().values(),
+        *(value for state in optimizer.state.values() for value in state.values()),
+    ]
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in states)).hexdigest()
     print(f"end {digest} lr {optimizer.param_groups[0]['lr']}")

@@ -1,4 +1,4 @@
-"""Which batch of which window the loop works on."""
+"""The batch, the window and the epoch that the loop is in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torchbus_accumulate.place import schedule
 
 
 class Position:
-    """Batches are counted from 1 in each window, at the first backward on them; epochs are passes over a loader, from 0.
+    """Counts batches from 1 in each window, and epochs from 0. An epoch is a pass over a loader.
 
-    ``size``: batches of a whole window in this epoch. ``last``: whether the batch ends its window.
+    A batch counts at the first backward on it. ``size``: the number of batches in a whole window of
+    this epoch. ``last``: the batch ends its window.
     """
 
     def __init__(self, windows: Mapping[int, int], batches: Batches) -> None:
@@ -23,7 +24,7 @@ class Position:
         self._batches = batches
         self._pass: Origin | None = None
         self._number = 0
-        self._loader: weakref.ref[DataLoader[Any]] | None = None
+        self._loader: weakref.ref[DataLoader[object]] | None = None
         self._resumed = False
         self._was_left = False
         self.epoch = -1
@@ -32,7 +33,10 @@ class Position:
         self.last = False
 
     def next_batch(self, taken: Taken, is_last: bool) -> None:
-        """``is_last``: no batch is left in this pass. One that a wrapper gives again (a list, itertools.cycle) begins a new epoch."""
+        """Count a batch. ``is_last``: none is left in this pass.
+
+        If a wrapper gives a batch again (a list, itertools.cycle), a new epoch begins.
+        """
         if self._pass is not taken.origin or taken.number <= self._number:
             self._begin_pass(taken.origin)
         self._number = taken.number
@@ -51,16 +55,23 @@ class Position:
 
     @property
     def left(self) -> bool:
-        """Whether the loop has dropped the iterator in the middle of its pass, also before a checkpoint was written. Not while somebody keeps
-        batches of it."""
+        """Whether the loop has dropped the iterator in the middle of its pass.
+
+        Also if it did so before a checkpoint was written. Not while something holds its batches.
+        """
         return self._was_left if self._pass is None else self._pass.is_over and not self.goes_on
 
     @property
+    def ended(self) -> bool:
+        """Whether the loop has exhausted the iterator of its pass."""
+        return self._pass is not None and self._pass.ended
+
+    @property
     def goes_on(self) -> bool:
-        """Whether a wrapper keeps batches of the pass, whatever has become of its iterator."""
+        """Whether a wrapper still holds batches of the pass."""
         return self._pass is not None and self._batches.held(self._pass) > 0
 
-    def is_in(self, loader: DataLoader[Any]) -> bool:
+    def is_in(self, loader: DataLoader[object]) -> bool:
         return self._loader is not None and self._loader() is loader
 
     def end_window(self) -> None:
@@ -69,12 +80,12 @@ class Position:
     def end_pass(self) -> None:
         self._pass, self._number = None, 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         in_pass = self._pass is not None and not self.left
         return {"epoch": self.epoch, "in_pass": in_pass, "index": 0 if self.last else self.index}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass goes on with the epoch and the window that were left in the middle, or is the next epoch."""
+        """Continue an epoch and a window that were interrupted, or begin the next epoch."""
         self.epoch, self.index, self.last = state["epoch"], state["index"], False
         self.size = schedule.at(self._schedule, max(self.epoch, 0))
         self._pass, self._loader, self._resumed = None, None, state["in_pass"]

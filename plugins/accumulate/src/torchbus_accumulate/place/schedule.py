@@ -1,30 +1,39 @@
-"""How many batches make one step, by epoch."""
+"""The number of batches per step, by epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torchbus.plugin import UsageError
 
-WORDS = "a whole number of batches, at least 1, or a dict from epoch to such a number, as in {0: 8, 4: 4}"
+WORDS = (
+    "a whole number of batches, at least 1, or a dict from epoch to such a number, as in {0: 8,"
+    " 4: 4}"
+)
 
 
-def parse(value: Any) -> dict[int, int]:
-    """Window sizes by first epoch, from a number or a dict. Raises UsageError."""
-    windows = dict(value) if isinstance(value, Mapping) else {0: value}
+def parse(value: int | Mapping[int, int]) -> dict[int, int]:
+    """Return window sizes by first epoch, from a number or a dict. Raises UsageError."""
+    windows: dict[int, int] = dict(value) if isinstance(value, Mapping) else {0: value}
     for epoch, size in windows.items():
         if isinstance(size, bool) or not isinstance(size, int):
-            raise UsageError(f"accumulate_grad_batches={value!r}: {size!r} is a {type(size).__name__}; it must be {WORDS}")
+            raise UsageError(
+                f"accumulate_grad_batches={value!r}: {size!r} is a {type(size).__name__}; it must"
+                f" be {WORDS}"
+            )
         if size < 1:
-            raise UsageError(f"accumulate_grad_batches={value!r}: a window of {size} batches; it must be {WORDS}")
+            raise UsageError(
+                f"accumulate_grad_batches={value!r}: a window of {size} batches; it must be {WORDS}"
+            )
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"accumulate_grad_batches={value!r}: {epoch!r} is no epoch; epochs count from 0")
+            raise UsageError(
+                f"accumulate_grad_batches={value!r}: {epoch!r} is not an epoch; epochs count from 0"
+            )
     return {0: 1} | windows
 
 
 def at(schedule: Mapping[int, int], epoch: int) -> int:
-    """The window size of an epoch.
+    """Return the window size of an epoch.
 
     >>> [at({0: 8, 4: 2}, epoch) for epoch in (0, 3, 4, 9)]
     [8, 8, 2, 2]
@@ -33,7 +42,7 @@ def at(schedule: Mapping[int, int], epoch: int) -> int:
 
 
 def words(schedule: Mapping[int, int], size: int) -> str:
-    """For ``explain``; ``size`` is that of this epoch."""
+    """Describe the schedule for ``explain``. ``size`` is that of this epoch."""
     if len(set(schedule.values())) == 1:
         return str(size)
     return ", ".join(f"{batches} from epoch {epoch}" for epoch, batches in schedule.items())

@@ -1,4 +1,4 @@
-"""Accumulation windows: what has been summed so far, what each batch weighs, and what a skipped step returns.
+"""Accumulation windows: the gradients so far, the weight of each batch, and skipped steps.
 
-Touches gradients. Where the loop is in its data, ``place`` knows.
+The modules here change gradients. ``place`` knows where the loop is in its data.
 """

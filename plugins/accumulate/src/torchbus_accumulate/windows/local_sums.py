@@ -1,4 +1,7 @@
-"""What this rank has of open windows, to the bit. The state that all ranks have in common holds a mean over them, which rounds."""
+"""This rank's own part of open windows, exact to the bit.
+
+The state that all ranks share holds a mean over them, which is rounded.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from torchbus_accumulate.windows.sums import WindowSum
 
 
 class OwnSums:
-    """For a checkpoint in which each rank has a state of its own. It is loaded after the common one, by the rank that wrote it among as
-    many ranks; to others it says nothing."""
+    """A state of each rank's own, which is loaded after the common one.
+
+    Only the rank that wrote it uses it, and only if the number of ranks is the same.
+    """
 
     def __init__(self, session: Context, optimizers: Optimizers) -> None:
         self._session = session
@@ -24,9 +29,9 @@ class OwnSums:
     def _who(self) -> list[int]:
         return [self._session.rank, self._session.world_size]
 
-    def state_dict(self) -> dict[str, Any]:
-        alone = self._session.world_size == 1
-        return {"who": self._who, "sums": [] if alone else [_of(one) for one in self._optimizers.sums]}
+    def state_dict(self) -> dict[str, object]:
+        sums = self._optimizers.sums if self._session.world_size > 1 else ()
+        return {"who": self._who, "sums": [_of(one) for one in sums]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["who"] == self._who:
@@ -35,14 +40,29 @@ class OwnSums:
                     _restore(one, own)
 
 
-def _of(one: WindowSum) -> dict[str, Any]:
-    """A part of a gradient that is divided is the same in the common state."""
-    gradients = [None if gradient is None or is_part(gradient) else gradient.detach() for gradient in one.committed()]
-    numbers = {"calls": one.calls, "weight": one.weight, "samples": one.samples, "mass": one.mass, "whole": one.whole, "counted": one.counted}
+def _of(one: WindowSum) -> dict[str, object]:
+    """Return what is this rank's own. The common state has sharded gradients already."""
+    gradients = [
+        None if gradient is None or is_part(gradient) else gradient.detach()
+        for gradient in one.committed()
+    ]
+    numbers = {
+        "calls": one.calls,
+        "weight": one.weight,
+        "samples": one.samples,
+        "mass": one.mass,
+        "whole": one.whole,
+        "counted": one.counted,
+    }
     return {**numbers, "gradients": gradients}
 
 
 def _restore(one: WindowSum, own: Mapping[str, Any]) -> None:
-    kept = [theirs if theirs is not None and is_part(theirs) else mine for theirs, mine in zip(one.committed(), own["gradients"], strict=True)]
-    one.restore(own["calls"], own["weight"], own["samples"], own["mass"], own.get("whole", 0.0), kept)
+    kept = [
+        theirs if theirs is not None and is_part(theirs) else mine
+        for theirs, mine in zip(one.committed(), own["gradients"], strict=True)
+    ]
+    one.restore(
+        own["calls"], own["weight"], own["samples"], own["mass"], own.get("whole", 0.0), kept
+    )
     one.counted = own["counted"]

@@ -1,4 +1,4 @@
-"""An open window in a checkpoint: one state for all ranks."""
+"""The state of an open window in a checkpoint, which all ranks share."""
 
 from __future__ import annotations
 
@@ -17,30 +17,54 @@ ABSENT, DENSE, SPARSE = range(3)
 
 
 def refuse_between(sums: Sequence[WindowSum], position: Position) -> None:
-    """Raise Unsupported while a batch is in gradients that no step has committed."""
+    """Raise Unsupported if a backward has added gradients that no step has committed yet."""
     committed = max((one.calls for one in sums), default=0)
-    if any(one.is_being_added_to for one in sums) or (position.index > committed and not position.last):
-        raise Unsupported("a checkpoint of accumulation between backward() and optimizer.step(): make it after optimizer.step()")
+    if any(one.is_being_added_to for one in sums) or (
+        position.index > committed and not position.last
+    ):
+        raise Unsupported(
+            "a checkpoint of accumulation between backward() and optimizer.step(): make it after"
+            " optimizer.step()"
+        )
 
 
-def state_of(one: WindowSum, session: Context) -> dict[str, Any]:
-    """Plain numbers, and the gradient committed so far for each parameter or None: with several ranks the mean over
-    them, for which all ranks call this alike in an open window."""
+def state_of(one: WindowSum, session: Context) -> dict[str, object]:
+    """Return plain numbers, and the committed gradient of each parameter or None.
+
+    With several ranks, they are means over ranks. So all ranks call this alike in an open window.
+    """
     if not one.calls:
         return {"calls": 0}
     gradients = one.committed()
     weight, samples, mass, part = one.weight, one.samples, float(one.mass), float(one.whole)
     if session.world_size > 1:
-        weight, samples, mass = session.reduce(torch.tensor([weight, samples, mass], dtype=torch.float64)).tolist()
+        weight, samples, mass = session.reduce(
+            torch.tensor([weight, samples, mass], dtype=torch.float64)
+        ).tolist()
         gradients = mean_over_ranks(session, one.parameters(), gradients)
     kept = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
-    return {"calls": one.calls, "weight": weight, "samples": samples, "mass": mass, "whole": part, "gradients": kept}
+    return {
+        "calls": one.calls,
+        "weight": weight,
+        "samples": samples,
+        "mass": mass,
+        "whole": part,
+        "gradients": kept,
+    }
 
 
 @torch.no_grad()
-def mean_over_ranks(session: Context, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """A gradient that is None on this rank alone counts as zeros. What a strategy divides is a part of the mean already."""
-    here = [ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE for gradient in gradients]
+def mean_over_ranks(
+    session: Context, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Average gradients. One that is None only on some ranks counts as zeros there.
+
+    A sharded gradient is a part of the mean already.
+    """
+    here = [
+        ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE
+        for gradient in gradients
+    ]
     kinds = session.reduce(torch.tensor(here), "max").tolist()
     found: list[Tensor | None] = []
     for parameter, gradient, kind in zip(parameters, gradients, kinds, strict=True):
@@ -57,15 +81,18 @@ def mean_over_ranks(session: Context, parameters: Sequence[Tensor], gradients: S
 
 
 def restore(sums: Sequence[WindowSum], states: Sequence[Mapping[str, Any]]) -> None:
-    """Put open windows back, by the order of the optimizers."""
+    """Put back the open windows, in the order of the optimizers."""
     open_windows = [number for number, state in enumerate(states) if state["calls"]]
     if open_windows and open_windows[-1] >= len(sums):
         raise UsageError(
-            f"this checkpoint has an open window of accumulation for optimizer {open_windows[-1] + 1}, and there are {len(sums)} optimizers: "
-            "make the optimizers before loading it"
+            "this checkpoint has an open window of accumulation for optimizer"
+            f" {open_windows[-1] + 1}, and there are {len(sums)} optimizers: create the optimizers"
+            " before you load it"
         )
     for one, state in zip(sums, states, strict=False):
         one.drop()
         if state["calls"]:
             numbers = state.get("mass", state["weight"]), state.get("whole", 0.0)
-            one.restore(state["calls"], state["weight"], state["samples"], *numbers, state["gradients"])
+            one.restore(
+                state["calls"], state["weight"], state["samples"], *numbers, state["gradients"]
+            )

@@ -1,4 +1,4 @@
-"""What one optimizer has of the gradient of a window so far."""
+"""The gradient of a window, as far as one optimizer has it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchbus.plugin import Number, Unsupported, UsageError, scale_all
 
-from torchbus_accumulate.windows.sharded_gradients import as_parameter
+from torchbus_accumulate.messages import BETWEEN, FAILED
+from torchbus_accumulate.toggle import parameters
+from torchbus_accumulate.windows.held import HeldGradients
+from torchbus_accumulate.windows.present import PresentGradients
 
-Held = list[tuple[Tensor, Tensor, int]]
 COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
 
 
 class WindowSum:
-    """The loop's own ``step`` commits the gradients that it finds; they wait here for those of the next batch.
+    """The gradients that the loop's calls of ``step`` have committed.
 
-    A backward after ``zero_grad`` adds to what was committed, in place. One before it, which is another optimizer's
-    (the generator's loss reaches the discriminator), finds the committed gradients set aside and can't spoil them.
-    ``weight`` is the part of the window that was committed, ``samples`` the number of samples in it, ``mass`` the same part by what they
-    count, which for ``counted`` ones differs, ``whole`` by what any rank divides by, 0.0 where that is not told; ``settled``: the gradients of
-    this window were divided already.
+    They wait here for those of the next batch. A backward after ``zero_grad`` adds to them in
+    place. A backward before it belongs to another optimizer (a generator's loss reaches the
+    discriminator). Then they are set aside, and it can't spoil them.
+
+    ``weight`` is the committed part of the window, ``samples`` its number of samples. ``mass`` is
+    the same part by what the samples count, which differs if they are ``counted``. ``whole`` is the
+    part by what any rank divides by, 0.0 if that is not known. ``settled``: the gradients of this
+    window are multiplied by ``_scale_of`` already.
     """
-
-    __slots__ = (
-        "_held", "_state", "_touched", "_zeroes_twice", "calls", "counted", "mass", "optimizer", "samples", "settled", "skipped", "weight", "whole",
-    )  # fmt: skip
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -37,18 +38,25 @@ class WindowSum:
         self.counted = self.settled = False
         self.calls = 0
         self.skipped = False
-        self._held: Held = []  # parameter, gradient, and the gradient's version when it was committed
+        self._held = HeldGradients()
+        self._present = PresentGradients()
+        self._scale_of: Number = 1.0
         self._state = ZEROED
-        self._touched = False
-        self._zeroes_twice = False
+        self._touched = self._zeroes_twice = self._zeroes = False
 
     def parameters(self) -> list[Tensor]:
-        """Those that the optimizer has now."""
         optimizer = self.optimizer()
-        return [] if optimizer is None else [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return [] if optimizer is None else parameters(optimizer)
+
+    def gradients(self) -> list[Tensor]:
+        """Return those that the parameters have now."""
+        return [one.grad for one in self.parameters() if one.grad is not None]
+
+    def begin(self, is_other_batch: bool) -> None:
+        """A loop that never calls ``zero_grad`` clears by hand, before the next batch."""
+        self._held.would_be_cleared = is_other_batch and not self._zeroes
 
     def is_trained(self) -> bool:
-        """Whether any of them requires a gradient."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
@@ -56,9 +64,16 @@ class WindowSum:
         """Whether the next backward adds to what was committed."""
         return self.calls > 0 and (self._state in (ZEROED, IN_PLACE) or self._cleared())
 
-    def before_backward(self, total: float | None) -> None:
-        """``total`` is the number of samples in the window that this backward ends: what was committed is put in
-        proportion to it, if this backward adds to it."""
+    def before_backward(self, total: float | None, is_other_batch: bool) -> None:
+        """Prepare for a backward, of the same batch as the last backward or of another one.
+
+        ``total`` is the number of samples in the window, if this backward ends it. If it adds to
+        what is committed, that is rescaled to ``total``.
+        """
+        present = self._present
+        present.is_new = True
+        if present.are_over and (is_other_batch or not self.settled):
+            present.add_to(self.gradients())
         if self._state == ZEROED and self.calls:
             self._put_back(total)
         elif self._state != COMMITTED:
@@ -68,33 +83,48 @@ class WindowSum:
 
     def _before_uncleared(self, total: float | None) -> None:
         """The loop has not called ``zero_grad`` since its step."""
-        self._check_untouched()
+        self._held.check_untouched()
         if self._cleared():
             self._put_back(total)
         else:
-            self._clear()
+            self._held.clear_parameters()
             self._state = ASIDE
 
     def before_zero_grad(self) -> bool:
-        """The loop clears gradients: what was committed is kept. Returns whether nothing is left to clear."""
+        """The loop clears gradients. Keep what is committed.
+
+        Returns whether nothing is left to clear.
+        """
+        self._present.clear()
         if self._touched:
             self._zeroed_after_backward()
         cleared = self.calls > 0 and self._state == COMMITTED
         if self.calls:
-            self._clear()
-        self._state = ZEROED
+            self._held.clear_parameters()
+        self._state, self._zeroes = ZEROED, True
         return cleared
 
     def _zeroed_after_backward(self) -> None:
         if self.calls and not self._zeroes_twice:
-            raise Unsupported("zero_grad() after backward, where the loop had not called it before: accumulation can't tell them apart")
+            raise Unsupported(FAILED if self._present.has_failed else BETWEEN)
         self._zeroes_twice, self._touched = True, False
 
-    def commit(self, optimizer: Optimizer, weight: float, samples: float, mass: Number, whole: Number, counted: bool) -> None:
-        """Instead of a step."""
+    def commit(
+        self,
+        optimizer: Optimizer,
+        weight: float,
+        samples: float,
+        mass: Number,
+        whole: Number,
+        counted: bool,
+    ) -> None:
+        """Hold the gradients, instead of a step. Without new ones, the call does not count."""
+        self._present.refuse_mixed()
+        if not self.is_new:
+            return
         if self.calls and self._state != IN_PLACE:
-            self._merge()
-        self._held = [(one, found, found._version) for group in optimizer.param_groups for one in group["params"] if (found := one.grad) is not None]
+            self._held.merge()
+        self._held.take(optimizer)
         self.weight += weight
         self.samples += samples
         self.mass = self.mass + mass
@@ -102,35 +132,53 @@ class WindowSum:
         self.counted |= counted
         self.calls += 1
         self._state, self._touched = COMMITTED, False
+        self._present.commit()
 
     def with_batch(self, whole: Number) -> Number:
-        """``whole``, with that of one more batch."""
-        are_told = [isinstance(number, Tensor) or number != 0.0 for number in (self.whole, whole)]
-        return self.whole + whole if are_told[1] and (are_told[0] or not self.calls) else 0.0
+        """Return ``whole`` with that of one more batch, or 0.0 if one of them is not known."""
+        known = [isinstance(number, Tensor) or number != 0.0 for number in (self.whole, whole)]
+        return self.whole + whole if known[1] and (known[0] or not self.calls) else 0.0
 
     def settle(self, scale: Number) -> None:
-        """After the last backward of a window: the gradients are those of the window, times one over ``scale``."""
-        self.settled = True
-        if isinstance(scale, Tensor) or abs(scale - 1.0) > 1e-9:
-            self._scale(scale)
+        """After the last backward of a window, multiply its gradients by ``scale``."""
+        self.settled = self._present.are_over = True
+        self._scale_of = scale
+        self._scale(scale)
 
-    def finish(self, total: float | None) -> None:
-        """Before a real step: the gradients are the whole window's, and weigh ``total``. None: as they are."""
+    def unsettle(self) -> None:
+        """Undo ``settle``, because another backward of the last batch adds to the gradients."""
+        self.settled = self._present.are_over = False
+        self._scale(1.0 / self._scale_of)
+
+    def finish(self, total: float | None, counted: bool) -> None:
+        """Before a real step, merge all gradients of the window, and divide them by ``total``.
+
+        ``counted``: the last batch is.
+        """
+        present, counted = self._present, counted or self.counted
+        present.refuse_mixed()
+        if self.calls and self._state != IN_PLACE:
+            present.refuse_apart(counted)
+            self._held.merge()
+        if total and (self.calls or present.is_new) and not self.settled:
+            self._scale(1.0 / total)
         if self.calls:
-            if self._state != IN_PLACE:
-                self._merge()
-            if total and not self.settled and abs(total - 1.0) > 1e-9:
-                self._scale(1.0 / total)
             self.drop()
+        present.finish(self.gradients(), counted)
         self.settled = False
         self._state, self._touched = COMMITTED, False
 
+    def backward_failed(self) -> None:
+        """A backward has raised, and may have added a part of its gradients."""
+        self._present.has_failed = self._touched
+
     def _scale(self, factor: Number) -> None:
-        scale_all([parameter.grad for parameter in self.parameters() if parameter.grad is not None], factor)
+        if isinstance(factor, Tensor) or abs(factor - 1.0) > 1e-9:
+            scale_all(self.gradients(), factor)
 
     def drop(self) -> None:
-        """Nothing is committed any more."""
-        self._held = []
+        """Forget what is committed."""
+        self._held.drop()
         self.weight = self.samples = self.mass = self.whole = 0.0
         self.counted = False
         self.calls = 0
@@ -138,59 +186,65 @@ class WindowSum:
 
     @property
     def is_being_added_to(self) -> bool:
-        """Whether a backward has added to what was committed, and no step has committed that."""
+        """Whether a backward has added to the committed gradients, and no step has committed it."""
         return self._state == IN_PLACE
 
-    def committed(self) -> list[Tensor | None]:
-        """What was committed, for each parameter."""
-        found = {id(parameter): gradient for parameter, gradient, _ in self._held}
-        return [found.get(id(parameter)) for parameter in self.parameters()]
+    @property
+    def is_new(self) -> bool:
+        """Whether there is something to commit."""
+        return self._present.is_new or self.is_assigned
 
-    def restore(self, calls: int, weight: float, samples: float, mass: float, whole: float, gradients: list[Tensor | None]) -> None:
-        """As if so much had been committed, and cleared by the loop. Raises UsageError for another number of parameters."""
-        parameters = self.parameters()
-        if len(parameters) != len(gradients):
-            raise UsageError(f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer has {len(parameters)}")
-        self.calls, self.weight, self.samples, self.mass, self.whole = calls, weight, samples, mass, whole
+    @property
+    def is_assigned(self) -> bool:
+        """Whether the loop has set gradients without a backward."""
+        if self._present.is_new:
+            return False
+        found = self.gradients()
+        return not self._held.has_all(found) and not self._present.are_of_last_step(found)
+
+    def committed(self) -> list[Tensor | None]:
+        """Return the committed gradient of each parameter."""
+        return self._held.of(self.parameters())
+
+    def restore(
+        self,
+        calls: int,
+        weight: float,
+        samples: float,
+        mass: float,
+        whole: float,
+        gradients: list[Tensor | None],
+    ) -> None:
+        """Commit what a checkpoint has, as if the loop had then cleared its gradients.
+
+        Raises UsageError if the number of parameters differs.
+        """
+        own = self.parameters()
+        if len(own) != len(gradients):
+            raise UsageError(
+                f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer"
+                f" has {len(own)}"
+            )
+        self.calls, self.weight, self.samples = calls, weight, samples
+        self.mass, self.whole = mass, whole
         self.counted = abs(mass - weight) > 1e-9 * weight
-        both = zip(parameters, gradients, strict=True)
-        placed = [(parameter, as_parameter(gradient.to(parameter.device), parameter)) for parameter, gradient in both if gradient is not None]
-        self._held = [(parameter, gradient, gradient._version) for parameter, gradient in placed]
-        self._clear()
+        self._held.load(own, gradients)
+        self._held.clear_parameters()
         self._state, self._touched = ZEROED, False
 
     def _put_back(self, total: float | None) -> None:
         if total is not None:
             self._rescale(total)
-        twice = self._zeroes_twice
-        for parameter, gradient, _ in self._held:
-            parameter.grad = gradient.clone() if twice else gradient
+        self._held.put_back(as_copies=self._zeroes_twice)
         self._state, self._touched = IN_PLACE, True
 
     def _rescale(self, total: float) -> None:
         scale = self.samples / total / self.weight if self.weight else 1.0
         if abs(scale - 1.0) > 1e-12:
-            scale_all([gradient for _, gradient, _ in self._held], scale)
+            self._held.scale(scale)
             self.weight *= scale
             self.mass, self.whole = self.mass * scale, self.whole * scale
 
-    def _merge(self) -> None:
-        """What was set aside, and not put back, joins what the loop has made since."""
-        for parameter, gradient, _ in self._held:
-            own = parameter.grad
-            parameter.grad = gradient if own is None or own is gradient else gradient + own
-
     def _cleared(self) -> bool:
         """Whether the loop has set gradients to None by hand, or by ``model.zero_grad()``."""
-        return self._state == COMMITTED and all(parameter.grad is None for parameter, _, _ in self._held)
-
-    def _check_untouched(self) -> None:
-        if any(gradient._version != version for _, gradient, version in self._held):
-            raise Unsupported(
-                "gradients were changed in place between optimizer.step() and the next backward, in the middle of a window: "
-                "clear them by optimizer.zero_grad() or model.zero_grad(), or accumulate in the loop under s.accumulating(...)"
-            )
-
-    def _clear(self) -> None:
-        for parameter, _, _ in self._held:
-            parameter.grad = None
+        return self._state == COMMITTED and self._held.are_cleared()

@@ -1,4 +1,4 @@
-"""What each batch counts in its window."""
+"""The weight of each batch in its window."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, Taken
+from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, Taken, warn
 
+from torchbus_accumulate.messages import UNLIKE
 from torchbus_accumulate.place.loop import expected_samples
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.windows.sums import WindowSum
 
 
 class Weights:
-    """Each backward is weighted by its samples over those expected in the window; where that was wrong, the last
-    backward of the window finds the sum rescaled, so that the loop never sees anything but the true gradient.
+    """The weight of a backward is its samples divided by those expected in the window.
 
-    A batch that counts something else (tokens, as the loop or its loss says) weighs so much more or less than its samples do; at the end
-    of the window the sum is divided by the mean of these weights over ranks.
+    If the window then has another number of samples, the sum is rescaled before its last backward.
+    So the loop only sees the exact gradient.
 
-    ``samples``, ``factor``, ``mass`` (the factor, times what this rank's batch counts) and ``whole`` (the factor, times what any rank divides by)
-    are those of the last backward; ``counted``: its weight is not that of its samples; ``batch_samples``: those of the loader's batch that feeds
-    this backward.
+    A batch may count something else (tokens, as the loop or its loss says). Then its weight differs
+    from that of its samples. At the end of the window, the sum is divided by the mean of these
+    weights over ranks.
+
+    The attributes belong to the last backward. ``mass`` is ``factor`` times what this rank's batch
+    counts. ``whole`` is ``factor`` times what any rank divides by. ``counted``: the weight is not
+    that of its samples. ``batch_samples``: the samples in the loader's batch.
     """
 
     def __init__(self, session: Context, position: Position) -> None:
@@ -31,7 +35,12 @@ class Weights:
         self.is_sum = any(getattr(plugin, "loss_reduction", None) == "sum" for plugin in plugins)
         self._session = session
         self._position = position
-        self._losses = LossWeights(session, next((plugin.loss_weight for plugin in plugins if hasattr(plugin, "loss_weight")), "auto"))
+        self._losses = LossWeights(
+            session,
+            next(
+                (plugin.loss_weight for plugin in plugins if hasattr(plugin, "loss_weight")), "auto"
+            ),
+        )
         self._has_unit = False
         self.batch_samples = 1.0
         self.samples = 1.0
@@ -40,29 +49,44 @@ class Weights:
         self.mass: Number = 1.0
         self.whole: Number = 0.0
         self.counted = False
+        self._last: float | None = None
+        self._has_warned = False
 
     @property
     def note(self) -> str:
-        """What was found in the losses."""
+        """What the losses' graphs showed, in words."""
         return self._losses.note
 
-    def saved(self) -> dict[str, Any]:
-        """For a checkpoint."""
+    def saved(self) -> dict[str, object]:
+        """Return the state for a checkpoint."""
         return {"has_unit": self._has_unit, "losses": self._losses.state_dict()}
 
     def put_back(self, expected: float, state: Mapping[str, Any] | None) -> None:
-        """What a window that is open expects, and ``saved``, which the first format of checkpoints has not."""
+        """Put back the samples expected in an open window, and what ``saved`` returned.
+
+        The first format of checkpoints does not have the latter.
+        """
         self.expected = expected
         if state is not None:
             self._has_unit = state["has_unit"]
             self._losses.load_state_dict(state["losses"])
 
     def weigh(
-        self, call: BackwardCall, tokens: float | None, taken: Taken | None, sums: Sequence[WindowSum], first: bool, last: bool
+        self,
+        call: BackwardCall,
+        tokens: float | None,
+        taken: Taken | None,
+        sums: Sequence[WindowSum],
+        first: bool,
+        last: bool,
     ) -> float | None:
-        """Set the weight of this backward, on the ``first`` batch of a window or the ``last``; returns the samples of the
-        window, if it is the last."""
-        self.samples = self.batch_samples if taken is not None else float(self._session.share.count or 1)
+        """Set the weight of this backward, which may be the window's ``first`` or ``last`` one.
+
+        If it is the last one, return the number of samples in the window.
+        """
+        self.samples = (
+            self.batch_samples if taken is not None else float(self._session.share.count or 1)
+        )
         if self.is_sum:
             return None
         if first:
@@ -73,18 +97,37 @@ class Weights:
         return total
 
     def count(self, call: BackwardCall, tokens: float | None) -> None:
-        """Tell the strategy what this batch counts; without one it is in the factor."""
+        """Tell the strategy what this batch counts. Without a strategy, it is in the factor."""
         found = call.count = self._count(call, tokens)
-        self.mass, self.whole, self.counted = self.factor * found.weight, self.factor * found.total, found.counted
-        alone = self._session.world_size == 1
-        call.factor = call.factor * (self.mass if alone else self.factor)
+        self.mass, self.whole, self.counted = (
+            self.factor * found.weight,
+            self.factor * found.total,
+            found.counted,
+        )
+        if not isinstance(found.weight, Tensor):
+            self._compare(found.weight)
+        call.factor *= self.mass if self._session.world_size == 1 else self.factor
 
     def commit(self, one: WindowSum, optimizer: Optimizer) -> None:
-        """Instead of a step."""
+        """Commit the gradients of the last backward, instead of a step."""
         one.commit(optimizer, self.factor, self.samples, self.mass, self.whole, self.counted)
+        self.begin_batch()
+
+    def _compare(self, weight: float) -> None:
+        """Warn if backwards before one step differ: a batch has one weight in its window."""
+        before, self._last = self._last, weight
+        if self._has_warned or before is None or abs(before - weight) <= 1e-6 * abs(before):
+            return
+        self._has_warned = True
+        if self._session.is_main:
+            warn(UNLIKE)
+
+    def begin_batch(self) -> None:
+        """After a step, the next backward is not compared with the last one."""
+        self._last = None
 
     def end(self, call: BackwardCall, held: Sequence[WindowSum]) -> None:
-        """The backward of the last batch: ``held`` are the sums that it adds to."""
+        """Before the backward of the last batch, which adds to the sums in ``held``."""
         count = call.count
         if count is None:
             return
@@ -93,10 +136,13 @@ class Weights:
         count.counted |= any(one.counted for one in held)
         count.left, count.anew = bool(held), not held
         if self._session.world_size == 1 and count.counted:
-            self._divide_alone(call, count, bool(held))
+            self._divide(call, count, bool(held))
 
-    def _divide_alone(self, call: BackwardCall, count: Count, adds: bool) -> None:
-        """No strategy divides what one rank has by what it counts. A batch that adds to nothing is a mean already."""
+    def _divide(self, call: BackwardCall, count: Count, adds: bool) -> None:
+        """Divide by the count: with one rank, there is no strategy that does it.
+
+        A batch that ``adds`` to nothing is a mean already.
+        """
         by = count.norm if adds else count.weight
         scale = 1.0 / by if isinstance(by, Tensor) or by else 1.0
         if adds:
@@ -109,17 +155,32 @@ class Weights:
         expected = self.samples / self._session.world.data.parts if share.count else self.samples
         if not self._has_unit:
             self._agree(call, tokens, expected)
-        return self._losses.of(call.loss, expected=expected) if tokens is None else self._losses.of_number(tokens, expected)
+        return (
+            self._losses.of(call.loss, expected=expected)
+            if tokens is None
+            else self._losses.of_number(tokens, expected)
+        )
 
     def _agree(self, call: BackwardCall, tokens: float | None, expected: float) -> None:
-        """At the first backward of all: how much one sample counts, lest a loop whose samples all count alike is taken for one that counts."""
+        """At the very first backward, find out how much one sample counts.
+
+        Then a loop in which all samples count the same is weighted by samples.
+        """
         self._has_unit = True
-        count = self._losses.of(call.loss, expected=expected) if tokens is None else self._losses.of_number(tokens, expected)
+        count = (
+            self._losses.of(call.loss, expected=expected)
+            if tokens is None
+            else self._losses.of_number(tokens, expected)
+        )
         self._losses.agree_on_unit(count)
 
     def _expect(self, taken: Taken | None) -> float:
         samples = self.samples or 1.0
-        return samples * self._position.size if taken is None else expected_samples(taken, samples, self._position.size)
+        return (
+            samples * self._position.size
+            if taken is None
+            else expected_samples(taken, samples, self._position.size)
+        )
 
     def _total(self, taken: Taken | None, sums: Sequence[WindowSum]) -> float:
         """The samples of the window that ends, as the gradients say which this backward adds to."""

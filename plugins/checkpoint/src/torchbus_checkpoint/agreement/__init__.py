@@ -1,4 +1,4 @@
-"""What ranks agree on without a collective: when a checkpoint is due, which one, and whether it succeeded.
+"""Agreement between ranks without a collective: when a checkpoint is due, and which one to use.
 
-Speaks through the store of the job, in JSON.
+The ranks exchange JSON through the store of the job.
 """

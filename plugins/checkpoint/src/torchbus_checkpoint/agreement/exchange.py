@@ -1,71 +1,95 @@
-"""What ranks tell each other while they write and choose checkpoints: over the store, without a collective, so that a thread may do it."""
+"""How ranks exchange values while they write and choose checkpoints.
+
+They use the store instead of a collective, so that a thread may do it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from torchbus.plugin import Context, TorchbusError
 
 from torchbus_checkpoint.agreement import wire
 from torchbus_checkpoint.errors import CheckpointError
 
+Value = TypeVar("Value")
+
 
 class Exchange:
-    """Of one checkpoint, whose ``key`` is new. All ranks say the same words in the same order."""
+    """The exchange about one checkpoint. No other exchange has used its ``key``.
+
+    All ranks call the same methods in the same order.
+    """
 
     def __init__(self, session: Context, key: str) -> None:
         self._session = session
         self._key = key
-        self._said = 0
+        self._num_calls = 0
         self.rank, self.world_size, self.is_main = session.rank, session.world_size, session.is_main
 
     def meet(self) -> None:
-        """Rank 0 is here."""
-        self._said += 1
+        """Wait until rank 0 is here."""
+        self._num_calls += 1
         if self.is_main:
             self._set("", 0, b"")
         else:
             self._wait("", 0)
 
-    def gather(self, mine: Any) -> list[Any]:
-        """What each rank has, on rank 0; nothing on the others."""
-        self._said += 1
+    def gather(self, mine: Value) -> list[Value]:
+        """Return the value of each rank on rank 0, and an empty list on the others."""
+        self._num_calls += 1
         if not self.is_main:
             self._set("from", self.rank, wire.written(mine))
             return []
-        return [mine, *(self._take("from", rank, rank) for rank in range(1, self.world_size))]
+        others: list[Value] = [
+            wire.read(self._take("from", rank, rank)) for rank in range(1, self.world_size)
+        ]
+        return [mine, *others]
 
-    def scatter(self, theirs: list[Any]) -> Any:
-        """To each rank its own of what rank 0 has."""
-        self._said += 1
+    def scatter(self, theirs: list[Value]) -> Value:
+        """Give each rank its own value from the list that rank 0 passes."""
+        self._num_calls += 1
         for rank in range(1, len(theirs)):
             self._set("for", rank, wire.written(theirs[rank]))
-        return theirs[0] if self.is_main else self._take("for", self.rank, 0)
+        if self.is_main:
+            return theirs[0]
+        own: Value = wire.read(self._take("for", self.rank, 0))
+        return own
 
     def _name(self, word: str, rank: int) -> str:
-        return f"{self._key}/{self._said}{word}{rank}"
+        return f"{self._key}/{self._num_calls}{word}{rank}"
 
     def _set(self, word: str, rank: int, data: bytes) -> None:
         if self.world_size > 1:
             self._session.world.shared.set(self._name(word, rank), data)
 
-    def _take(self, word: str, rank: int, teller: int) -> Any:
-        self._wait(word, rank, teller)
+    def _take(self, word: str, rank: int, sender: int) -> bytes:
+        self._wait(word, rank, sender)
         store, name = self._session.world.shared, self._name(word, rank)
         data = store.get(name)
         store.delete_key(name)
-        return wire.read(data)
+        return bytes(data)
 
-    def _wait(self, word: str, rank: int, teller: int = 0) -> None:
-        job, name, seconds = self._session.job, self._name(word, rank), self._session.timeout.total_seconds()
-        assert job is not None
-        if not job.wait_until(lambda store: bool(store.check([name])), seconds):
-            raise CheckpointError(f"rank {teller} did not write its part of a checkpoint within {seconds:g} s ({name})")
+    def _wait(self, word: str, rank: int, sender: int = 0) -> None:
+        name = self._name(word, rank)
+        if not wait_for(self._session, name):
+            raise CheckpointError(
+                f"rank {sender} did not write its part of a checkpoint within"
+                f" {self._session.timeout.total_seconds():g} s ({name})"
+            )
+
+
+def wait_for(session: Context, key: str) -> bool:
+    """Wait until a rank has set this key. Return False if the session's timeout came first."""
+    assert session.job is not None
+    return session.job.wait_until(
+        lambda store: bool(store.check([key])), session.timeout.total_seconds()
+    )
 
 
 def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
-    """What rank 0 has chosen, on every rank, without a collective."""
+    """Return what rank 0 chooses, on every rank, without a collective."""
     if session.world_size == 1:
         return choose()
     store = session.world.shared
@@ -77,8 +101,7 @@ def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
             raise
         store.set(key, text)
         return text[1:]
-    assert session.job is not None
-    if not session.job.wait_until(lambda store: bool(store.check([key])), session.timeout.total_seconds()):
+    if not wait_for(session, key):
         raise CheckpointError("rank 0 did not say which checkpoint to resume from")
     text = store.get(key).decode()
     if text[0] == "-":

@@ -1,8 +1,9 @@
-"""What comes from outside: a scheduler's signal, the clock. Rank 0 decides for all, at a boundary that all know.
+"""Requests from outside the loop: a scheduler's signal, the clock. Rank 0 decides for all ranks.
 
-No rank may save or leave while another goes on to a step that needs it. So between two steps, when it is at boundary ``n - 1``, rank 0
-writes what is to be done at boundary ``n``; the others read it when they get there, which they can't before rank 0 has taken part
-in the step between. Not every boundary is looked at: what is read at one says which is the next, a quarter of a second later.
+No rank may save or leave while another starts a step that needs it. So rank 0 decides one step
+ahead: at boundary ``n - 1`` it writes what all ranks do at boundary ``n``. The others read it at
+boundary ``n``, which they can't reach before rank 0 has taken part in the step between. They skip
+most boundaries: each decision names the next boundary to look at, a quarter of a second later.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import TypedDict, cast
 
 from torchbus.plugin import Context, UsageError
 
+from torchbus_checkpoint.agreement.exchange import wait_for
 from torchbus_checkpoint.errors import CheckpointError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -29,68 +31,88 @@ MAX_STRIDE = 1000
 SIGNALLED = "checkpoint/signal"
 
 
-class Requests:
-    """``save``: a checkpoint is asked for. ``leave``: the exit status to leave with after it, 128 + the signal's number."""
+class Decision(TypedDict):
+    """``next`` is the next boundary at which the ranks look."""
 
-    def __init__(self, session: Context, time_is_up: Callable[[], bool], time_limit_s: float | None) -> None:
+    save: bool
+    leave: int
+    next: int
+
+
+class Requests:
+    """What the ranks have to do at the next boundary.
+
+    ``save``: write a checkpoint. ``leave``: then leave with this exit status, 128 + the signal's
+    number.
+    """
+
+    def __init__(
+        self, session: Context, time_is_up: Callable[[], bool], time_limit_s: float | None
+    ) -> None:
         self._session = session
         self._time_is_up = time_is_up
         self._ends_s = None if time_limit_s is None else time.monotonic() + time_limit_s
         self._signal = 0
         self._pid = os.getpid()
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self._boundary = 0
         self._next = 2
-        self._asked: dict[str, Any] = {}
+        self._decision: Decision = {"save": False, "leave": 0, "next": self._next}
         self._begun_s = time.monotonic()
         self.save = False
         self.leave = 0
         if threading.current_thread() is threading.main_thread():
             self._listen()
 
-    # At a boundary ---------------------------------------------------------------------------------------------
+    # At a boundary -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Every rank is, or will be, at this boundary."""
+        """Follow the decision for this boundary. Every rank is, or will be, here."""
         self._boundary += 1
         if self._session.world_size == 1:
             return self._take(self._decide())
         if self._boundary == self._next:
-            self._take(self._asked if self._session.is_main else self._read(self._next))
+            self._take(self._decision if self._session.is_main else self._read(self._next))
         if self._session.is_main and self._boundary == self._next - 1:
-            self._asked = self._decide()
-            self._session.world.shared.set(_key(self._next), json.dumps(self._asked))
+            self._decision = self._decide()
+            self._session.world.shared.set(_key(self._next), json.dumps(self._decision))
 
     def saved(self) -> None:
         self.save = False
 
-    def _decide(self) -> dict[str, Any]:
+    def _decide(self) -> Decision:
         number = self._signal or self._signal_elsewhere()
         if not number and self._ends_s is not None and time.monotonic() >= self._ends_s:
             number = signal.SIGUSR1
-        return {"save": self._time_is_up(), "leave": 128 + number if number else 0, "next": self._next + self._stride()}
+        return {
+            "save": self._time_is_up(),
+            "leave": 128 + number if number else 0,
+            "next": self._next + self._stride(),
+        }
 
-    def _take(self, asked: dict[str, Any]) -> None:
-        self.save |= asked["save"]
-        self.leave = self.leave or asked["leave"]
-        self._next = asked["next"]
+    def _take(self, decision: Decision) -> None:
+        self.save |= decision["save"]
+        self.leave = self.leave or decision["leave"]
+        self._next = decision["next"]
 
     def _stride(self) -> int:
-        """So many boundaries are about a quarter of a second."""
+        """Return how many boundaries pass in about a quarter of a second."""
         seconds = (time.monotonic() - self._begun_s) / self._boundary
         return max(1, min(MAX_STRIDE, int(LOOK_EVERY_S / max(seconds, 1e-6))))
 
-    def _read(self, boundary: int) -> dict[str, Any]:
+    def _read(self, boundary: int) -> Decision:
         session, key = self._session, _key(boundary)
-        assert session.job is not None
-        if not session.job.wait_until(lambda store: bool(store.check([key])), session.timeout.total_seconds()):
-            raise CheckpointError(f"rank 0 did not come to the end of step {boundary}, where rank {session.rank} waits for it")
-        return dict(json.loads(session.world.shared.get(key)))
+        if not wait_for(session, key):
+            raise CheckpointError(
+                f"rank 0 did not reach the end of step {boundary}, where rank {session.rank}"
+                " is waiting for it"
+            )
+        return cast(Decision, json.loads(session.world.shared.get(key)))
 
-    # Signals ---------------------------------------------------------------------------------------------------
+    # Signals -------------------------------------------------------------------------------------
 
     def _signal_elsewhere(self) -> int:
-        """One that another rank has received."""
+        """Return a signal that another rank has received, or 0."""
         store = self._session.world.store
         return int(store.get(SIGNALLED)) if store is not None and store.check([SIGNALLED]) else 0
 
@@ -109,9 +131,12 @@ class Requests:
             self._session.job.leave_signals(set())
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        """The first one asks for a checkpoint; a second one, or one with which the guard ends this rank, is obeyed at once."""
+        """Request a checkpoint at the first signal; obey a second one at once.
+
+        A signal with which the guard ends this rank is obeyed at once, too.
+        """
         job = self._session.job
-        if os.getpid() != self._pid:  # a worker of a loader
+        if os.getpid() != self._pid:  # this is a worker of a loader
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._signal or (job is not None and job.is_ending):
@@ -129,7 +154,7 @@ class Requests:
             raise SystemExit(128 + number)
 
     def _tell(self, number: int) -> None:
-        """From a thread: the main one may be in the middle of a word with the store."""
+        """Tell rank 0. Runs in a thread: the main one may be in a call to the store."""
         with contextlib.suppress(RuntimeError, AssertionError):
             self._session.world.shared.set(SIGNALLED, str(int(number)))
 
@@ -139,15 +164,20 @@ def _key(boundary: int) -> str:
 
 
 def seconds(time_limit: str | timedelta) -> float:
-    """``"1:30:00"``, as SLURM writes it, or a timedelta. Raises UsageError."""
+    """Convert ``"1:30:00"``, as SLURM writes it, or a timedelta. Raises UsageError."""
     if isinstance(time_limit, timedelta):
         limit = time_limit.total_seconds()
     elif isinstance(time_limit, str) and re.fullmatch(r"(\d+-)?(\d+:)?\d+:\d+", time_limit):
         days, _, clock = time_limit.rpartition("-")
         parts = [int(part) for part in clock.split(":")]
-        limit = int(days or 0) * 86400.0 + sum(part * 60**power for power, part in enumerate(reversed(parts)))
+        limit = int(days or 0) * 86400.0 + sum(
+            part * 60**power for power, part in enumerate(reversed(parts))
+        )
     else:
-        raise UsageError(f"time_limit={time_limit!r}: it must be a timedelta, or a string such as '30:00', '11:50:00' or '1-12:00:00'")
+        raise UsageError(
+            f"time_limit={time_limit!r}: it must be a timedelta, or a string such as '30:00',"
+            " '11:50:00' or '1-12:00:00'"
+        )
     if not limit > 0:
-        raise UsageError(f"time_limit={time_limit!r}: it must be more than nothing")
+        raise UsageError(f"time_limit={time_limit!r}: it must be more than 0 seconds")
     return limit

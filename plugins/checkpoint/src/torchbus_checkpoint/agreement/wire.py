@@ -1,4 +1,4 @@
-"""What ranks say to each other about a checkpoint, as JSON: no code can be in it, which a pickle may hold."""
+"""Values that ranks exchange about a checkpoint, as JSON. Unlike a pickle, it can hold no code."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from typing import Any
 
 import torch
 
+from torchbus_checkpoint._compat import kinds_of_dcp
+
 PLAIN = (str, int, float, bool, type(None))
 OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
-def written(value: Any) -> bytes:
-    """Plain values, lists, tuples, dicts, and the plans of torch.distributed.checkpoint (DCP). Raises TypeError for anything else."""
+def written(value: object) -> bytes:
+    """Write plain values, lists, tuples, dicts, and plans of torch.distributed.checkpoint (DCP).
+
+    Raises TypeError for anything else.
+    """
     return json.dumps(_plain(value)).encode()
 
 
 def read(data: bytes) -> Any:
-    """Raises ValueError or KeyError for what ``written`` does not write."""
+    """Read what ``written`` wrote. Raises ValueError or KeyError for anything else."""
     return _object(json.loads(data))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if type(value) in PLAIN:
         return value
     if type(value) is list:
@@ -36,15 +41,19 @@ def _plain(value: Any) -> Any:
         return {"torch": str(value).removeprefix("torch.")}
     name = type(value).__name__
     if _kinds().get(name) is not type(value):
-        raise TypeError(f"a {type(value).__module__}.{name} in a checkpoint's plan: ranks tell each other plain values and torch's own plans only")
+        raise TypeError(
+            f"a {type(value).__module__}.{name} in a checkpoint's plan: ranks exchange only plain"
+            " values and torch's own plans"
+        )
     return {name: _parts(value)}
 
 
-def _parts(value: Any) -> Any:
+def _parts(value: object) -> object:
     if isinstance(value, Enum):
         return value.name
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    assert isinstance(value, tuple)
     return [_plain(one) for one in value]
 
 
@@ -67,20 +76,28 @@ def _made(kind: Any, parts: Any) -> Any:
     return kind[parts] if isinstance(parts, str) else kind(_object(one) for one in parts)
 
 
-def _of_torch(name: str) -> Any:
+def _of_torch(name: str) -> object:
     found = getattr(torch, name, None)
     if not isinstance(found, OF_TORCH):
-        raise ValueError(f"torch.{name} is no dtype, layout or memory format")
+        raise ValueError(f"torch.{name} is not a dtype, layout or memory format")
     return found
 
 
 @cache
 def _kinds() -> dict[str, Callable[..., Any]]:
-    """All that a plan is made of, by name. Imported late: slow."""
-    from torch.distributed.checkpoint import filesystem, metadata, planner, storage
+    """The classes that a plan is made of, by name. Imported late, because the import is slow."""
+    from torch.distributed.checkpoint import metadata, planner, storage
 
     of_dcp: Sequence[Any] = (
-        planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData, planner.BytesIOWriteData, storage.WriteResult,
-        metadata.MetadataIndex, metadata.ChunkStorageMetadata, metadata.TensorProperties, filesystem._StoragePrefix, filesystem._StorageInfo,
-    )  # fmt: skip
+        planner.SavePlan,
+        planner.WriteItem,
+        planner.WriteItemType,
+        planner.TensorWriteData,
+        planner.BytesIOWriteData,
+        storage.WriteResult,
+        metadata.MetadataIndex,
+        metadata.ChunkStorageMetadata,
+        metadata.TensorProperties,
+        *kinds_of_dcp(),
+    )
     return {kind.__name__: kind for kind in (*of_dcp, tuple, torch.Size)}

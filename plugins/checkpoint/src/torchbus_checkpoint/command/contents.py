@@ -1,26 +1,42 @@
-"""The models, optimizers and the rest of a checkpoint in words. Tensors are mapped from the file, and not read."""
+"""Describe the models, the optimizers and the rest of a checkpoint in words.
+
+Tensors are mapped from the file; their numbers are not read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from torchbus_checkpoint.disk import reading
 from torchbus_checkpoint.disk.divided import NOTE
+from torchbus_checkpoint.disk.formats import Manifest
 from torchbus_checkpoint.errors import CheckpointError
 
-Described = ("models", "optimizers", "schedulers", "scalers", "registered", "plugins")
-Words = dict[str, list[str]]
+
+class Described(TypedDict):
+    """The words for each kind of thing. Those for plugins come from rank 0's file."""
+
+    models: list[str]
+    optimizers: list[str]
+    schedulers: list[str]
+    scalers: list[str]
+    registered: list[str]
+    plugins: list[str]
 
 
-def described(checkpoint: Path, manifest: dict[str, Any]) -> Words:
-    """Words by kind of thing; those of plugins are rank 0's."""
+def described(checkpoint: Path, manifest: Manifest) -> Described:
+    """Describe one checkpoint. Raises CheckpointError if a file is missing or can't be read."""
     saved = _mapped(checkpoint, manifest, "training.pt")
-    weights = saved["models"] if "groups" in saved else [_mapped(checkpoint, manifest, name) for name in saved["weights"]]
+    weights = (
+        saved["models"]
+        if "groups" in saved
+        else [_mapped(checkpoint, manifest, name) for name in saved["weights"]]
+    )
     models = zip(saved["trained"] + saved["other"], weights, strict=True)
     return {
         "models": [_with_size(entry, state) for entry, state in models],
@@ -32,33 +48,34 @@ def described(checkpoint: Path, manifest: dict[str, Any]) -> Words:
     }
 
 
-def _mapped(checkpoint: Path, manifest: dict[str, Any], name: str) -> Any:
+def _mapped(checkpoint: Path, manifest: Manifest, name: str) -> Any:
     if name not in manifest["files"]:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: the manifest has no {name}")
     try:
-        with reading.opened(checkpoint / name):  # torch would wait for a pipe
+        with reading.opened(checkpoint / name):  # torch would block on a pipe
             pass
     except OSError as error:
-        raise CheckpointError(f"checkpoint {checkpoint} is damaged: {name} can't be read ({error.strerror})") from None
+        raise CheckpointError(
+            f"checkpoint {checkpoint} is damaged: {name} can't be read ({error.strerror})"
+        ) from None
     return torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
 
 
-def _named(entry: dict[str, Any]) -> str:
+def _named(entry: dict[str, str]) -> str:
     return f"{entry['name']} ({entry['class']})"
 
 
-def _with_size(entry: dict[str, Any], state: Any) -> str:
-    sizes: list[int] = []
-    _walk(state, lambda shape: sizes.append(torch.Size(shape).numel()))
+def _with_size(entry: dict[str, str], state: object) -> str:
+    sizes = [torch.Size(shape).numel() for shape in _shapes(state)]
     return f"{_named(entry)} with {len(sizes)} tensors of {sum(sizes)} numbers"
 
 
-def _walk(value: Any, found: Callable[[Any], None]) -> None:
-    """The shape of each tensor, or of what stands for it where tensors are in parts."""
+def _shapes(value: object) -> Iterator[list[int]]:
+    """Yield the shape of each tensor. Of a sharded tensor, the file has a note with its shape."""
     if isinstance(value, Tensor):
-        found(value.shape)
+        yield list(value.shape)
     elif isinstance(value, dict) and NOTE in value:
-        found(value["shape"])
+        yield value["shape"]
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            _walk(item, found)
+            yield from _shapes(item)

@@ -1,9 +1,9 @@
-"""Which checkpoint of a folder to resume from, and which to keep."""
+"""Choose which checkpoint of a folder to resume from, and which ones to keep."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torchbus.plugin import UsageError, warn
 
@@ -16,15 +16,15 @@ One = TypeVar("One", str, Path)
 
 
 def automatic(parent: Path) -> list[Path]:
-    """The checkpoints that a session wrote by itself, oldest first."""
+    """Return the checkpoints that sessions wrote by themselves, oldest first."""
     return [found for found in folder.found(parent) if found.name.startswith(PREFIX)]
 
 
 def latest(parent: str | Path) -> Path | None:
-    """The newest checkpoint in a folder that is whole, None if there is none at all.
+    """Return the newest whole checkpoint in a folder, or None if there is no checkpoint at all.
 
-    Damaged ones are passed over with a warning that says what is wrong. Raises CheckpointError if all are damaged, and NewerFormat before
-    it passes over one that a later version has written.
+    Damaged ones are skipped, with a warning that says what is wrong. Raises CheckpointError if all
+    are damaged. Raises NewerFormat, and skips nothing, if a later version has written one.
     """
     refuse_url(parent, f"latest({str(parent)!r})")
     problems: list[str] = []
@@ -40,12 +40,14 @@ def latest(parent: str | Path) -> Path | None:
             warn(f"{problem}: resuming from {candidate}")
         return candidate
     if problems:
-        raise CheckpointError(f"no checkpoint in {parent} is whole: {'; '.join(problems)}. Remove them to begin anew")
+        raise CheckpointError(
+            f"no checkpoint in {parent} is whole: {'; '.join(problems)}. Remove them to start again"
+        )
     return None
 
 
 def to_begin_with(options: Options) -> str:
-    """The checkpoint that a run goes on from, "" where it begins anew."""
+    """Return the checkpoint that a run resumes from, or "" if it starts from the beginning."""
     assert options.folder is not None
     leftovers.sweep(options.folder)
     if isinstance(options.resume, Path):
@@ -54,27 +56,30 @@ def to_begin_with(options: Options) -> str:
     there = automatic(options.folder)
     if options.resume == "never" and there:
         raise UsageError(
-            f"resume='never', but {options.folder} has checkpoints of an earlier run, the last one {there[-1].name}: "
-            "use another folder, remove them, or go on with resume='auto'"
+            f"resume='never', but {options.folder} has checkpoints of an earlier run, the last one"
+            f" {there[-1].name}: use another folder, remove them, or resume with resume='auto'"
         )
     return str(latest(options.folder) or "")
 
 
 def verified(chosen: Path) -> str:
-    """The step of one that ``s.save`` wrote, if it is whole. Raises CheckpointError."""
+    """Return the step of a checkpoint that ``s.save`` wrote. Raises CheckpointError if damaged."""
     leftovers.heal(chosen)
     return str(folder.verify(chosen)["step"])
 
 
 def best(parent: str | Path, mode: str = "min") -> Path | None:
-    """The checkpoint in a folder with the best value of what was monitored, None if none has one."""
+    """Return the checkpoint with the best monitored value, or None if none has a value."""
     refuse_url(parent, f"best({str(parent)!r})")
     ranked = _ranked(_with_metrics(automatic(Path(parent))), mode)
     return ranked[0] if ranked else None
 
 
 def kept(there: dict[One, float | None], keep: int | None, monitored: bool, mode: str) -> set[One]:
-    """The last ``keep``, or the ``keep`` best and the last, of checkpoints with their metrics, oldest first."""
+    """Return the last ``keep`` checkpoints, or the ``keep`` best ones and the last.
+
+    ``there`` has the metric of each checkpoint, oldest first.
+    """
     last = list(there)
     if keep is None:
         return set(last)
@@ -82,22 +87,27 @@ def kept(there: dict[One, float | None], keep: int | None, monitored: bool, mode
 
 
 def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
-    """Remove those that are not kept."""
+    """Remove the checkpoints that are not kept."""
     if keep is None:
         return
     there = automatic(parent)
-    wanted = kept(_with_metrics(there) if monitored else dict.fromkeys(there), keep, monitored, mode)
+    wanted = kept(
+        _with_metrics(there) if monitored else dict.fromkeys(there), keep, monitored, mode
+    )
     for candidate in there:
         if candidate not in wanted:
             _remove(candidate)
 
 
 def _remove(candidate: Path) -> None:
-    """What can't be removed is no reason to end a training."""
+    """Remove one, and only warn if that fails: it is no reason to stop a training."""
     try:
         leftovers.remove(candidate)
     except OSError as error:
-        warn(f"checkpoint {candidate}, which keep=... does not keep, can't be removed: {error.strerror or error}")
+        warn(
+            f"checkpoint {candidate}, which keep=... does not keep, can't be removed:"
+            f" {error.strerror or error}"
+        )
 
 
 def _with_metrics(candidates: list[Path]) -> dict[Path, float | None]:
@@ -111,8 +121,8 @@ def _metric(candidate: Path) -> float | None:
         return None
 
 
-def number(metric: Any) -> float | None:
-    """None for what can't be ranked."""
+def number(metric: object) -> float | None:
+    """Return the metric, or None if it can't be ranked."""
     return metric if isinstance(metric, int | float) and metric == metric else None
 
 

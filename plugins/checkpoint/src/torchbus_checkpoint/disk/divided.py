@@ -1,4 +1,4 @@
-"""States whose tensors stand in files of parts: in their own place there is a note of which one it was."""
+"""States whose tensors are in files of parts. A note in a tensor's place says which one it was."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from torchbus_checkpoint.loop.contents import Contents, parameters
-from torchbus_checkpoint.state.plain import is_part
+from torchbus_checkpoint.state.plain import State, is_part
 
 NOTE = "torchbus part"
 OPTIMIZERS = "optimizers"
-State = dict[str, Any]
 Groups = dict[str, dict[str, Tensor]]
 
 
 def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[State, Groups]:
-    """What goes to ``training.pt``, and the tensors of models and optimizers. Of a tensor that is not divided, rank 0's counts."""
+    """Return what goes to ``training.pt``, and the tensors of models and optimizers by group.
+
+    Rank 0 writes the tensors that are not sharded.
+    """
     groups: Groups = {}
 
-    def put(group: str, value: Any) -> Any:
+    def put(group: str, value: object) -> object:
         groups[group] = {}
 
         def note(tensor: Tensor, path: str) -> State:
@@ -32,45 +34,75 @@ def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[St
         return _walk(value, "", lambda item: isinstance(item, Tensor), note)
 
     models = [put(_group(name), state) for name, state in weights.items()]
-    return training | {"groups": list(groups), "models": models, "optimizers": put(OPTIMIZERS, training["optimizers"])}, groups
+    return (
+        training
+        | {
+            "groups": list(groups),
+            "models": models,
+            "optimizers": put(OPTIMIZERS, training["optimizers"]),
+        },
+        groups,
+    )
 
 
 def prepared(saved: State, contents: Contents) -> tuple[State, list[State], Groups]:
-    """The state as it was and those of the models, with tensors still to be read: divided as this loop's are."""
+    """Return the saved state, the states of the models, and the tensors that are still to be read.
+
+    These tensors are sharded as those of this loop.
+    """
     groups: Groups = {}
     owners = _owners(saved["groups"], contents)
 
     def tensor(note: State, _: str) -> Tensor:
         group, path = note[NOTE]
         owner = owners.get((group, path), owners.get((group, path.rpartition("/")[0])))
-        made = groups.setdefault(group, {})[path] = _empty(torch.Size(note["shape"]), note["dtype"], owner)
+        made = groups.setdefault(group, {})[path] = _empty(
+            torch.Size(note["shape"]), note["dtype"], owner
+        )
         return made
 
-    models, optimizers = _walk([saved["models"], saved["optimizers"]], "", lambda item: type(item) is dict and NOTE in item, tensor)
+    models, optimizers = _walk(
+        [saved["models"], saved["optimizers"]],
+        "",
+        lambda item: type(item) is dict and NOTE in item,
+        tensor,
+    )
     return saved | {"optimizers": optimizers}, models, groups
 
 
 def _group(file: str) -> str:
-    """Without the dots, at which DCP would divide it."""
+    """Return the name without dots, at which DCP would split it."""
     return file.removesuffix(".pt").replace(".", "_")
 
 
-def _walk(value: Any, path: str, is_it: Callable[[Any], bool], change: Callable[[Any, str], Any]) -> Any:
+def _walk(
+    value: Any, path: str, is_it: Callable[[object], bool], change: Callable[[Any, str], object]
+) -> Any:
+    """Change each part for which ``is_it`` holds. ``path`` leads to it, as in ``0/state/1``."""
     if is_it(value):
         return change(value, path)
     inside = f"{path}/" if path else ""
     if type(value) in (list, tuple):
-        return type(value)(_walk(item, f"{inside}{index}", is_it, change) for index, item in enumerate(value))
+        return type(value)(
+            _walk(item, f"{inside}{index}", is_it, change) for index, item in enumerate(value)
+        )
     if isinstance(value, dict):
-        return type(value)({key: _walk(item, f"{inside}{key}", is_it, change) for key, item in value.items()})
+        return type(value)(
+            {key: _walk(item, f"{inside}{key}", is_it, change) for key, item in value.items()}
+        )
     return value
 
 
 def _owners(names: list[str], contents: Contents) -> dict[tuple[str, str], Tensor]:
-    """The tensor of this loop by which a saved one is divided: a model's own, the parameter of an optimizer's state or gradient."""
+    """Return, for each saved tensor, the tensor of this loop that is sharded in the same way.
+
+    It is the tensor of the model, or the parameter that an optimizer's state or gradient is of.
+    """
     found: dict[tuple[str, str], Tensor] = {}
     for group, (_, model) in zip(names, contents.models, strict=False):
-        found |= {(group, key): value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+        for key, value in model.state_dict().items():
+            if isinstance(value, Tensor):
+                found[group, key] = value
     for number, (_, optimizer) in enumerate(contents.optimizers):
         for index, parameter in enumerate(parameters(optimizer)):
             found[OPTIMIZERS, f"{number}/state/state/{index}"] = parameter

@@ -1,4 +1,7 @@
-"""What is no checkpoint yet, or no longer: hidden folders, of which those that killed processes have left are swept."""
+"""Hidden folders that are not a checkpoint yet, or no longer.
+
+Those that killed processes have left are removed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint: first its name, so that no half of one is ever seen."""
+    """Remove a checkpoint. Its name goes first, so that nobody ever sees half of one."""
     if folder.exists():
         trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
         _delete(trash)
@@ -24,14 +27,17 @@ def remove(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove the folders that killed processes have left."""
     for entry in parent.glob(".*") if parent.is_dir() else ():
         with contextlib.suppress(OSError):
             _sweep(entry)
 
 
 def heal(final: Path) -> None:
-    """The same of one checkpoint, in a folder that is nobody's: what another process writes there now stays."""
+    """Do the same for one checkpoint, in a folder that no job has locked.
+
+    Folders that another process is writing stay.
+    """
     for name in os.listdir(final.parent) if final.parent.is_dir() else ():
         entry = final.with_name(name)
         if re.fullmatch(rf"\.{re.escape(final.name)}(\.\d+{PARTIAL}|{TRASH}|{PREVIOUS})", name):
@@ -42,7 +48,10 @@ def heal(final: Path) -> None:
 
 @contextlib.contextmanager
 def claimed(partial: Path) -> Iterator[bool]:
-    """Meanwhile a folder is this process's; False where it is another's, or where folders can't be locked (NFS)."""
+    """Lock a folder for this process.
+
+    Yields False if another process has locked it, or if folders can't be locked (NFS).
+    """
     own = OpenHere(os.open(partial, os.O_RDONLY | os.O_DIRECTORY))
     try:
         yield bool(try_lock(own.descriptor))
@@ -59,7 +68,7 @@ def _sweep(entry: Path) -> None:
 
 
 def _delete(entry: Path) -> None:
-    """Of a link, the link only: what it leads to is somebody's."""
+    """Delete a folder. Of a link, delete only the link: its target belongs to somebody."""
     if entry.is_symlink():
         entry.unlink(missing_ok=True)
     else:

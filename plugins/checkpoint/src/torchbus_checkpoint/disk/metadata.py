@@ -1,33 +1,55 @@
-"""The file ``.metadata`` of torch.distributed.checkpoint: a pickle, of which nothing but its own few types is taken."""
+"""The file ``.metadata`` of torch.distributed.checkpoint, a pickle.
+
+Only the few types that belong in it are loaded.
+"""
 
 from __future__ import annotations
 
 import pickle
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from torchbus_checkpoint._compat import LAYOUT
 from torchbus_checkpoint.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import Metadata
 
 NAME = ".metadata"
 OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-OTHERS = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"), ("pathlib", "PosixPath")}
-OTHERS |= {("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath"), ("pathlib._local", "WindowsPath")}
+OTHERS = {
+    ("torch", "Size"),
+    LAYOUT,
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+}
+OTHERS |= {
+    ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),
+    ("pathlib._local", "WindowsPath"),
+}
 
 
-def read(folder: Path) -> Any:
-    """Where each part of each tensor stands. Raises CheckpointError for what does not belong in there: no code is run from it."""
+def read(folder: Path) -> Metadata:
+    """Read where each part of each tensor is. Runs no code.
+
+    Raises CheckpointError for a type that does not belong in there.
+    """
     with (folder / NAME).open("rb") as file:
         try:
-            return _Unpickler(file).load()
+            found: Metadata = _Unpickler(file).load()
         except pickle.UnpicklingError as error:
-            raise CheckpointError(f"checkpoint {folder}: {NAME} holds what a checkpoint does not hold: {error}") from None
+            raise CheckpointError(
+                f"checkpoint {folder}: {NAME} holds something that no checkpoint holds: {error}"
+            ) from None
+    return found
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) == ("builtins", "getattr"):
             return _member
         if module in OF_DCP or module == "torch" or (module, name) in OTHERS:
@@ -38,8 +60,8 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-def _member(kind: Any, name: str) -> Enum:
-    """Python 3.11.0 to 3.11.3 write a member of an enumeration as ``getattr(kind, name)``."""
+def _member(kind: object, name: str) -> Enum:
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 write as a ``getattr``."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         raise pickle.UnpicklingError(f"builtins.getattr({kind!r}, {name!r})")
     return kind[name]

@@ -1,27 +1,38 @@
-"""Files of a rank on a host that does not see rank 0's folder: they go to rank 0 in what is said anyway."""
+"""Files of a rank on a host that does not see rank 0's folder.
+
+The rank sends them to rank 0 in the message that it sends anyway.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.disk.formats import Entry
+
+Sent = dict[str, Entry | str]
+"""A rank's files by name: size and checksum of a written one, or the content of one in base64."""
 
 
-def pack(name: str, content: Any) -> dict[str, folder.Entry]:
-    """What is not to be written by this rank."""
+def pack(content: object) -> str:
+    """Return a file that this rank can't write, as text."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    return {name: {"content": base64.b64encode(buffer.getvalue()).decode()}}
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
-def unpack(partial: Path, theirs: dict[str, folder.Entry]) -> dict[str, folder.Entry]:
-    """The sizes and checksums of a rank's files; those that came packed are written. Raises OSError."""
+def unpack(partial: Path, theirs: Sent) -> dict[str, Entry]:
+    """Write the packed files of a rank. Return sizes and checksums of all its files.
+
+    Raises OSError.
+    """
     return {
-        name: folder.write_file(partial, name, base64.b64decode(entry["content"])) if "content" in entry else entry
-        for name, entry in theirs.items()
+        name: (
+            folder.write_file(partial, name, base64.b64decode(one)) if isinstance(one, str) else one
+        )
+        for name, one in theirs.items()
     }

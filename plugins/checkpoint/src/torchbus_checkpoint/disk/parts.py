@@ -1,19 +1,29 @@
-"""Files with the parts of tensors that each rank has, in the format of torch.distributed.checkpoint (DCP).
+"""Files with each rank's parts of tensors, in the format of torch.distributed.checkpoint (DCP).
 
-DCP's own planner and files, called in the order that its documentation names. Its ``save`` and ``load`` would gather plans by collectives,
-which a thread must not do beside the loop's.
+This module calls DCP's planner and storage in the order that its documentation gives. DCP's
+``save`` and ``load`` would gather the plans by collectives, which a thread must not do beside those
+of the loop.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    FileSystemReader,
+    FileSystemWriter,
+    Metadata,
+)
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
 
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import metadata
@@ -23,22 +33,25 @@ FLAGS = {"rb": os.O_RDONLY, "wb": os.O_CREAT | os.O_WRONLY | os.O_TRUNC}
 
 
 class Files(FileSystem):
-    """A session may have replaced ``open`` on the ranks that it started."""
+    """Opens files with ``os.open``: a session may have replaced ``open`` on its ranks."""
 
     @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with os.fdopen(os.open(path, FLAGS[mode], 0o666), mode) as stream:
-            yield stream
+            yield cast(io.IOBase, stream)
 
 
 def write(folder: Path, groups: Groups, exchange: Exchange) -> list[str]:
-    """All ranks call it, each with its parts; tensors that are whole, rank 0 alone. Returns the names of this rank's files."""
-    planner: Any = DefaultSavePlanner()
-    storage: Any = FileSystemWriter(folder)
+    """Write this rank's parts, and on rank 0 the tensors that are not sharded.
+
+    All ranks call it. Returns the names of this rank's files.
+    """
+    planner, storage = DefaultSavePlanner(), FileSystemWriter(folder)
     storage.fs = Files()
     planner.set_up_planner(groups, is_coordinator=exchange.is_main)
     storage.set_up_storage_writer(exchange.is_main)
-    plans, index = exchange.gather(storage.prepare_local_plan(planner.create_local_plan())), None
+    plans = exchange.gather(storage.prepare_local_plan(planner.create_local_plan()))
+    index = Metadata({})
     if exchange.is_main:
         plans, index = planner.create_global_plan(plans)
         plans = storage.prepare_global_plan(plans)
@@ -50,8 +63,10 @@ def write(folder: Path, groups: Groups, exchange: Exchange) -> list[str]:
     return [*own, metadata.NAME] if exchange.is_main else own
 
 
-def _written(storage: Any, plan: Any, planner: Any) -> Any:
-    """Raises OSError (disk full), of which torch's writer makes something else."""
+def _written(
+    storage: FileSystemWriter, plan: SavePlan, planner: DefaultSavePlanner
+) -> list[WriteResult]:
+    """Raises OSError if the disk is full, which torch's writer turns into a RuntimeError."""
     try:
         return storage.write_data(plan, planner).wait()
     except RuntimeError as error:
@@ -59,9 +74,11 @@ def _written(storage: Any, plan: Any, planner: Any) -> Any:
 
 
 def read(folder: Path, groups: Groups) -> None:
-    """Fill the tensors: of one that is divided, this rank's part, whatever the parts were when it was written. Nothing is sent."""
-    planner: Any = DefaultLoadPlanner()
-    storage: Any = FileSystemReader(folder)
+    """Fill the tensors. Of a sharded tensor, read this rank's part, however it was sharded before.
+
+    Ranks send nothing to each other.
+    """
+    planner, storage = DefaultLoadPlanner(), FileSystemReader(folder)
     storage.fs = Files()
     index = metadata.read(folder)
     planner.set_up_planner(groups, index, True)

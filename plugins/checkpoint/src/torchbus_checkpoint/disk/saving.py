@@ -1,56 +1,72 @@
-"""The two formats of models and optimizers: whole, in files that rank 0 writes, or in parts, of which each rank writes its own."""
+"""The two formats of models and optimizers: whole, or in parts.
+
+Rank 0 writes whole tensors. Each rank writes its own parts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.disk import divided, folder
 from torchbus_checkpoint.loop.contents import Contents
-from torchbus_checkpoint.state import capture as state
 from torchbus_checkpoint.state import shapes, written
-from torchbus_checkpoint.state.plain import gathered
+from torchbus_checkpoint.state.capture import as_safetensors
+from torchbus_checkpoint.state.plain import State, gathered
 
-State = dict[str, Any]
 HAS_SAFE_PARTS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 @dataclass(frozen=True)
 class Format:
-    """``safetensors``: the weights in this format as well."""
+    """``safetensors``: the weights are written in this format as well."""
 
     in_parts: bool
     safetensors: bool
 
 
 def need_safe_parts() -> None:
-    """Raises UsageError where torch would run code from the files of parts that it reads."""
+    """Raise UsageError if this torch would run code from the files of parts that it reads."""
     if not HAS_SAFE_PARTS:
-        raise UsageError(f"checkpoints in parts (sharded_save=True) need torch 2.6 or later, and this is {torch.__version__}: leave sharded_save out")
+        raise UsageError(
+            "checkpoints in parts (sharded_save=True) need torch 2.6 or later, and this is"
+            f" {torch.__version__}: leave sharded_save out"
+        )
 
 
-def files(format: Format, weights: dict[str, State], training: State, is_main: bool) -> tuple[dict[str, Any], divided.Groups | None]:
-    """What rank 0 writes, and what each rank writes its parts of. All ranks call it."""
+def files(
+    format: Format, weights: dict[str, State], training: State, is_main: bool
+) -> tuple[dict[str, object], divided.Groups | None]:
+    """Return the files that rank 0 writes, and the tensors that each rank writes its parts of.
+
+    All ranks call it.
+    """
     if format.in_parts:
         notes, groups = divided.split(weights, training, is_main)
         rest = gathered({"training.pt": notes}, keep=is_main)
         return (rest if is_main else {}), groups
-    whole = gathered({**weights, "training.pt": training | {"weights": list(weights)}}, keep=is_main)
+    whole = gathered(
+        {**weights, "training.pt": training | {"weights": list(weights)}}, keep=is_main
+    )
     if format.safetensors and is_main:
-        whole |= state.as_safetensors({name: whole[name] for name in weights})
+        whole |= as_safetensors({name: whole[name] for name in weights})
     return (whole if is_main else {}), None
 
 
 def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callable[[], None]]:
-    """The state, those of the models, and what reads the tensors that are still to be read into them, once they were checked."""
+    """Return the saved state, the states of the models, and a function that reads sharded tensors.
+
+    Call the function once the states are checked. It fills the tensors in them.
+    """
     saved = folder.read_file(found, "training.pt")
     in_parts = isinstance(saved, dict) and "groups" in saved
-    shapes.refuse_unlike(found, "training.pt", saved, written.IN_PARTS if in_parts else written.WHOLE)
+    shapes.refuse_unlike(
+        found, "training.pt", saved, written.IN_PARTS if in_parts else written.WHOLE
+    )
     if not in_parts:
         return saved, [_weights(found, name) for name in saved["weights"]], lambda: None
     need_safe_parts()

@@ -1,4 +1,7 @@
-"""All ranks write one checkpoint together, without a collective: each its own files, rank 0 the rest and the name."""
+"""All ranks write one checkpoint together, without a collective.
+
+Each rank writes its own files. Rank 0 writes the rest, and gives the checkpoint its name.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,42 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torchbus.plugin import Context
 
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import folder, leftovers, packed
 from torchbus_checkpoint.disk.divided import Groups
+from torchbus_checkpoint.disk.formats import Entry, Facts
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.plain import copied
+from torchbus_checkpoint.state.plain import State, copied
 
-Files = dict[str, Any]
+
+@dataclass(frozen=True)
+class Content:
+    """What goes into one checkpoint.
+
+    Rank 0 writes ``shared``, files by name. Each rank writes ``own``, and its parts of ``groups``.
+    """
+
+    shared: dict[str, object]
+    own: State
+    groups: Groups | None
+    facts: Facts
+
+    def copied(self) -> Content:
+        """Copy all tensors to main memory. A tensor that is in it twice is copied once."""
+        shared, own, groups = copied((self.shared, self.own, self.groups))
+        return replace(self, shared=shared, own=own, groups=groups)
 
 
 class Writer:
-    """``in_background``: the step pays for a copy in main memory, a thread writes it. One at a time.
+    """Writes one checkpoint at a time.
 
-    Where not all hosts share the folder (``hosts_share``), rank 0 writes for those that do not see it.
+    ``in_background``: the loop only waits for a copy in main memory, which a thread writes.
+    ``hosts_share``: all hosts share the folder. If not, rank 0 writes for hosts that don't see it.
     """
 
     def __init__(self, session: Context, in_background: bool, hosts_share: bool = True) -> None:
@@ -35,31 +56,31 @@ class Writer:
         self._error: BaseException | None = None
         self._count = 0
 
-    def write(
-        self, final: Path, shared: Files, own: Any, groups: Groups | None, facts: dict[str, Any], then: Callable[[], None] = lambda: None
-    ) -> None:
-        """``shared`` is written by rank 0 alone, ``own`` by each rank, and of ``groups`` the parts that it has; ``then`` is called on rank 0
-        when it is done.
+    def write(self, final: Path, content: Content, then: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint, and call ``then`` on rank 0 when it is done. All ranks call it alike.
 
-        All ranks call it alike. Raises CheckpointError where it can't be written; in the background, at the next call.
+        Raises CheckpointError if it can't be written. In the background, the next call raises it.
         """
         self.wait()
         self._count += 1
         number = self._count
+        if self._in_background:
+            content = content.copied()
 
         def run() -> None:
-            self._write(final, number, shared, own, groups, facts)
+            self._write(final, number, content)
             if self._session.is_main:
                 then()
 
         if not self._in_background:
             return run()
-        shared, own, groups = copied([shared, own, groups])
-        self._thread = threading.Thread(target=self._guarded, args=(run,), name="torchbus-checkpoint")
+        self._thread = threading.Thread(
+            target=self._guarded, args=(run,), name="torchbus-checkpoint"
+        )
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the last one is written. Raises what went wrong with it."""
+        """Wait until the last one is written. Raises what went wrong with it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -73,50 +94,64 @@ class Writer:
         except BaseException as error:
             self._error = error
 
-    def _write(self, final: Path, number: int, shared: Files, own: Any, groups: Groups | None, facts: dict[str, Any]) -> None:
+    def _write(self, final: Path, number: int, content: Content) -> None:
         partial = final.with_name(f".{final.name}.{number}{leftovers.PARTIAL}")
-        exchange = Exchange(self._session, partial.name)  # the folder may have another place on another host
+        # only the name: the folder may be at another path on another host
+        exchange = Exchange(self._session, partial.name)
         with contextlib.ExitStack() as claim:
             try:
                 if self._session.is_main:
                     _prepare(partial, final, claim)
                 exchange.meet()
-                files = self._write_files(partial, shared, own, groups, exchange)
+                sent = exchange.gather(self._write_files(partial, content, exchange))
                 if self._session.is_main:
-                    folder.seal(partial, final, facts, files)
+                    folder.seal(partial, final, content.facts, _files_of_all(partial, sent))
                 exchange.meet()
             except OSError as error:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise CheckpointError(
-                    f"checkpoint {final} could not be written: {error.strerror or error}. Those written before are as they were; "
-                    "make room, or write to another place"
+                    f"checkpoint {final} could not be written: {error.strerror or error}. Earlier"
+                    " checkpoints are unchanged; make room, or write to another folder"
                 ) from error
 
-    def _write_files(self, partial: Path, shared: Files, own: Any, groups: Groups | None, exchange: Exchange) -> dict[str, folder.Entry]:
+    def _write_files(self, partial: Path, content: Content, exchange: Exchange) -> packed.Sent:
+        """Write this rank's files, and return what rank 0 has to know of them."""
         own_name = f"rank-{exchange.rank}.pt"
-        if self._hosts_share or partial.is_dir():
-            mine = {name: folder.write_file(partial, name, content) for name, content in ({own_name: own} | shared).items()}
-        elif groups is None:
-            mine = packed.pack(own_name, own)
-        else:
+        if not self._hosts_share and not partial.is_dir():
+            if content.groups is None:
+                return {own_name: packed.pack(content.own)}
             raise CheckpointError(
-                f"sharded_save=True, and rank {exchange.rank} does not see {partial.parent}: name a folder that all hosts share, local_copy=..."
+                f"sharded_save=True, and rank {exchange.rank} does not see {partial.parent}: name a"
+                " folder that all hosts share, local_copy=..."
             )
-        if groups is not None:
+        files = {own_name: content.own} | content.shared
+        mine: packed.Sent = {
+            name: folder.write_file(partial, name, one) for name, one in files.items()
+        }
+        if content.groups is not None:
             from torchbus_checkpoint.disk import parts  # slow
 
-            mine |= {name: folder.entry(partial / name) for name in parts.write(partial, groups, exchange)}
-        files: dict[str, folder.Entry] = {}
-        for rank, theirs in enumerate(exchange.gather(mine)):
-            files |= packed.unpack(partial, theirs)
-            missing = next((name for name in theirs if not (partial / name).exists()), None)
-            if missing is not None:
-                raise CheckpointError(f"rank 0 does not see {partial / missing}, which rank {rank} has written: all hosts must share the folder")
-        return files
+            for name in parts.write(partial, content.groups, exchange):
+                mine[name] = folder.entry(partial / name)
+        return mine
+
+
+def _files_of_all(partial: Path, sent: list[packed.Sent]) -> dict[str, Entry]:
+    """On rank 0: write the files that came packed, and check that it sees all others."""
+    files: dict[str, Entry] = {}
+    for rank, theirs in enumerate(sent):
+        files |= packed.unpack(partial, theirs)
+        missing = next((name for name in theirs if not (partial / name).exists()), None)
+        if missing is not None:
+            raise CheckpointError(
+                f"rank 0 does not see {partial / missing}, which rank {rank} has written: all"
+                " hosts must share the folder"
+            )
+    return files
 
 
 def _prepare(partial: Path, final: Path, claim: contextlib.ExitStack) -> None:
-    """An empty folder, which is this process's until ``claim`` ends."""
+    """Make an empty folder, which is locked for this process until ``claim`` ends."""
     leftovers.heal(final)
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)

@@ -1,4 +1,4 @@
-"""One job at a time writes to a folder of checkpoints.
+"""Only one job at a time writes to a folder of checkpoints.
 
-A lock of the operating system, and a note for people that says who holds it.
+It holds a lock of the operating system, and leaves a note for people that says who it is.
 """

@@ -1,7 +1,7 @@
-"""One job at a time writes to a folder of checkpoints.
+"""A lock of the operating system on a file in the folder, held by rank 0.
 
-A lock of the operating system, held by rank 0, which ends with its process, however that ends; on NFS it holds between hosts. It is on a
-file that says whose it is. A process forked from rank 0 (a loader's worker) does not hold it.
+The lock ends with the process, however that ends. On NFS it holds between hosts. The file says who
+holds it. A process forked from rank 0 (a loader's worker) does not hold it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from torchbus_checkpoint.folder_lock.owner import Owner
 
 NAME = ".lock"
 PATIENCE_S = 5.0
-"""A job that was killed just now may take a moment to be gone."""
+"""A job that was just killed may take a moment to end."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FolderLock:
-    """Makes the folder if need be, and takes it. Raises CheckpointError where another job has it, or nothing can be written to it."""
+    """Creates the folder if needed, and locks it.
+
+    Raises CheckpointError if another job has locked it, or if it can't be written.
+    """
 
     def __init__(self, parent: Path) -> None:
         self._parent, self._path = parent, parent / NAME
@@ -34,11 +37,16 @@ class FolderLock:
             os.makedirs(parent, exist_ok=True)
             self._file = OpenHere(self._taken())
         except OSError as error:
-            raise CheckpointError(f"checkpoint={str(parent)!r}: nothing can be written to this folder: {error.strerror or error}") from None
+            raise CheckpointError(
+                f"checkpoint={str(parent)!r}: can't write to this folder: {error.strerror or error}"
+            ) from None
         self._say()
 
     def release(self) -> None:
-        """The file goes first: who opens the folder's lock next makes a new one. So does a folder in which nothing was written."""
+        """Remove the file, and then unlock it: the next job creates a new file.
+
+        Remove the folder, too, if this job created it and wrote nothing there.
+        """
         with contextlib.suppress(OSError):
             if self._is_the_one(self._file.descriptor):
                 os.unlink(self._path)
@@ -60,13 +68,17 @@ class FolderLock:
             os.close(descriptor)
             if not has_it and time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"another job writes its checkpoints to {self._parent}: {owner or 'it has not said which'}. Wait for its end, or use another "
-                    f"folder (where its host is gone for good: remove {self._path})"
+                    f"another job writes its checkpoints to {self._parent}:"
+                    f" {owner or 'an unknown one'}. Wait until it ends, or use another folder"
+                    f" (if its host is gone for good, remove {self._path})"
                 )
             time.sleep(0.05)
 
     def _open(self) -> int:
-        """On a disk that is full, what killed jobs have left makes room: where there is no such file, no job is alive."""
+        """Open the file. On a full disk, remove first what killed jobs have left.
+
+        That is safe: if the file does not exist yet, no other job is alive.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             return os.open(self._path, flags, 0o666)
@@ -77,20 +89,29 @@ class FolderLock:
         return os.open(self._path, flags, 0o666)
 
     def _unlocked(self, owner: Owner | None) -> bool:
-        """Whether the folder may be taken where the file system has no locks: by what the file says."""
+        """Whether the folder may be taken on a file system without locks, as the file says."""
         if owner is not None and owner.is_here:
             return not owner.is_alive or owner.pid == os.getpid()
-        last = f"; the last job that wrote there, and did not say that it ended, was {owner}" if owner is not None else ""
-        warn(f"the file system of {self._parent} has no locks: see to it that no two jobs write there at once{last}")
+        last = (
+            f"; the last job that wrote there, and did not record its end, was {owner}"
+            if owner is not None
+            else ""
+        )
+        warn(
+            f"the file system of {self._parent} has no locks: make sure that only one job at a time"
+            f" writes there{last}"
+        )
         return True
 
     def _is_the_one(self, descriptor: int) -> bool:
         """Whether the file that is locked still has the name."""
         with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path, follow_symlinks=False))
+            return os.path.samestat(
+                os.fstat(descriptor), os.stat(self._path, follow_symlinks=False)
+            )
         return False
 
     def _say(self) -> None:
-        with contextlib.suppress(OSError):  # a disk that is full: the lock holds without words
+        with contextlib.suppress(OSError):  # on a full disk, the lock holds without the note
             os.ftruncate(self._file.descriptor, 0)
             os.pwrite(self._file.descriptor, Owner.here().note(), 0)

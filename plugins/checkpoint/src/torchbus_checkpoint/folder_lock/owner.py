@@ -1,4 +1,4 @@
-"""Whose a folder of checkpoints is: what a lock says to people, and to other jobs."""
+"""The note in a lock, which tells people and other jobs who holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Owner:
-    """``began`` tells a process from a later one with the same number."""
+    """The job that holds a lock. ``began`` tells it from a later process with the same number."""
 
     host: str
     pid: int
@@ -22,11 +22,16 @@ class Owner:
 
     @classmethod
     def here(cls) -> Owner:
-        return cls(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z"), _began(os.getpid()))
+        return cls(
+            socket.gethostname(),
+            os.getpid(),
+            time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            _began(os.getpid()),
+        )
 
     @classmethod
     def read(cls, data: bytes) -> Owner | None:
-        """None for what is no such note."""
+        """Read a note. Return None for anything else."""
         try:
             found = cls(**json.loads(data))
         except (ValueError, TypeError, RecursionError):
@@ -43,7 +48,7 @@ class Owner:
 
     @property
     def is_alive(self) -> bool:
-        """For one of this host only."""
+        """Whether the process is alive. Ask only if it is of this host."""
         with contextlib.suppress(PermissionError):
             try:
                 os.kill(self.pid, 0)
@@ -56,7 +61,10 @@ class Owner:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks since its host did, and which start of the host that was; "" where nobody says."""
+    """Return when a process began, in ticks since the host's start, and the id of that start.
+
+    Returns "" if the system does not tell.
+    """
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"

@@ -1,4 +1,4 @@
-"""What a loop is made of and where it stands: its objects, variables, generators, passes and steps.
+"""What a loop consists of, and where it is: its objects, variables, generators and steps.
 
-Reads frames and listens to events. Writes no file.
+The modules here read frames and listen to events. They write no file.
 """

@@ -1,11 +1,12 @@
-"""What a loop is made of: its models, optimizers, schedulers and scalers, in an order that is the same in the next run."""
+"""Find the models, optimizers, schedulers and scalers of a loop, in the same order in every run."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus.plugin import Context, UsageError, hookimpl, inventory
 
+from torchbus_checkpoint._compat import parts_of, uncompiled
 from torchbus_checkpoint.loop import frames
 
 Named = list[tuple[str, Any]]
@@ -23,7 +25,10 @@ KINDS = (Module, LRScheduler, GradScaler)
 
 @dataclass(frozen=True)
 class Contents:
-    """Things with their names: ``trained`` models in the order in which optimizers hold them, ``other`` models by name."""
+    """The objects of a loop with their names.
+
+    ``trained`` models are in the order in which optimizers hold them, ``other`` models by name.
+    """
 
     trained: Named
     other: Named
@@ -37,17 +42,17 @@ class Contents:
 
 
 class Finder:
-    """Remembers optimizers in the order in which they were made; finds the rest through what the user's variables name.
+    """Remembers the optimizers in the order of their creation, and finds the rest by variables.
 
-    The garbage collector is asked (tens of milliseconds) only when an optimizer has got parameters since: for models and
-    schedulers that no variable names.
+    For models and schedulers that no variable names, it asks the garbage collector. That takes tens
+    of milliseconds, so it asks again only after an optimizer has got parameters.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._unnamed: list[weakref.ref[Any]] | None = None
+        self._unnamed: list[weakref.ref[object]] | None = None
         self._last: Contents | None = None
 
     @hookimpl
@@ -61,90 +66,129 @@ class Finder:
         self._add(optimizer)
 
     def find(self) -> Contents:
-        """Raises UsageError where it can't tell two things apart."""
+        """Find all objects. Raises UsageError if it can't tell two of them apart."""
         with self._session.in_parts():
             return self._find()
 
     def _find(self) -> Contents:
         names, things = frames.named(frames.user_frames(self._session.frame))
         optimizers = self._alive_optimizers(things)
-        pool = list({id(thing): thing for thing in [*things, *self._found_by_gc()] if isinstance(thing, KINDS)}.values())
-        trained, other = self._models([thing for thing in pool if isinstance(thing, Module)], optimizers, names)
-        schedulers = _schedulers([thing for thing in pool if isinstance(thing, LRScheduler)], optimizers, names)
+        pool = list(
+            {
+                id(thing): thing
+                for thing in [*things, *self._found_by_gc()]
+                if isinstance(thing, KINDS)
+            }.values()
+        )
+        trained, other = self._models(
+            [thing for thing in pool if isinstance(thing, Module)], optimizers, names
+        )
+        schedulers = _schedulers(
+            [thing for thing in pool if isinstance(thing, LRScheduler)], optimizers, names
+        )
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
-        self._last = Contents(*(_named(kind, names) for kind in (trained, other, optimizers, schedulers, scalers)))
+        self._last = Contents(
+            *(_named(kind, names) for kind in (trained, other, optimizers, schedulers, scalers))
+        )
         return self._last
 
     def look_once(self) -> None:
-        """At the first step: for ``find_at_end``."""
+        """Find them at the first step, so that ``find_at_end`` knows them."""
         if self._last is None:
             self.find()
 
     def find_at_end(self) -> Contents:
-        """Where the loop's function has returned, its variables are gone: then what was found last, in the loop."""
+        """Find them at the end of the block.
+
+        If the loop's function has returned, its variables are gone. Then this returns what was
+        found last.
+        """
         last, now = self._last, self.find()
         return last if last is not None and len(last.optimizers) > len(now.optimizers) else now
 
-    def _found_by_gc(self) -> list[Any]:
+    def _found_by_gc(self) -> list[object]:
         if self._unnamed is None:
-            found: list[Any] = inventory.alive(KINDS)  # type: ignore[arg-type]
+            found = inventory.alive(cast(type[object], KINDS))  # issubclass takes a tuple, too
             self._unnamed = [weakref.ref(thing) for thing in found]
         return [thing for thing in (known() for known in self._unnamed) if thing is not None]
 
-    def _alive_optimizers(self, things: list[Any]) -> list[Optimizer]:
-        """Those of this loop: others may be alive, of an earlier one."""
-        for thing in things:  # made before the block
+    def _alive_optimizers(self, things: list[object]) -> list[Optimizer]:
+        """Return the optimizers of this loop. Those of an earlier loop may be alive, too."""
+        for thing in things:  # created before the block
             if isinstance(thing, Optimizer):
                 self._add(thing)
-        return [optimizer for optimizer in (known() for known in self._optimizers) if optimizer is not None]
+        return [
+            optimizer
+            for optimizer in (known() for known in self._optimizers)
+            if optimizer is not None
+        ]
 
     def _add(self, optimizer: Optimizer) -> None:
         if optimizer not in self._known and self._session.captures(optimizer):
             self._known.add(optimizer)
             self._optimizers.append(weakref.ref(optimizer))
 
-    def _models(self, modules: list[Module], optimizers: list[Optimizer], names: dict[int, str]) -> tuple[list[Module], list[Module]]:
-        roots = {id(root): root for root in map(_inside, inventory.outermost(modules)) if not inventory.is_internal(root)}
-        order = {id(p): index for index, p in enumerate(p for optimizer in optimizers for p in parameters(optimizer))}
+    def _models(
+        self, modules: list[Module], optimizers: list[Optimizer], names: dict[int, str]
+    ) -> tuple[list[Module], list[Module]]:
+        """Return the trained models, and the others that a variable names."""
+        order = {
+            id(p): index
+            for index, p in enumerate(p for optimizer in optimizers for p in parameters(optimizer))
+        }
         trained, other = {}, []
-        for root in roots.values():
+        for root in self._roots(modules):
             held = [order[id(p)] for p in root.parameters() if id(p) in order]
-            if not self._session.captures(root) or not root.state_dict():
-                continue
             if held:
                 trained[min(held)] = root
             elif id(root) in names:
                 other.append(root)
-        return [root for _, root in sorted(trained.items())], sorted(other, key=lambda root: names[id(root)])
+        return [root for _, root in sorted(trained.items())], sorted(
+            other, key=lambda root: names[id(root)]
+        )
+
+    def _roots(self, modules: list[Module]) -> list[Module]:
+        """Return the outermost modules that have a state, each once."""
+        roots = {id(root): root for root in map(uncompiled, inventory.outermost(modules))}
+        return [
+            root
+            for root in roots.values()
+            if not inventory.is_internal(root)
+            and self._session.captures(root)
+            and root.state_dict()
+        ]
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _inside(model: Module) -> Module:
-    """A compiled model's own module, whose keys have no prefix."""
-    inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, Module) else model
-
-
-def _schedulers(found: list[LRScheduler], optimizers: list[Optimizer], names: dict[int, str]) -> list[LRScheduler]:
-    parts = {id(part) for scheduler in found for part in getattr(scheduler, "_schedulers", ())}
+def _schedulers(
+    found: list[LRScheduler], optimizers: list[Optimizer], names: dict[int, str]
+) -> list[LRScheduler]:
+    parts = {id(part) for scheduler in found for part in parts_of(scheduler)}
     index = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
-    found = [scheduler for scheduler in found if id(scheduler) not in parts and id(scheduler.optimizer) in index]
-    key = {id(one): (index[id(one.optimizer)], type(one).__name__, names.get(id(one), "")) for one in found}
+    found = [
+        scheduler
+        for scheduler in found
+        if id(scheduler) not in parts and id(scheduler.optimizer) in index
+    ]
+    key = {
+        id(one): (index[id(one.optimizer)], type(one).__name__, names.get(id(one), ""))
+        for one in found
+    }
     found.sort(key=lambda one: key[id(one)])
     for one, other in pairwise(found):
         if key[id(one)] == key[id(other)]:
             raise UsageError(
-                f"two schedulers {type(one).__name__} of one optimizer, which no variable names: a checkpoint can't tell them apart; "
-                "give each a variable of its own"
+                f"two schedulers {type(one).__name__} of one optimizer, which no variable names: a"
+                " checkpoint can't tell them apart; give each a variable of its own"
             )
     return found
 
 
-def _named(things: list[Any], names: dict[int, str]) -> Named:
-    """Each with its name, or that of its class; never two alike."""
+def _named(things: Iterable[object], names: dict[int, str]) -> Named:
+    """Give each object the name of its variable, or of its class. All names differ."""
     found: Named = []
     for thing in things:
         name = names.get(id(thing), class_name(thing))
@@ -153,12 +197,20 @@ def _named(things: list[Any], names: dict[int, str]) -> Named:
     return found
 
 
-def class_name(thing: Any) -> str:
-    """Of the script's own class: ``fully_shard`` makes one of each model's."""
-    return next(cls.__name__ for cls in type(thing).__mro__ if not cls.__module__.startswith("torch.distributed.fsdp"))
+def class_name(thing: object) -> str:
+    """Return the name of the script's own class, from which ``fully_shard`` derives another one."""
+    return next(
+        cls.__name__
+        for cls in type(thing).__mro__
+        if not cls.__module__.startswith("torch.distributed.fsdp")
+    )
 
 
 def hidden_buffers(model: Module) -> dict[str, Tensor]:
-    """Buffers that are in no state_dict."""
+    """Return the buffers that are not in the state_dict."""
     kept = set(model.state_dict())
-    return {name: buffer for name, buffer in model.named_buffers() if name not in kept and torch.is_tensor(buffer)}
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name not in kept and torch.is_tensor(buffer)
+    }

@@ -1,4 +1,4 @@
-"""``for epoch in s.epochs(10)``: the outermost loop, which goes on where an interrupted run was."""
+"""``for epoch in s.epochs(10)``: an outermost loop that continues where an interrupted run was."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.replay.replaying import Replay
 
-LEFT = -1  # of a loop that was left by break
+LEFT = -1  # the end of a loop that was left by break
 
 
 class Epochs:
-    """The loops are numbered in the order in which the script begins them. ``boundary`` is called before each epoch."""
+    """Runs the loops, and numbers them in the order in which the script begins them.
 
-    def __init__(self, session: Context, position: Position, steps: Steps, boundary: Callable[[], None]) -> None:
+    It calls ``boundary`` before each epoch.
+    """
+
+    def __init__(
+        self, session: Context, position: Position, steps: Steps, boundary: Callable[[], None]
+    ) -> None:
         self._session = session
         self._position = position
         self._steps = steps
@@ -26,14 +31,14 @@ class Epochs:
         self.replay: Replay | None = None
 
     def state(self) -> list[tuple[int, int | None]]:
-        """Which loops have ended, and where."""
+        """Return the loops that have ended, and where."""
         return list(self._ends.items())
 
     def load(self, state: Iterable[tuple[int, int | None]]) -> None:
         self._ends = dict(state)
 
     def run(self, count: int) -> Iterator[int]:
-        """The epochs of the next loop."""
+        """Run the epochs of the next loop."""
         self._begun += 1
         return self._run(2 * self._begun - 1, count)
 
@@ -47,14 +52,14 @@ class Epochs:
                 yield epoch
                 epoch += 1
                 self._steps.epoch_ended()
-        except GeneratorExit:  # the loop said break
+        except GeneratorExit:  # the loop was left by break
             self._position.enter((number + 1, 0))
             raise
         self._ends[number] = count
         self._enter((number + 1, 0))
 
     def _first(self, number: int, count: int) -> int:
-        """Where a loop begins that an earlier run has begun, or ended."""
+        """Return the first epoch: not 0 if an earlier run has begun, or ended, this loop."""
         if self.replay is None or not self.replay.pending:
             return 0
         return self.replay.first_epoch(number, count)

@@ -1,4 +1,4 @@
-"""The frames of the user's own code, from where a plugin is called, and what their variables name."""
+"""The frames of the user's own code that lead to a plugin's call, and what their variables name."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
 
 from torch.nn import Module
 from torchbus.plugin import local_variables
 
-LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+from torchbus_checkpoint._compat import current_frame
+
+LIBRARIES = tuple(
+    {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 OURS = ("torchbus", "pluggy", "torch.")
 DEPTH, MAX_ITEMS = 3, 64
 
 
 def user_frames(outermost: FrameType | None) -> list[FrameType]:
-    """Frames of the user's code, outermost first; none further out than the session's own."""
+    """Return the frames of the user's code, outermost first, up to the frame of the session."""
     frames: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = current_frame(1)
     while frame is not None:
         if is_users(frame.f_globals.get("__name__", ""), frame.f_code.co_filename):
             frames.append(frame)
@@ -30,22 +33,30 @@ def user_frames(outermost: FrameType | None) -> list[FrameType]:
 
 
 def is_users(module: str, path: str | None) -> bool:
-    """Whether code belongs to the user: not to torchbus, torch, the standard library or an installed package."""
+    """Whether code is the user's: not torchbus, torch, standard library or an installed package."""
     if module.startswith(OURS) or path is None or path.startswith("<frozen"):
         return False
-    return "site-packages" not in path and "dist-packages" not in path and not path.startswith(LIBRARIES)
+    return (
+        "site-packages" not in path
+        and "dist-packages" not in path
+        and not path.startswith(LIBRARIES)
+    )
 
 
 def is_users_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
-    return cls.__module__ == "__main__" or (module is not None and is_users(cls.__module__, getattr(module, "__file__", None)))
+    return cls.__module__ == "__main__" or (
+        module is not None and is_users(cls.__module__, getattr(module, "__file__", None))
+    )
 
 
-def named(frames: list[FrameType]) -> tuple[dict[int, str], list[Any]]:
-    """What the user's variables call things, by id: ``net``, ``self.net``, ``nets[0]``; and the things. Where there are
-    several names, that of the innermost frame."""
+def named(frames: list[FrameType]) -> tuple[dict[int, str], list[object]]:
+    """Return the names of objects by id (``net``, ``self.net``, ``nets[0]``), and the objects.
+
+    If an object has several names, the one in the innermost frame counts.
+    """
     names: dict[int, str] = {}
-    things: dict[int, Any] = {}
+    things: dict[int, object] = {}
     for frame in frames:
         for name, value in variables(frame).items():
             for path, thing in _with_parts(name, value, DEPTH):
@@ -54,21 +65,24 @@ def named(frames: list[FrameType]) -> tuple[dict[int, str], list[Any]]:
     return names, list(things.values())
 
 
-def variables(frame: FrameType) -> dict[str, Any]:
-    """Local variables; at the level of a module, its globals."""
+def variables(frame: FrameType) -> dict[str, object]:
+    """Return the globals that a frame sees, and its local variables."""
     own = {name: value for name, value in frame.f_globals.items() if not name.startswith("__")}
     return {**own, **local_variables.read(frame)}
 
 
-def _with_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """The value, after what lies in it: in lists, dicts, and attributes of objects of the user's own classes."""
-    parts: Iterable[tuple[str, Any]] = ()
-    if type(value) in (list, tuple) and len(value) <= MAX_ITEMS:
+def _with_parts(name: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
+    """Yield the parts of a list, a dict or an object of the user's own classes, and then itself."""
+    parts: Iterable[tuple[str, object]] = ()
+    if (type(value) is list or type(value) is tuple) and len(value) <= MAX_ITEMS:
         parts = ((f"{name}[{index}]", item) for index, item in enumerate(value))
     elif type(value) is dict and len(value) <= MAX_ITEMS:
         parts = ((f"{name}[{key!r}]", item) for key, item in value.items())
     elif not isinstance(value, Module) and is_users_class(type(value)):
-        parts = ((f"{name}.{attribute}", item) for attribute, item in list(getattr(value, "__dict__", {}).items()))
+        parts = (
+            (f"{name}.{attribute}", item)
+            for attribute, item in list(getattr(value, "__dict__", {}).items())
+        )
     for path, part in parts if depth else ():
         yield from _with_parts(path, part, depth - 1)
     yield name, value

@@ -1,30 +1,35 @@
-"""Random generators that a loader has for itself: torch's, Python's, NumPy's, in it, its samplers and its dataset."""
+"""Random generators of torch, Python and NumPy: those of a loader, its samplers and its dataset."""
 
 from __future__ import annotations
 
 import random
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.plain import decode, encode
+from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
+
+Generator: TypeAlias = Any  # torch.Generator, random.Random, NumPy's Generator or RandomState
 
 PARTS = ("sampler", "batch_sampler", "dataset")
 
 
-def read(loader: DataLoader[Any]) -> dict[str, Any]:
-    """State of each generator, by where it is found. Samplers that have a ``state_dict`` are asked for it."""
+def read(loader: DataLoader[object]) -> State:
+    """Return the state of each generator by its place, and of each sampler with a state_dict."""
     found = {path: state_of(thing) for path, thing in _generators(loader)}
-    stateful = {path: encode(thing.state_dict(), f"the {path} of a loader") for path, thing in _stateful(loader)}
+    stateful = {
+        path: encode(thing.state_dict(), f"the {path} of a loader")
+        for path, thing in _stateful(loader)
+    }
     return found | stateful
 
 
-def write(loader: DataLoader[Any], states: dict[str, Any]) -> None:
-    """Set them to what ``read`` returned."""
+def write(loader: DataLoader[object], states: State) -> None:
+    """Set the generators and samplers to what ``read`` returned."""
     for path, thing in _generators(loader):
         if path in states:
             set_state(thing, states[path])
@@ -33,11 +38,12 @@ def write(loader: DataLoader[Any], states: dict[str, Any]) -> None:
             thing.load_state_dict(decode(states[path]))
 
 
-def parts(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
+def parts(loader: DataLoader[object]) -> Iterator[tuple[str, object]]:
+    """Yield a loader, its samplers and its datasets, each with its place."""
     yield "loader", loader
     seen = {id(loader)}
     for name in PARTS:
-        part: Any = getattr(loader, name, None)
+        part: object = getattr(loader, name, None)
         path = name
         while part is not None and id(part) not in seen:
             seen.add(id(part))
@@ -46,28 +52,28 @@ def parts(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
             part, path = getattr(part, inner, None), f"{path}.{inner}"
 
 
-def _generators(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
+def _generators(loader: DataLoader[object]) -> Iterator[tuple[str, Generator]]:
     for path, part in parts(loader):
         for name, thing in getattr(part, "__dict__", {}).items():
             if is_one(thing):
                 yield f"{path}.{name}", thing
 
 
-def _stateful(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
+def _stateful(loader: DataLoader[object]) -> Iterator[tuple[str, Stateful]]:
     for path, part in parts(loader):
-        if path != "loader" and hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        if path != "loader" and is_stateful(part):
             yield path, part
 
 
-def is_one(thing: Any) -> bool:
-    """Whether it is a generator of torch's, Python's or NumPy's."""
+def is_one(thing: object) -> bool:
+    """Whether it is a generator of torch, Python or NumPy."""
     numpy = sys.modules.get("numpy")
     of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
     return isinstance(thing, (torch.Generator, random.Random, *of_numpy))
 
 
-def state_of(thing: Any) -> Any:
-    """The state of a generator of torch's, Python's or NumPy's."""
+def state_of(thing: Generator) -> object:
+    """Return the state of a generator."""
     if isinstance(thing, torch.Generator):
         return thing.get_state()
     if isinstance(thing, random.Random):
@@ -76,18 +82,19 @@ def state_of(thing: Any) -> Any:
     return encode(state, "a NumPy generator")
 
 
-def set_state(thing: Any, state: Any) -> None:
-    """Set it to what ``state_of`` returned. Raises CheckpointError where it is of another kind."""
+def set_state(thing: Generator, state: object) -> None:
+    """Set it to what ``state_of`` returned. Raises CheckpointError if that is of another kind."""
     try:
         _set_state(thing, state)
     except Exception as error:
         raise CheckpointError(
-            f"a {type(thing).__name__} does not take the state that the checkpoint has of it ({type(error).__name__}: {error}): either it was "
-            "another generator, or the checkpoint is not what torchbus wrote"
+            f"a {type(thing).__name__} rejects its state in the checkpoint"
+            f" ({type(error).__name__}: {error}): either it was another generator, or torchbus did"
+            " not write the checkpoint"
         ) from error
 
 
-def _set_state(thing: Any, state: Any) -> None:
+def _set_state(thing: Generator, state: Any) -> None:
     if isinstance(thing, torch.Generator):
         thing.set_state(state)
     elif isinstance(thing, random.Random):

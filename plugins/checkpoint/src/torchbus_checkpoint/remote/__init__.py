@@ -1,1 +1,4 @@
-"""Checkpoints in a folder at a URL: S3, Google Cloud, the Hugging Face hub, whatever fsspec reaches."""
+"""Checkpoints in a folder at a URL: S3, Google Cloud, the Hugging Face hub.
+
+fsspec reads and writes there.
+"""

@@ -1,4 +1,7 @@
-"""One job at a time writes to a URL. A store has no locks, so the last job that came says so in it, and the one before gives way."""
+"""Only one job at a time writes to a URL.
+
+A store has no locks. So a job leaves a note in it, and a job that finds a later one's note stops.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ NAME = ".torchbus-job.json"
 
 
 class Claim:
-    """All of it raises StoreError; ``take`` and ``check`` raise CheckpointError where another job writes there."""
+    """The note of this job. All methods raise StoreError.
+
+    ``take`` and ``check`` raise CheckpointError if another job writes there.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -21,26 +27,33 @@ class Claim:
         self.is_taken = False
 
     def take(self) -> None:
-        """Refused by a job that lives on this host. One of another host may be dead: if it is not, it gives way at its next checkpoint."""
+        """Write this job's note, unless the last job is alive on this host.
+
+        A job on another host may be dead. If it is not, it stops at its next checkpoint.
+        """
         other = self._other()
         if other is not None and other.is_here and other.is_alive and other.pid != os.getpid():
-            raise CheckpointError(f"another job writes its checkpoints to {self._store.url}: {other}. Wait for its end, or use another folder")
+            raise CheckpointError(
+                f"another job writes its checkpoints to {self._store.url}: {other}. Wait until it"
+                " ends, or use another folder"
+            )
         if other is not None and not other.is_here:
             say(
-                f"the last job that wrote to {self._store.url} was {other}, which did not say that it ended: if it still runs, it stops at its "
-                "next checkpoint"
+                f"the last job that wrote to {self._store.url} was {other}, which did not record"
+                " its end: if it still runs, it stops at its next checkpoint"
             )
         self._store.write(NAME, self._owner.note())
         self.is_taken = True
 
     def check(self) -> None:
-        """Before anything is written."""
+        """Call this before anything is written."""
         if not self.is_taken:
             return self.take()
         other = self._other()
         if other is not None and other != self._owner:
             raise CheckpointError(
-                f"another job writes its checkpoints to {self._store.url} now: {other}. This one gives way; its own are in the local folder"
+                f"another job now writes its checkpoints to {self._store.url}: {other}. This job"
+                " stops; its own checkpoints are in the local folder"
             )
 
     def release(self) -> None:

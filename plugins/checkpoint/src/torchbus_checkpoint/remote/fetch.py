@@ -1,10 +1,11 @@
-"""From a store to the local folder: the newest checkpoint, where the local folder has none as new."""
+"""Copy the newest checkpoint from a store, unless the local folder has one as new."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from torchbus.plugin import Context, UsageError, warn
@@ -19,18 +20,29 @@ from torchbus_checkpoint.remote.store import Missing, Store, StoreError
 
 
 def newest(store: Store, claim: Claim, parent: Path, may_resume: bool) -> None:
-    """Bring it here. A damaged one is passed over with a warning. Raises CheckpointError where the store is away and nothing is here."""
+    """Copy the newest whole checkpoint to this host. A damaged one is skipped with a warning.
+
+    Raises CheckpointError if the store can't be reached and the local folder has no checkpoint.
+    """
     try:
         patiently(claim.take)
         whole = [one for one in patiently(lambda: names.there(store)) if one.is_whole]
         if whole and not may_resume:
-            raise UsageError(f"resume='never', but {store.url} has checkpoints of an earlier run, the last one {whole[-1].name}: "
-                             "use another folder, remove them, or go on with resume='auto'")
+            raise UsageError(
+                f"resume='never', but {store.url} has checkpoints of an earlier run, the last one"
+                f" {whole[-1].name}: use another folder, remove them, or resume with resume='auto'"
+            )
         _bring_one_of(store, whole, parent)
     except StoreError as error:
         if not choice.automatic(parent):
-            raise CheckpointError(f"checkpoint={store.url!r}: nobody can tell whether there is something to go on from: {error}") from None
-        warn(f"{store.url} can't be reached ({error}): resuming from what is in {parent}, though there may be a newer one")
+            raise CheckpointError(
+                f"checkpoint={store.url!r}: can't find out whether there is a checkpoint to resume"
+                f" from: {error}"
+            ) from None
+        warn(
+            f"{store.url} can't be reached ({error}): resuming from what is in {parent}, though"
+            " there may be a newer one"
+        )
 
 
 def _bring_one_of(store: Store, whole: list[names.There], parent: Path) -> None:
@@ -39,9 +51,9 @@ def _bring_one_of(store: Store, whole: list[names.There], parent: Path) -> None:
         if one.local in here:
             return None
         try:
-            return patiently(lambda one=one: bring(store, one.name, parent / one.local))  # type: ignore[misc]
+            return patiently(partial(bring, store, one.name, parent / one.local))
         except CheckpointError as error:
-            warn(f"{store.url}/{one.name} is passed over: {error}")
+            warn(f"{store.url}/{one.name} is skipped: {error}")
 
 
 def _is_whole(checkpoint: Path) -> bool:
@@ -52,28 +64,36 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def bring(store: Store, name: str, final: Path) -> None:
-    """Whole or not at all, and checked. Raises StoreError, and CheckpointError for one that is damaged or finds no room."""
-    partial = final.with_name(f".{final.name}.0{leftovers.PARTIAL}")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Copy one checkpoint, whole or not at all, and check it.
+
+    Raises StoreError. Raises CheckpointError if it is damaged, or if there is no room for it.
+    """
+    hidden = final.with_name(f".{final.name}.0{leftovers.PARTIAL}")
+    shutil.rmtree(hidden, ignore_errors=True)
     try:
-        os.makedirs(partial)
-        store.get(f"{name}/{folder.MANIFEST}", partial / folder.MANIFEST, lambda count: None)
-        for file in folder.manifest(partial)["files"]:
-            store.get(f"{name}/{file}", partial / file, lambda count: None)
-        folder.verify(partial)
+        os.makedirs(hidden)
+        store.get(f"{name}/{folder.MANIFEST}", hidden / folder.MANIFEST)
+        for file in folder.manifest(hidden)["files"]:
+            store.get(f"{name}/{file}", hidden / file)
+        folder.verify(hidden)
         leftovers.remove(final)
-        os.replace(partial, final)
+        os.replace(hidden, final)
         folder.flush(final.parent)
     except Missing as error:
         raise CheckpointError(f"a file is missing: {error}") from None
     except OSError as error:
-        raise CheckpointError(f"{store.url}/{name} can't be copied to {final}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{store.url}/{name} can't be copied to {final}: {error.strerror or error}"
+        ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def to_this_host(session: Context, options: Options, chosen: Path) -> Path:
-    """Where this host's ranks find what rank 0 has chosen: where they do not see rank 0's folder, the first of them brings it."""
+    """Return where this host's ranks find the checkpoint that rank 0 has chosen.
+
+    If they do not see rank 0's folder, the first of them copies it.
+    """
     if options.url is None or options.folder is None:
         return chosen
     found = options.folder / chosen.name
@@ -83,24 +103,29 @@ def to_this_host(session: Context, options: Options, chosen: Path) -> Path:
     if session.local_rank == 0:
         _bring_chosen(Store(options.url), found)
     elif not session.job.wait_until(lambda _: _is_there(found), session.timeout.total_seconds()):
-        raise CheckpointError(f"{found} did not come to the host of rank {session.rank}")
+        raise CheckpointError(f"{found} did not reach the host of rank {session.rank}")
     return found
 
 
 def _bring_chosen(store: Store, found: Path) -> None:
     try:
-        alike = [one for one in patiently(lambda: names.there(store)) if one.local == found.name and one.is_whole]
+        alike = [
+            one
+            for one in patiently(lambda: names.there(store))
+            if one.local == found.name and one.is_whole
+        ]
         if not alike:
             raise CheckpointError(
-                f"rank 0 resumes from its local copy of {found.name}, which did not come to {store.url}: copy it to {found} on each host"
+                f"rank 0 resumes from its local copy of {found.name}, which was not sent to"
+                f" {store.url}: copy it to {found} on each host"
             )
         patiently(lambda: bring(store, alike[-1].name, found))
     except StoreError as error:
-        raise CheckpointError(f"{found.name} can't be brought to this host: {error}") from None
+        raise CheckpointError(f"{found.name} can't be copied to this host: {error}") from None
 
 
 def _is_there(found: Path) -> bool:
-    """``listdir`` makes NFS look again."""
+    """Whether the checkpoint is there. ``listdir`` makes NFS look again."""
     with contextlib.suppress(OSError):
         return folder.MANIFEST in os.listdir(found)
     return False

@@ -1,4 +1,7 @@
-"""A checkpoint that stays as it is while it is sent, though the loop goes on and ``keep`` removes it, or it is written anew."""
+"""A checkpoint that does not change while it is sent.
+
+Meanwhile the loop goes on: ``keep`` may remove the checkpoint, or it may be written again.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from torchbus_checkpoint.disk.leftovers import SENDING
 
 @contextlib.contextmanager
 def frozen(one: Path) -> Iterator[Path]:
-    """A hidden folder with links to its files, which need no room. Raises FileNotFoundError where it went away, or was replaced, meanwhile."""
+    """Yield a hidden folder with links to its files, which need no room.
+
+    Raises FileNotFoundError if the checkpoint is removed or replaced meanwhile.
+    """
     copy = one.with_name(f".{one.name}{SENDING}")
     shutil.rmtree(copy, ignore_errors=True)
     try:

@@ -1,9 +1,9 @@
-"""A job whose checkpoints are in a store: what rank 0 does about it, from its beginning to its end."""
+"""What rank 0 does for a job whose checkpoints are in a store, from its start to its end."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from types import TracebackType
 
 from torchbus.plugin import Context
 
@@ -17,7 +17,10 @@ PATIENCE_AFTER_ERROR_S = 5.0
 
 
 class RemoteJob:
-    """The local folder is this job's already. Raises CheckpointError where it can't begin."""
+    """Fetches the newest checkpoint, and sends new ones. The job has locked the local folder.
+
+    Raises CheckpointError if the job can't start.
+    """
 
     def __init__(self, session: Context, options: Options) -> None:
         assert options.url is not None and options.folder is not None
@@ -34,14 +37,19 @@ class RemoteJob:
         self.mirror.start()
         session.on_close.push(self._close)
 
-    def _close(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """After the ranks have met: only rank 0 waits."""
+    def _close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Runs after the ranks have met, so only rank 0 waits."""
         if isinstance(error, Exception):
             return self.mirror.close(PATIENCE_AFTER_ERROR_S, PATIENCE_AFTER_ERROR_S)
         self.mirror.close(self._session.timeout.total_seconds(), mirror.PATIENCE_S)
 
     def _release(self) -> None:
-        """Where it did not come to a beginning."""
+        """Remove the note of a job that could not start."""
         with contextlib.suppress(StoreError):
             if not hasattr(self, "mirror"):
                 self._claim.release()

@@ -1,6 +1,7 @@
-"""Rank 0's thread that brings the checkpoints of the local folder to the store, while the loop goes on.
+"""Rank 0's thread, which sends the checkpoints of the local folder to the store.
 
-A store that is away stops nothing: the local copies stay as ``keep`` says, and are sent when it is back, or by the next run.
+A store that can't be reached stops nothing. The local copies stay, as ``keep`` says. They are sent
+when the store is back, or by the next run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Chosen = Callable[[dict[str, float | None]], set[str]]
 
 
 class Mirror:
-    """``kept`` chooses among the names in the store, which come with their metrics, oldest first."""
+    """``kept`` chooses among the names in the store, which it gets with metrics, oldest first."""
 
     def __init__(self, store: Store, claim: Claim, parent: Path, kept: Chosen) -> None:
         self._store, self._claim, self._parent, self._kept = store, claim, parent, kept
@@ -39,31 +40,36 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="torchbus-remote", daemon=True)
 
     def start(self) -> None:
-        """What is here from an earlier run is sent first."""
+        """Start the thread. It first sends the checkpoints of an earlier run."""
         self._work.set()
         self._thread.start()
 
     def written(self) -> None:
-        """There is one more in the local folder."""
+        """There is one more checkpoint in the local folder."""
         self._work.set()
 
     def check(self) -> None:
-        """Raises CheckpointError where another job has taken the store over."""
+        """Raise CheckpointError if another job has taken over the store."""
         if self._error is not None:
             raise self._error
 
     def close(self, patience_s: float, patience_away_s: float) -> None:
-        """Until all is sent, or nothing has moved for so long. Says what is not there."""
+        """Wait until all is sent, or until nothing has moved for so long. Say what is not sent."""
         self._closing, self._moved_s = True, time.monotonic()
         self._work.set()
-        while self._thread.is_alive() and time.monotonic() - self._moved_s < (patience_away_s if self._is_away else patience_s):
+        while self._thread.is_alive() and time.monotonic() - self._moved_s < (
+            patience_away_s if self._is_away else patience_s
+        ):
             self._thread.join(0.05)
         self._end.set()
         left = [one.name for one in self._waiting()]
         if left:
-            say(f"not in {self._store.url}: {', '.join(left)}. Whole in {self._parent}; the script, started here again, sends them")
+            say(
+                f"not sent to {self._store.url}: {', '.join(left)}. They are whole in"
+                f" {self._parent}; start the script here again to send them"
+            )
 
-    # In the thread ---------------------------------------------------------------------------------------------
+    # In the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         wait_s = waits()
@@ -80,14 +86,16 @@ class Mirror:
             except CheckpointError as error:
                 self._error = error
                 return None
-            except Exception as error:  # of a file system's own
+            except Exception as error:  # a file system has errors of its own
                 self._say_away(StoreError(repr(error)))
                 self._pause(wait_s())
 
     def _pause(self, seconds: float) -> None:
-        """At the end there is no time for long ones."""
+        """Wait before the next try, only shortly at the end."""
         begun_s = time.monotonic()
-        while not self._end.is_set() and time.monotonic() - begun_s < (min(seconds, 2.0) if self._closing else seconds):
+        while not self._end.is_set() and time.monotonic() - begun_s < (
+            min(seconds, 2.0) if self._closing else seconds
+        ):
             self._end.wait(0.05)
 
     def _send_all(self) -> None:
@@ -95,13 +103,13 @@ class Mirror:
         waiting = self._waiting()
         while waiting and not self._end.is_set():
             self._claim.check()
-            self._is_away = False  # it answers: what it takes now, however slowly, is waited for
+            self._is_away = False  # it answers, so a slow transfer is worth waiting for
             self._send(waiting[-1])
             self._say_back()
             waiting = self._waiting()
 
     def _waiting(self) -> list[Path]:
-        """Oldest first. What can't be read is passed over when it is resumed from."""
+        """Return the checkpoints that are to be sent, oldest first, without unreadable ones."""
         found = []
         for one in choice.automatic(self._parent):
             with contextlib.suppress(OSError):
@@ -110,7 +118,8 @@ class Mirror:
         return found
 
     def _send(self, one: Path) -> None:
-        with contextlib.suppress(FileNotFoundError), frozen(one) as copy:  # not there: not kept, or written anew, meanwhile
+        # it may be gone: removed by keep=, or written again
+        with contextlib.suppress(FileNotFoundError), frozen(one) as copy:
             data = (copy / folder.MANIFEST).read_bytes()
             known = names.there(self._store)
             try:
@@ -126,13 +135,13 @@ class Mirror:
         return bool(alike) and self._store.read(f"{alike[-1].name}/{folder.MANIFEST}") == data
 
     def _send_files(self, copy: Path, name: str) -> None:
-        """The manifest comes last: it makes of the others a checkpoint."""
+        """Send the files, and the manifest last: it makes them a checkpoint."""
         for file in [*folder.manifest(copy)["files"], folder.MANIFEST]:
             self._store.put(copy / file, f"{name}/{file}", self._moved)
             self._moved()
 
     def _tidy(self) -> None:
-        """Of what the store has, what is not kept goes, and what was begun and is not needed."""
+        """Remove from the store what is not kept, and unfinished ones that are not needed."""
         known = names.there(self._store)
         gone = list(names.superseded(known))
         whole = [one for one in known if one.is_whole and one not in gone]
@@ -153,7 +162,10 @@ class Mirror:
 
     def _say_away(self, error: StoreError) -> None:
         if not self._said_away:
-            say(f"{self._store.url} can't be reached ({error}): training goes on, and checkpoints stay in {self._parent} until it is back")
+            say(
+                f"{self._store.url} can't be reached ({error}): training continues, and checkpoints"
+                f" stay in {self._parent} until it is back"
+            )
         self._is_away = self._said_away = True
 
     def _say_back(self) -> None:

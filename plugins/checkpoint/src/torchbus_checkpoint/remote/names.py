@@ -1,6 +1,7 @@
-"""Checkpoints in a store: folders, each with a manifest that is written last. What is there is never written over.
+"""The names of checkpoints in a store: folders, each with a manifest that is written last.
 
-A step that is written a second time gets a folder of its own, ``step-00000120.2``; the one before goes when it is whole.
+Nothing is overwritten. A step that is written a second time gets a folder of its own,
+``step-00000120.2``. The first one is removed when the second is whole.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NAME = re.compile(r"(step-(\d+))(?:\.(\d+))?")
 
 @dataclass(frozen=True, order=True)
 class There:
-    """``local`` is its name in a local folder."""
+    """A checkpoint in a store. ``local`` is its name in a local folder."""
 
     step: int
     revision: int
@@ -28,17 +29,19 @@ class There:
 
 
 def there(store: Store) -> list[There]:
-    """Whole ones and begun ones, oldest first. Raises StoreError."""
+    """Return the checkpoints in a store, oldest first, also unfinished ones. Raises StoreError."""
     found = []
     for name, files in store.sizes().items():
         known = NAME.fullmatch(name)
         if known:
-            found.append(There(int(known[2]), int(known[3] or 1), name, known[1], MANIFEST in files))
+            found.append(
+                There(int(known[2]), int(known[3] or 1), name, known[1], MANIFEST in files)
+            )
     return sorted(found)
 
 
 def free(local: str, known: list[There]) -> str:
-    """The name for what is to be written: that of one that was begun, else a new one."""
+    """Return the name to write to: that of an unfinished one, or a new one."""
     alike = [one for one in known if one.local == local]
     begun = next((one.name for one in alike if not one.is_whole), None)
     last = max((one.revision for one in alike), default=0)
@@ -46,18 +49,21 @@ def free(local: str, known: list[There]) -> str:
 
 
 def superseded(known: list[There]) -> Iterator[There]:
-    """Earlier ones of a step that is there again, and begun ones of which a later one is whole."""
+    """Yield earlier ones of a step that is there again, and unfinished ones before a whole one."""
     for index, one in enumerate(known):
-        if any(later.is_whole and (later.local == one.local or not one.is_whole) for later in known[index + 1 :]):
+        if any(
+            later.is_whole and (later.local == one.local or not one.is_whole)
+            for later in known[index + 1 :]
+        ):
             yield one
 
 
 def remove(store: Store, one: There) -> None:
-    """Its manifest first, so that no half of one is ever seen. Raises StoreError."""
+    """Remove a checkpoint. Its manifest goes first, so that nobody sees half of one."""
     store.remove(f"{one.name}/{MANIFEST}")
     store.remove_folder(one.name)
 
 
 def digest(data: bytes | None) -> str:
-    """Of a manifest: two checkpoints are the same where it is."""
+    """Return the digest of a manifest. Two checkpoints with equal digests are the same."""
     return hashlib.sha256(data or b"").hexdigest()

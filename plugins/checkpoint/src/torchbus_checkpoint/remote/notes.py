@@ -1,4 +1,7 @@
-"""What is said of a store: by rank 0, maybe in a thread, where a warning would name no line of the script."""
+"""Notes about a store.
+
+Rank 0 prints them, maybe in a thread. A warning would name no line of the script there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries again, ever later."""
+"""Try again, after longer and longer waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 
 
 def waits(first_s: float | None = None) -> Callable[[], float]:
-    """0.5, 1, 2, ... 60 seconds."""
+    """Return a function that gives 0.5, 1, 2, ... 60 seconds."""
     next_s = [FIRST_S if first_s is None else first_s]
 
     def wait_s() -> float:
@@ -24,7 +24,10 @@ def waits(first_s: float | None = None) -> Callable[[], float]:
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:
-    """The answer, or the last of a few StoreErrors: where nothing can go on without it, in the beginning."""
+    """Return the answer. Raises the last StoreError after a few tries.
+
+    Use it at the start of a job, which can't go on without the answer.
+    """
     wait_s, tries = waits(), TRIES
     while True:
         try:

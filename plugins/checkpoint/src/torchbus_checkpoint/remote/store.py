@@ -1,4 +1,4 @@
-"""A folder at a URL, by fsspec. Whatever goes wrong there is a StoreError."""
+"""A folder at a URL, through fsspec. Each of its errors becomes a StoreError."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from torchbus_checkpoint.remote.url import file_system, shown
 
 BLOCK_BYTES = 1 << 23
-WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "arrow_hdfs"}
-"""Where a file needs its folder first. In a bucket there are none, and ``makedirs`` might make a bucket."""
+WITH_FOLDERS = {
+    "file",
+    "local",
+    "memory",
+    "sftp",
+    "ssh",
+    "ftp",
+    "smb",
+    "hdfs",
+    "webhdfs",
+    "arrow_hdfs",
+}
+"""File systems in which a file needs its folder first.
+
+A bucket has no folders, and ``makedirs`` might create a bucket.
+"""
 Moved = Callable[[int], None]
 
 
 class StoreError(Exception):
-    """What the store, its library or the network said."""
+    """An error of the store, its library or the network."""
 
 
 class Missing(StoreError):
@@ -25,16 +38,18 @@ class Missing(StoreError):
 
 
 class Store:
-    """Names are relative to the URL. ``moved`` hears of bytes: a sign of life of a transfer."""
+    """Reads and writes files. Names are relative to the URL."""
 
     def __init__(self, url: str) -> None:
         self.url = shown(url)
         self._fs, self._root = file_system(url)
         protocols = self._fs.protocol
-        self._with_folders = bool(WITH_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols))
+        self._with_folders = bool(
+            WITH_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols)
+        )
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The bytes of each file in each folder, by their names."""
+        """Return the size in bytes of each file in each folder, by their names."""
         found: dict[str, dict[str, int]] = {}
         with self._errors("list"):
             self._fs.invalidate_cache()
@@ -46,7 +61,7 @@ class Store:
         return found
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """Read a small file. Return None if there is none."""
         with self._errors("read", name):
             try:
                 return bytes(self._fs.cat_file(self._at(name)))
@@ -59,27 +74,25 @@ class Store:
             self._fs.pipe_file(self._at(name), data)
 
     def put(self, local: Path, name: str, moved: Moved) -> None:
+        """Send a file, and call ``moved`` with the number of bytes now and then."""
         from fsspec.callbacks import Callback
 
-        class Told(Callback):  # type: ignore[misc]
-            def relative_update(self, inc: int = 1) -> None:
-                moved(inc)
-
+        callback = Callback()
+        callback.relative_update = lambda inc=1: moved(inc)
         with self._errors("write", name):
             self._make_folder(name)
-            self._fs.put_file(os.fspath(local), self._at(name), callback=Told())
+            self._fs.put_file(os.fspath(local), self._at(name), callback=callback)
 
-    def get(self, name: str, local: Path, moved: Moved) -> None:
-        """To a new file, which is flushed. Raises OSError where that can't be written."""
+    def get(self, name: str, local: Path) -> None:
+        """Copy to a new file, and flush it. Raises OSError if the file can't be written."""
         with os.fdopen(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
             for block in self._blocks(name):
                 file.write(block)
-                moved(len(block))
             file.flush()
             os.fsync(file.fileno())
 
     def remove(self, name: str) -> None:
-        """A file."""
+        """Remove a file."""
         with self._errors("remove", name), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._at(name))
 
@@ -111,5 +124,5 @@ class Store:
             yield
         except Exception as error:
             kind = Missing if isinstance(error, FileNotFoundError) else StoreError
-            what: Any = f"{self.url}/{name}" if name else self.url
+            what = f"{self.url}/{name}" if name else self.url
             raise kind(shown(f"{verb} {what}: {type(error).__name__}: {error}")[:500]) from error

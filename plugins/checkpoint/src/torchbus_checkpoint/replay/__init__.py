@@ -1,4 +1,4 @@
-"""Back to where an interrupted run was: the script runs from its start and its past is skipped.
+"""Lead the script back to where an interrupted run was: it runs from its start, without its past.
 
-Uses what ``loop`` knows. Reads no file itself.
+The modules here use what ``loop`` knows. They read no file.
 """

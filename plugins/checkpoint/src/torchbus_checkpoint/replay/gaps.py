@@ -1,28 +1,53 @@
-"""What the script draws between two passes over loaders: a subset per epoch, the weights of the next fold's model.
+"""Random numbers that the script draws between two passes: for a subset, or for a new model.
 
-A gap lies between two passes, or between the begin of the block, or of an epoch of ``s.epochs``, and the first pass in it. In a later
-run the passes are left out, and what lies between them is run: with the random numbers as they stood, so that it does the same again.
+A gap lies between two passes. The first gap begins with the block, or with an epoch of
+``s.epochs``. A replay skips the passes and runs the gaps, each with the random numbers that it had
+in the earlier run.
 """
 
 from __future__ import annotations
 
 from types import FrameType
-from typing import Any
+from typing import Any, TypedDict
 
 from torchbus.plugin import Context
 
-from torchbus_checkpoint.loop import variables
+from torchbus_checkpoint.loop import scopes
 from torchbus_checkpoint.state.hashes import digest
 from torchbus_checkpoint.state.plain import copied, encode
 
-Gap = dict[str, Any]  # "start": a ``Standing``; "ends": by generator, a digest of where it stood when the pass began; "drawn": those that had moved
-Standing = dict[str, Any]  # "random": the session's streams; "own": the generators that variables name, by place and name
+
+class Standing(TypedDict):
+    """The states of all generators at a moment.
+
+    ``random`` has the session's streams, ``own`` those that variables name, by place and name.
+    """
+
+    random: dict[str, Any]
+    own: dict[tuple[str, str], object]
+
+
+class Gap(TypedDict, total=False):
+    """Of one that is unknown, it has nothing.
+
+    ``start``: the generators at its begin. ``ends``: a digest of each at its end. ``drawn``: the
+    names of those that had moved.
+    """
+
+    start: Standing
+    ends: dict[str, str]
+    drawn: list[str]
+
+
 UNKNOWN: Gap = {}
 
 
 class Gaps:
-    """Where the generators stood when the gap began. ``is_open``: no pass has begun since. ``fetched_ahead``: the pass that ended last was read
-    ahead of the loop. ``saves``: how often the script has called ``s.save`` in it."""
+    """The generators at the begin of this gap.
+
+    ``is_open``: no pass has begun since. ``fetched_ahead``: a wrapper had read the last pass ahead
+    of the loop. ``saves``: how often the script has called ``s.save`` in this gap.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -30,14 +55,17 @@ class Gaps:
         self.is_open = self.fetched_ahead = False
         self.saves = 0
 
-    def begin(self, frames: list[FrameType], *, is_open: bool = True, fetched_ahead: bool = False) -> None:
+    def begin(
+        self, frames: list[FrameType], *, is_open: bool = True, fetched_ahead: bool = False
+    ) -> None:
         self._start = self.standing(frames)
         self._session.random.mark()
         self.is_open, self.fetched_ahead, self.saves = is_open, fetched_ahead, 0
 
     def go_on(self, start: Standing | None, saves: int = 0) -> None:
-        """The gap began in an earlier run, where they stood at ``start``; ``s.save`` was called in it so often."""
-        self._start, self.is_open, self.fetched_ahead, self.saves = start, start is not None, False, saves
+        """Continue a gap of an earlier run: its start, and how often it had called ``s.save``."""
+        self._start, self.saves = start, saves
+        self.is_open, self.fetched_ahead = start is not None, False
         self._session.random.mark()
 
     def forget(self) -> None:
@@ -46,11 +74,11 @@ class Gaps:
 
     @property
     def start(self) -> Standing | None:
-        """Of the gap that is open."""
+        """The start of the gap, if it is open."""
         return self._start if self.is_open else None
 
     def ended(self, frames: list[FrameType]) -> Gap | None:
-        """What was drawn in it, now that a pass begins: None for nothing, ``UNKNOWN`` where that can't be said."""
+        """Return what was drawn in it, as a pass begins: None for nothing, or ``UNKNOWN``."""
         if self._start is None:
             return UNKNOWN
         before, now = _by_generator(self._start), _by_generator(self.standing(frames))
@@ -60,23 +88,29 @@ class Gaps:
         return {"start": copied(self._start), "ends": ends, "drawn": drawn} if drawn else None
 
     def standing(self, frames: list[FrameType]) -> Standing:
-        """Where they stand now."""
+        """Return the states of all generators now."""
         streams = encode(self._session.random.state(), "the random state")
-        return {"random": streams, "own": dict(variables.generators_in(frames))}
+        return {"random": streams, "own": dict(scopes.generators_in(frames))}
 
 
 def differing(saved: Gap | None, now: Gap | None) -> list[str]:
-    """The generators that were drawn from otherwise than in the earlier run."""
+    """Return the generators from which the script drew otherwise than in the earlier run."""
     if UNKNOWN in (saved, now):
         return []
     if saved is None or now is None:
         return [name for gap in (saved, now) if gap is not None for name in gap["drawn"]]
-    return sorted(name for name in saved["ends"].keys() & now["ends"].keys() if saved["ends"][name] != now["ends"][name])
+    return sorted(
+        name
+        for name in saved["ends"].keys() & now["ends"].keys()
+        if saved["ends"][name] != now["ends"][name]
+    )
 
 
 def _by_generator(standing: Standing) -> dict[str, Any]:
-    """torch's, Python's and NumPy's, each in all streams that last; and those of variables."""
-    found: dict[str, Any] = {f"{name} (in {place})": state for (place, name), state in standing["own"].items()}
+    """Return the states of torch, Python and NumPy in all lasting streams, and of variables."""
+    found: dict[str, Any] = {
+        f"{name} (in {place})": state for (place, name), state in standing["own"].items()
+    }
     for name, stream in sorted(standing["random"]["streams"].items()):
         for kind, state in stream.items() if name != "evaluation" else ():
             found.setdefault(kind, []).append(state)

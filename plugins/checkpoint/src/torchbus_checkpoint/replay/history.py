@@ -1,27 +1,26 @@
 """The passes over loaders that a run has made, in the order in which a later run will begin them.
 
-A pass inside the body of another one (an evaluation in the middle of an epoch) does not count: where the outer one is left out, or
-gone on with, the loop does not begin the inner one again.
+A pass inside the body of another one (an evaluation in the middle of an epoch) does not count: if a
+replay skips or continues the outer pass, the loop does not begin the inner one again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 from torchbus_checkpoint.loop import counters
 from torchbus_checkpoint.loop.counters import Loop
 from torchbus_checkpoint.replay.gaps import UNKNOWN, Gap
+from torchbus_checkpoint.state.plain import State
 
 Section = tuple[int, int]
-State = dict[str, Any]
 NESTED = -1
 
 
 @dataclass
 class Pass:
-    """Over what it was, whether it came before the first step of the run, and what was drawn before it."""
+    """A pass: the data it was over, whether it came before the first step, the gap before it."""
 
     over: str
     before_training: bool
@@ -30,7 +29,7 @@ class Pass:
 
 @dataclass
 class History:
-    """Of the sections that are still needed: the one that is running, and those between the loops of ``s.epochs``."""
+    """The passes in the current section, and in the sections outside of ``s.epochs``."""
 
     section: Section = (0, 0)
     passes: dict[Section, list[Pass]] = field(default_factory=lambda: {(0, 0): []})
@@ -47,40 +46,51 @@ class History:
         return self.passes[self.section]
 
     def begin(self, new: Pass, frames: list[FrameType]) -> int:
-        """Its number in the section, ``NESTED`` where it is inside another one."""
+        """Note a pass. Return its number in the section, or ``NESTED`` if it is inside another."""
         if self.is_nested(frames):
             return NESTED
         self.here.append(new)
         return len(self.here) - 1
 
     def is_nested(self, frames: list[FrameType]) -> bool:
-        return bool(self._driven) and not self._driven.isdisjoint(counters.loops(frames, standing=False))
+        return bool(self._driven) and not self._driven.isdisjoint(
+            counters.loops(frames, standing=False)
+        )
 
     def asked(self, frames: list[FrameType]) -> None:
-        """The loops that ask for their next item take it from a pass."""
+        """A pass gives the next item to the loops that are asking for one."""
         self._driven.update(counters.loops(frames, standing=True))
 
     def adopt(self, saved: dict[Section, list[Pass]]) -> None:
-        """What this run has led its loop through is what the earlier one has noted of it."""
+        """Replace the passes that this run has replayed by what the earlier run noted of them."""
         for section, passes in self.passes.items():
             known = saved.get(section, [])[: len(passes)]
             passes[: len(known)] = known
 
-    # State -----------------------------------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------
 
     def state(self) -> State:
         return {
-            "sections": [[section, [one.over for one in passes], [one.before_training for one in passes]]
-                         for section, passes in self.passes.items()],
-            "gaps": [[section, number, one.gap] for section, passes in self.passes.items() for number, one in enumerate(passes)
-                     if one.gap is not None],
-        }  # fmt: skip
+            "sections": [
+                [section, [one.over for one in passes], [one.before_training for one in passes]]
+                for section, passes in self.passes.items()
+            ],
+            "gaps": [
+                [section, number, one.gap]
+                for section, passes in self.passes.items()
+                for number, one in enumerate(passes)
+                if one.gap is not None
+            ],
+        }
 
 
 def read(saved: State) -> dict[Section, list[Pass]]:
-    """What ``state`` has written. Older checkpoints know nothing of gaps."""
+    """Read what ``state`` has written. Older checkpoints have no gaps."""
     gap = None if "gaps" in saved else UNKNOWN
-    found = {tuple(section): [Pass(*facts, gap) for facts in zip(over, before, strict=True)] for section, over, before in saved["sections"]}
+    found = {
+        tuple(section): [Pass(*facts, gap) for facts in zip(over, before, strict=True)]
+        for section, over, before in saved["sections"]
+    }
     for section, number, gap in saved.get("gaps", ()):
         found[tuple(section)][number].gap = gap
     return found

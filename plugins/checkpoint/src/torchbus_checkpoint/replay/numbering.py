@@ -1,46 +1,56 @@
-"""``enumerate`` of what comes out of a pass that is gone on with in its middle."""
+"""``enumerate`` over a pass that a replay continues in its middle."""
 
 from __future__ import annotations
 
 import builtins
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from torchbus.plugin import Context
 
 from torchbus_checkpoint.loop.counters import Counters, place
 from torchbus_checkpoint.loop.frames import is_users, user_frames
 
+Item = TypeVar("Item")
+
 
 class Numbering:
-    """In the user's modules, until the loop has arrived, ``enumerate`` looks whether it does so while the next item is fetched:
-    then the item gets the number that follows the last one of the interrupted run, which ``heads`` has by place. Where the frame
-    that enumerates is the ``reader`` of the loader itself, it is counted from ``taken``, the number of batches that are behind.
+    """Replaces ``enumerate`` in the user's modules until the replay ends.
+
+    If the replay ends while an item is fetched, this item gets the number after the last one of the
+    interrupted run. ``heads`` has these numbers by place. If the frame is the ``reader`` of the
+    loader itself, the number is counted from ``taken``, the number of batches before.
     """
 
-    def __init__(self, session: Context, heads: Counters, reader: str, on_the_way: Callable[[], bool]) -> None:
+    def __init__(
+        self, session: Context, heads: Counters, reader: str, on_the_way: Callable[[], bool]
+    ) -> None:
         self._session = session
         self._on_the_way = on_the_way
         self._reader = reader
         self._last: dict[str, list[int]] = {}
         for key, number in heads.items():
-            self._last.setdefault(key.rsplit(":", 1)[0], []).append(number)
+            self._last.setdefault(key.rsplit(":", 1)[0], []).append(int(number))
         self.taken = 0
         self._modules = [module for module in _users_modules() if "enumerate" not in module]
         for module in self._modules:
             module["enumerate"] = self._enumerate
 
     def close(self) -> None:
-        """The user's modules find Python's own ``enumerate`` again."""
+        """Give the user's modules Python's own ``enumerate`` again."""
         for module in self._modules:
             module.pop("enumerate", None)
         self._modules = []
 
-    def _enumerate(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
-        return self._numbered(iter(iterable), start) if self._modules else builtins.enumerate(iterable, start)
+    def _enumerate(self, iterable: Iterable[Item], start: int = 0) -> Iterator[tuple[int, Item]]:
+        return (
+            self._numbered(iter(iterable), start)
+            if self._modules
+            else builtins.enumerate(iterable, start)
+        )
 
-    def _numbered(self, items: Iterator[Any], number: int) -> Iterator[tuple[int, Any]]:
+    def _numbered(self, items: Iterator[Item], number: int) -> Iterator[tuple[int, Item]]:
         while True:
             before = self._on_the_way()
             try:
@@ -60,6 +70,10 @@ class Numbering:
 
 
 def _users_modules() -> list[dict[str, Any]]:
-    """The variables of all modules of the user's that are imported."""
-    modules = [module for name, module in list(sys.modules.items()) if is_users(name, getattr(module, "__file__", None))]
+    """Return the variables of all imported modules of the user."""
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if is_users(name, getattr(module, "__file__", None))
+    ]
     return [vars(module) for module in modules]

@@ -1,4 +1,4 @@
-"""From the objects of a loop to plain values, and back.
+"""Convert the objects of a loop to plain values, and back.
 
-Knows nothing of files and folders: that is ``disk``.
+The modules here know nothing of files and folders: that is ``disk``.
 """

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     return hashlib.sha256(b"".join(_bytes(value))).hexdigest()[:16]
 
 
-def _bytes(value: Any) -> Iterator[bytes]:
+def _bytes(value: object) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, dict):

@@ -1,28 +1,49 @@
-"""Values as they stand in a file that ``torch.load(weights_only=True)`` reads: nothing in it can run code."""
+"""Values as ``torch.load(weights_only=True)`` reads them: they can't run code."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 from torchbus.plugin import UsageError
 
+State = dict[str, Any]
+"""Plain values by name, as a file of a checkpoint has them."""
+Value = TypeVar("Value")
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
+class Stateful(Protocol):
+    """An object that has a state, as torch's own."""
+
+    def state_dict(self) -> State:
+        """Return the state."""
+
+    def load_state_dict(self, state: State) -> object:
+        """Take a state."""
+
+
+def is_stateful(thing: object) -> TypeGuard[Stateful]:
+    """Whether it has both methods."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
 def encode(value: Any, what: str) -> Any:
-    """The value made of plain types and detached tensors (not copied). Raises UsageError, naming ``what``, for others."""
+    """Convert a value to plain types and detached tensors (not copied).
+
+    Raises UsageError, which names ``what``, if it can't.
+    """
     kind = type(value)
     if kind in AS_THEY_ARE:
         return value
     if isinstance(value, Tensor):
         return value.detach()
-    if kind is bytes:  # which torch.load takes in part only
+    if kind is bytes:  # torch.load takes only some bytes
         return {BYTES: value.decode("latin-1")}
     if kind in (list, tuple, set):
         return kind(encode(item, what) for item in value)
@@ -31,26 +52,30 @@ def encode(value: Any, what: str) -> Any:
     return _encode_numpy(value, what)
 
 
-def _encode_numpy(value: Any, what: str) -> Any:
+def _encode_numpy(value: Any, what: str) -> object:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return value.item()
     if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biuf":
         return _encode_array(value)
     raise UsageError(
-        f"{what} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: its state_dict() must be made "
-        "of tensors, numbers, strings, arrays, and lists, tuples, sets and dicts of them"
+        f"{what} holds a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint"
+        " can't hold: its state_dict() must be made of tensors, numbers, strings, arrays, and"
+        " lists, tuples, sets and dicts of them"
     )
 
 
-def _encode_array(array: Any) -> dict[str, Any]:
-    """Unsigned numbers as the signed ones of the same bits: torch 2.4 saves no others."""
+def _encode_array(array: Any) -> State:
+    """Encode an array, unsigned numbers as the signed ones of the same bits, for torch 2.4."""
     kind, size = array.dtype.kind, array.dtype.itemsize
-    return {ARRAY: torch.from_numpy(array.copy().view(f"i{size}" if kind == "u" else array.dtype)), DTYPE: array.dtype.name}
+    return {
+        ARRAY: torch.from_numpy(array.copy().view(f"i{size}" if kind == "u" else array.dtype)),
+        DTYPE: array.dtype.name,
+    }
 
 
 def decode(value: Any) -> Any:
-    """What ``encode`` was given."""
+    """Convert back what ``encode`` returned."""
     kind = type(value)
     if kind in (list, tuple, set):
         return kind(decode(item) for item in value)
@@ -63,22 +88,30 @@ def decode(value: Any) -> Any:
     return value
 
 
-def copied(value: Any) -> Any:
-    """The same with tensors of its own in main memory, so that the loop may go on. Shared tensors stay shared."""
-    done: dict[tuple[Any, ...], Tensor] = {}
+def copied(value: Value) -> Value:
+    """Copy all tensors to main memory, so that the loop may change its own.
+
+    Tensors that share memory still do.
+    """
+    done: dict[tuple[object, ...], Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
         whole = tensor.layout == torch.strided and not is_part(tensor)
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if whole else (id(tensor),)
+        key = (
+            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if whole
+            else (id(tensor),)
+        )
         if key not in done:
             done[key] = tensor.detach().to("cpu", copy=True)
         return done[key]
 
-    return mapped(value, copy)
+    result: Value = mapped(value, copy)
+    return result
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same with each tensor changed."""
+def mapped(value: Any, change: Callable[[Tensor], object]) -> Any:
+    """Replace each tensor by what ``change`` returns."""
     kind = type(value)
     if isinstance(value, Tensor):
         return change(value)
@@ -90,12 +123,15 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether the other ranks have the rest of it: a DTensor, which older releases of torch keep elsewhere."""
+    """Whether other ranks have the rest of it. It is a DTensor, which torch has moved once."""
     return hasattr(tensor, "full_tensor")
 
 
 def gathered(value: Any, keep: bool) -> Any:
-    """The same with whole tensors. All ranks call it; those that don't ``keep`` hold one whole tensor at a time, and get None in its place."""
+    """Replace each sharded tensor by the whole one. All ranks call it.
+
+    Ranks that don't ``keep`` hold one whole tensor at a time, and get None in its place.
+    """
 
     def whole(tensor: Any) -> Tensor | None:
         found: Tensor = tensor.full_tensor() if is_part(tensor) else tensor

@@ -1,7 +1,12 @@
-"""What a file of a checkpoint may hold: whoever can write one can give it a right checksum as well.
+"""Check what a file of a checkpoint holds: a forged file may have a right checksum.
 
-A form is a type; ``[form]`` for a list or tuple of such; ``{"key": form}`` for a dict with at least these keys (``"key?"`` may be missing);
-``{str: form}`` for a dict of such; ``(form, form)`` for either; a function that raises where the value will not do.
+A form describes the values that are allowed:
+
+- a type, or a function that raises for a wrong value;
+- ``[form]``: a list or tuple of such values;
+- ``{"key": form}``: a dict with at least these keys (``"key?"`` may be missing);
+- ``{str: form}``: a dict with any names;
+- ``(form, form)``: either.
 """
 
 from __future__ import annotations
@@ -19,27 +24,31 @@ LONGEST = 300
 
 
 class _Unlike(Exception):
-    """Carries the place."""
+    """The message says where in the value the fault is."""
 
 
-def refuse_unlike(checkpoint: Path, name: str, content: Any, form: Form) -> None:
-    """Raises CheckpointError, naming the place in the file."""
+def refuse_unlike(checkpoint: Path, name: str, content: object, form: Form) -> None:
+    """Raise CheckpointError, which names the place in the file, if the content has another form."""
     with as_written(checkpoint, name):
         _compare(content, form, "")
 
 
 @contextmanager
 def as_written(checkpoint: Path, name: str) -> Iterator[None]:
-    """What goes wrong inside is the fault of what the file holds."""
+    """Turn every error inside into a CheckpointError: the file's content is to blame."""
     try:
         yield
     except CheckpointError:
         raise
     except _Unlike as error:
-        raise CheckpointError(f"checkpoint {checkpoint}: {name} is not what torchbus wrote: {error}") from None
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: torchbus did not write this {name}: {error}"
+        ) from None
     except Exception as error:
         words = f"{type(error).__name__}: {error}"[:LONGEST]
-        raise CheckpointError(f"checkpoint {checkpoint}: {name} is not what torchbus wrote: {words}") from error
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: torchbus did not write this {name}: {words}"
+        ) from error
 
 
 def _compare(value: Any, form: Form, at: str) -> None:
@@ -58,7 +67,7 @@ def _compare(value: Any, form: Form, at: str) -> None:
         _expect(value, (form,), at)
 
 
-def _compare_items(value: dict[Any, Any], form: dict[Any, Form], at: str) -> None:
+def _compare_items(value: dict[object, object], form: dict[Any, Form], at: str) -> None:
     if str in form:
         for key, item in value.items():
             _expect(key, (str,), f"a key in {at or 'it'}")
@@ -72,23 +81,31 @@ def _compare_items(value: dict[Any, Any], form: dict[Any, Form], at: str) -> Non
             raise _Unlike(f"{at or 'it'} has no {name!r}")
 
 
-def _chosen(value: Any, forms: tuple[Form, ...]) -> Form:
-    """The one of this kind of thing; else the last, which says what it should be."""
+def _chosen(value: object, forms: tuple[Form, ...]) -> Form:
+    """Return the form for this type of value, or the last one, which then does not fit."""
     return next((form for form in forms if type(value) in _kinds(form)), forms[-1])
 
 
 def _kinds(form: Form) -> tuple[type, ...]:
-    return (list, tuple) if isinstance(form, list) else (dict,) if isinstance(form, dict) else (form,) if isinstance(form, type) else ()
+    return (
+        (list, tuple)
+        if isinstance(form, list)
+        else (dict,)
+        if isinstance(form, dict)
+        else (form,)
+        if isinstance(form, type)
+        else ()
+    )
 
 
-def _expect(value: Any, kinds: tuple[type, ...], at: str) -> None:
-    """A bool is no int here."""
+def _expect(value: object, kinds: tuple[type, ...], at: str) -> None:
+    """Raise if the value has another type. A bool does not count as an int."""
     fits = isinstance(value, kinds) and (type(value) is not bool or bool in kinds)
     if not fits:
         raise _Unlike(f"{at or 'it'} is a {type(value).__name__}, not a {kinds[0].__name__}")
 
 
-def _try(value: Any, form: Callable[[Any], object], at: str) -> None:
+def _try(value: object, form: Callable[[object], object], at: str) -> None:
     try:
         form(value)
     except Exception as error:

@@ -1,16 +1,16 @@
-"""When workers that persist were begun: they draw their seed once, in the first pass of their loader that the run ever made."""
+"""When persistent workers were started. They draw their seed once, in their loader's first pass."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from torchbus_checkpoint.loop.variables import same
-
-State = dict[str, Any]
+from torchbus_checkpoint.loop.values import same
+from torchbus_checkpoint.state.plain import State
 
 
 class Workers:
-    """The random numbers at that moment, by what the loader is over; None where several loaders of one kind were begun, one after another."""
+    """The random numbers at the start of each loader's workers, by what the loader is over.
+
+    They are None if the run started workers of several loaders over the same.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[str, State | None] = {}
@@ -20,12 +20,14 @@ class Workers:
         return self._earlier | self._begun
 
     def load(self, saved: dict[str, State | None]) -> None:
-        """What an earlier run has begun."""
+        """Take over what an earlier run has started."""
         self._earlier = dict(saved)
 
     def begin(self, over: str, now: State) -> State | None:
-        """A loader begins its workers in this session. Returns the random numbers that these had in an earlier run, if they were begun in
-        another pass than this one."""
+        """A loader starts its workers in this session.
+
+        Returns the random numbers at their start in an earlier run, if these differ from ``now``.
+        """
         before, is_first = self._earlier.pop(over, None), over not in self._begun
         self._begun[over] = (before or now) if is_first else None
         return before if before is not None and not same(before, now) else None

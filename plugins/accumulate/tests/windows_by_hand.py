@@ -6,34 +6,46 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from torchbus.testing.models import parameter_values, small_net
 
 
 def data(samples: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(samples, 3, generator=generator), torch.randn(samples, 1, generator=generator)
+    return torch.randn(samples, 3, generator=generator), torch.randn(
+        samples, 1, generator=generator
+    )
 
 
 class Training:
     """A small net, its optimizer and a scheduler that goes by steps."""
 
-    def __init__(self, make: Callable[..., torch.optim.Optimizer] | None = None, device: str = "cpu") -> None:
-        torch.manual_seed(0)
+    def __init__(
+        self, make: Callable[..., torch.optim.Optimizer] | None = None, device: str = "cpu"
+    ) -> None:
         self.device = device
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().to(device)
+        self.net = small_net(4).double().to(device)
         parameters = list(self.net.parameters())
-        self.optimizer = make(parameters) if make else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        self.optimizer = (
+            make(parameters) if make else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return (self.net(x.double().to(self.device)) - y.to(self.device)).square().mean()
 
     def values(self) -> Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.net.parameters()])
+        return parameter_values(self.net)
 
 
-def unchanged(training: Training, loader: Any, epochs: int = 2, zero: str = "first", clip: Callable[..., Any] | None = None) -> Tensor:
+def unchanged(
+    training: Training,
+    loader: Any,
+    epochs: int = 2,
+    zero: str = "first",
+    clip: Callable[..., Any] | None = None,
+) -> Tensor:
     """What anybody writes: a step for each batch."""
     for _ in range(epochs):
         for x, y in loader:
@@ -52,7 +64,14 @@ def unchanged(training: Training, loader: Any, epochs: int = 2, zero: str = "fir
     return training.values()
 
 
-def by_hand(training: Training, samples: int, batch: int, window: int, epochs: int = 2, clip: Callable[..., Any] | None = None) -> Tensor:
+def by_hand(
+    training: Training,
+    samples: int,
+    batch: int,
+    window: int,
+    epochs: int = 2,
+    clip: Callable[..., Any] | None = None,
+) -> Tensor:
     """Accumulation as it is written by hand, each batch weighted by its samples."""
     inputs, targets = data(samples)
     for _ in range(epochs):

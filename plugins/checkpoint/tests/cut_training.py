@@ -18,7 +18,11 @@ class Alone:
     """What a loop finds for ``s`` without torchbus."""
 
     def __getattr__(self, name: str) -> Any:
-        return {"epochs": range, "register": lambda name, thing: thing, "log": lambda *values: None}[name]
+        return {
+            "epochs": range,
+            "register": lambda name, thing: thing,
+            "log": lambda *values: None,
+        }[name]
 
 
 class Cut(Exception):

@@ -45,10 +45,15 @@ class Way:
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                here, there = listener.accept()[0], socket.create_connection(("127.0.0.1", self._to))
+                here, there = (
+                    listener.accept()[0],
+                    socket.create_connection(("127.0.0.1", self._to)),
+                )
                 self._open += [here, there]
                 for source, target in ((here, there), (there, here)):
-                    threading.Thread(target=self._copy, args=(source, target, source is here), daemon=True).start()
+                    threading.Thread(
+                        target=self._copy, args=(source, target, source is here), daemon=True
+                    ).start()
 
     def _copy(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
         with contextlib.suppress(OSError):

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
 
 from torch.utils.data import DataLoader
 from torchbus.plugin import LoaderIterator, Origin
 
 from torchbus_checkpoint.loop.counters import Counters
 from torchbus_checkpoint.replay.history import Section
-
-State = dict[str, Any]
+from torchbus_checkpoint.state.plain import State
 
 
 @dataclass(eq=False)
 class OpenPass:
-    """``started`` and ``wanted`` are the random numbers as they stood when its iterator was made, and
-    when it was first asked for a batch; ``taken_before``, how many it had given when a later one began."""
+    """A pass over a loader.
+
+    ``started`` and ``wanted`` are the random numbers at the creation of its iterator, and at the
+    first request for a batch. ``taken_before`` is the number of batches that it had given when a
+    later pass began.
+    """
 
     section: Section
     ordinal: int
-    loader: weakref.ref[DataLoader[Any]]
+    loader: weakref.ref[DataLoader[object]]
     started: State
     counters: Counters
     samples: dict[str, str]

@@ -1,0 +1,51 @@
+"""Private names of torch that accumulation uses; nothing else in this package uses one.
+
+All were seen in 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import dataloader
+from torchbus.plugin import require
+
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Without it: AttributeError at the first backward."""
+
+index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
+"""What yields a loader's batches of indices. Without it: AttributeError when the loop asks for the
+length of a loader.
+"""
+
+DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
+"""Without it: AttributeError when the plugin is imported."""
+
+yielded: Callable[[Any], int] = attrgetter("_num_yielded")
+"""Batches that an iterator has given. Without it: AttributeError at ``s.is_last_batch``."""
+
+STEP_COUNT = "_step_count"
+"""How often a scheduler has stepped: not a number of the schedule.
+
+Without it: UsageError when schedulers are looked at.
+"""
+
+
+def require_step_count() -> None:
+    """Raise UsageError where the count of steps would be taken for a number of the schedule."""
+    require(LRScheduler, STEP_COUNT, "is told apart from the numbers of a schedule")
+
+
+def has_seen(scaler: GradScaler, optimizer: object) -> bool:
+    """Whether a scaler has unscaled the gradients of an optimizer.
+
+    Without ``_per_optimizer_states``: UsageError at the first step that is not taken.
+    """
+    name = "_per_optimizer_states"
+    require(GradScaler, name, "tells that the loop scales its gradients itself")
+    return id(optimizer) in getattr(scaler, name, ())

@@ -1,0 +1,67 @@
+"""Averages of weights that the loop updates by itself, found by their values."""
+
+from __future__ import annotations
+
+import cmath
+
+import torch
+from torch import Tensor, nn
+from torchbus.plugin import inventory
+
+from torchbus_accumulate.optimizers import Optimizers
+from torchbus_accumulate.windows.sharded_gradients import is_part
+
+LOOKS = 3
+"""Skipped steps after which the parameters of all models are read."""
+
+
+class Averages:
+    """Compares parameters that no optimizer holds, from a skipped step to the next backward.
+
+    Before the first real step, an average equals the model, and an update changes nothing.
+    """
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
+        self._looks = 0
+        self._before: dict[int, complex | None] = {}
+        self.may_differ = False
+        """A real step has moved the model."""
+
+    def note(self) -> None:
+        """The loop's step was skipped."""
+        if self.may_differ and self._looks < LOOKS:
+            self._looks += 1
+            self._before = self._values()
+
+    def have_moved(self) -> bool:
+        """Whether one has changed since the skipped step."""
+        if not self._before:
+            return False
+        before, self._before = self._before, {}
+        now = self._values()
+        return any(now[key] != before[key] for key in now.keys() & before.keys())
+
+    def _values(self) -> dict[int, complex | None]:
+        held = {id(each) for one in self._optimizers.sums for each in one.parameters()}
+        internal = filter(inventory.is_internal, inventory.alive(nn.Module))
+        held |= {id(each) for module in internal for each in module.parameters()}
+        others = [
+            each
+            for each in inventory.alive(nn.Parameter)
+            if type(each) is nn.Parameter and id(each) not in held  # others may have no values
+        ]
+        return {id(each): digest(each) for each in others}
+
+
+def digest(tensor: Tensor) -> complex | None:
+    """Return the sum of a tensor. A part of a tensor has none, nor has one with NaNs.
+
+    fsdp lets go of the memory of a gathered parameter: reading it would end the process.
+    """
+    if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        return None
+    total: complex = tensor.detach().cpu().to(torch.complex128).sum().item()
+    return None if cmath.isnan(total) else total

@@ -1,0 +1,65 @@
+"""What can't be accumulated, and why."""
+
+from __future__ import annotations
+
+BETWEEN = (
+    "zero_grad() after backward() and without optimizer.step(), in the middle of an "
+    "accumulation window: what this batch has added to the gradients of earlier batches can't"
+    " be taken away. Leave a batch out before its backward(), or accumulate in the loop under"
+    " s.accumulating(...)"
+)
+FAILED = (
+    "backward() has failed in the middle of an accumulation window, and the loop goes on: "
+    "what it has added to the gradients of earlier batches can't be taken away. Leave such a "
+    "batch out before its backward(), or accumulate in the loop under s.accumulating(...)"
+)
+UNCLEARED = (
+    "accumulate_grad_batches, with a loss that counts something else than samples (tokens): a"
+    " backward() was added to the gradients of a window that is over, and nobody can weigh them"
+    " apart. Call step() and zero_grad() for each batch, or say loss_weight='samples'"
+)
+SHARED = (
+    "accumulate_grad_batches with two optimizers that hold the same parameters ({} and {}): "
+    "each would add up the other's gradients. Give each parameter to one optimizer, or "
+    "accumulate in the loop under s.accumulating(...)"
+)
+ASSIGNED = (
+    "accumulate_grad_batches with gradients that the loop has assigned to the parameters of "
+    "{} (torch.autograd.grad): without backward() nobody can tell what each rank's count. "
+    "Call backward(), or accumulate in the loop and assign s.reduce(gradient)"
+)
+UNLIKE = (
+    "several backward() calls before one step() are of losses that count unlike things "
+    "(tokens and samples, say): in an accumulation window a batch has one weight, that of the"
+    " last of them, and so gradients are slightly off. Add the losses up for one backward(), "
+    "or say loss_weight='samples'"
+)
+AGAIN = (
+    "accumulate_grad_batches with several steps of {} on one batch, each after a backward() of its"
+    " own (chunks of a sequence, several steps of a critic): one process with a larger batch would"
+    " step as often, and a window steps once. Leave accumulate_grad_batches out, or accumulate in"
+    " the loop under s.accumulating(...)"
+)
+MOVED = (
+    "accumulate_grad_batches: the parameters of {} were changed between two backward() calls of one"
+    " batch, as SAM does. In the middle of a window they are moved by the gradient of one rank and"
+    " of the batches so far; one process with a larger batch moves them by that of the whole"
+    " window. Leave accumulate_grad_batches out, and use a larger batch_size"
+)
+CHANGED = (
+    "the parameters of {} were changed in the middle of an accumulation window, and not by"
+    " optimizer.step(). If that is meant to happen once per step, it happens for each batch: do it"
+    " in optimizer.register_step_post_hook(...), which waits for real steps"
+)
+AVERAGED = (
+    "a model that no optimizer trains has changed in the middle of an accumulation window, as an"
+    " average of weights (EMA) does: it is updated for each batch, and not once per step. Update it"
+    " in optimizer.register_step_post_hook(...), which waits for real steps, or use torch's"
+    " AveragedModel"
+)
+TOUCHED = (
+    "the gradients of {} were changed between backward() and step(), in the middle of an"
+    " accumulation window: there they are the sum of the batches so far, of one rank. Do it in"
+    " optimizer.register_step_pre_hook(...), which waits for real steps, or clip by"
+    " torch.nn.utils.clip_grad_norm_"
+)

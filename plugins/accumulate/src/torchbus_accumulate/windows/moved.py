@@ -1,0 +1,127 @@
+"""What the loop changes by itself in the middle of a window: parameters, gradients, averages."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, inventory, warn
+
+from torchbus_accumulate._compat import version
+from torchbus_accumulate.averages import Averages, digest
+from torchbus_accumulate.messages import AVERAGED, CHANGED, MOVED, TOUCHED
+from torchbus_accumulate.optimizers import Optimizers
+from torchbus_accumulate.windows.sums import WindowSum
+
+VALUES_READ = 20
+VALUES_WAITED_FOR = 5
+"""Backwards in which values are compared. ``parameter.data`` hides changes from the version."""
+
+
+class Mark(NamedTuple):
+    """What the parameters of an optimizer were at its last backward, after so many ``calls``."""
+
+    calls: int
+    size: int
+    versions: int
+    value: complex | None
+
+
+class Changes:
+    """Compares parameters from one backward to the next one, and gradients from backward to step.
+
+    Within one batch, changed parameters are refused: SAM would move them by the gradient of one
+    rank and one batch. Between batches the session warns: what the loop does once per step happens
+    for each batch. A real step begins anew.
+    """
+
+    def __init__(self, session: Context, optimizers: Optimizers) -> None:
+        self._session = session
+        self._optimizers = optimizers
+        self._marks: weakref.WeakKeyDictionary[Optimizer, Mark] = weakref.WeakKeyDictionary()
+        self._gradients: weakref.WeakKeyDictionary[Optimizer, complex] = weakref.WeakKeyDictionary()
+        self._averages = Averages(optimizers)
+        self._backwards = 0
+        self._said: set[str] = set()
+        session.bus.register(self, "accumulate.changes")
+
+    def before_backward(self) -> None:
+        """Compare the parameters with those of the last backward."""
+        self._backwards += 1
+        if self._averages.have_moved():
+            self._say(AVERAGED)
+        for one in self._optimizers.sums:
+            optimizer = one.optimizer()
+            if optimizer is not None:
+                self._compare(one, optimizer)
+
+    def _compare(self, one: WindowSum, optimizer: Optimizer) -> None:
+        parameters = one.parameters()
+        versions = sum(map(version, parameters))
+        value = self._value(_smallest(parameters))
+        before = self._marks.get(optimizer)
+        self._marks[optimizer] = Mark(one.calls, len(parameters), versions, value)
+        if before is None or before.size != len(parameters):
+            return
+        if before.versions == versions and (value == before.value or None in (value, before.value)):
+            return
+        if _are_renormalised(parameters):
+            return
+        if before.calls == one.calls:
+            raise Unsupported(MOVED.format(type(optimizer).__name__))
+        self._say(CHANGED.format(type(optimizer).__name__))
+
+    @hookimpl
+    def after_backward(self, call: BackwardCall) -> None:
+        if self._backwards <= VALUES_READ:
+            for one in self._optimizers.sums:
+                self._note(one)
+
+    def _note(self, one: WindowSum) -> None:
+        optimizer, value = one.optimizer(), self._value(_gradient_of(one))
+        if optimizer is not None and value is not None:
+            self._gradients[optimizer] = value
+
+    def before_commit(self, one: WindowSum, optimizer: Optimizer) -> None:
+        """Compare the gradients with what the last backward has left."""
+        before, now = self._gradients.pop(optimizer, None), self._value(_gradient_of(one))
+        if before is not None and now is not None and now != before:
+            self._say(TOUCHED.format(type(optimizer).__name__))
+        self._averages.note()
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._averages.may_differ = True
+        self._marks.clear()  # another optimizer may hold the same parameters
+        self._gradients.pop(optimizer, None)
+
+    def _value(self, tensor: Tensor | None) -> complex | None:
+        """Return a sum of the values, in the first backwards; a GPU's makes the host wait."""
+        if tensor is None:
+            return None
+        most = VALUES_READ if tensor.device.type == "cpu" else VALUES_WAITED_FOR
+        return None if self._backwards > most else digest(tensor)
+
+    def _say(self, words: str) -> None:
+        if self._session.is_main and words not in self._said:
+            self._said.add(words)
+            warn(words)
+
+
+def _smallest(parameters: Sequence[Tensor]) -> Tensor | None:
+    return min(parameters, key=Tensor.numel, default=None)
+
+
+def _gradient_of(one: WindowSum) -> Tensor | None:
+    smallest = _smallest([each for each in one.parameters() if each.grad is not None])
+    return None if smallest is None else smallest.grad
+
+
+def _are_renormalised(parameters: Sequence[Tensor]) -> bool:
+    """Whether a forward changes one of them, as that of an Embedding with ``max_norm`` does."""
+    own = set(map(id, parameters))
+    tables = [*inventory.alive(nn.Embedding), *inventory.alive(nn.EmbeddingBag)]
+    return any(one.max_norm is not None and id(one.weight) in own for one in tables)

@@ -1,0 +1,155 @@
+"""The loop's calls of ``step``: one is real at the end of a window, the others commit gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torchbus.plugin import Answer, Context, Taken, Unsupported, hookimpl, inventory
+
+from torchbus_accumulate.messages import AGAIN
+from torchbus_accumulate.optimizers import Optimizers
+from torchbus_accumulate.place.loop import Place
+from torchbus_accumulate.place.position import Position
+from torchbus_accumulate.toggle import parameters
+from torchbus_accumulate.windows.ending import Ending
+from torchbus_accumulate.windows.moved import Changes
+from torchbus_accumulate.windows.reach import check
+from torchbus_accumulate.windows.sums import WindowSum
+from torchbus_accumulate.windows.weights import Weights
+
+Closure = Callable[[], object]
+NOTHING = Answer()
+
+
+class Steps:
+    """Decides which calls are real steps. In a loop without a loader, it counts the calls."""
+
+    def __init__(
+        self,
+        session: Context,
+        optimizers: Optimizers,
+        place: Place,
+        position: Position,
+        weights: Weights,
+        ending: Ending,
+        changes: Changes,
+    ) -> None:
+        self._session = session
+        self._optimizers = optimizers
+        self._place = place
+        self._position = position
+        self._weights = weights
+        self._ending = ending
+        self._changes = changes
+        self._of_batch: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._flushing = False
+
+    def advance(self, taken: Taken | None, is_last: bool) -> Taken | None:
+        """Return the batch. Move the position to it at its first use."""
+        if taken is not None and self._place.is_new(taken):
+            self._position.next_batch(taken, is_last)
+        return taken
+
+    def end_by_count(self, sums: Sequence[WindowSum]) -> bool:
+        """Whether a window without a loader ends with the next step."""
+        most = self._position.size - 1
+        if len(sums) == 1:
+            return sums[0].calls >= most
+        return any(one.calls >= most and one.is_trained() for one in sums)
+
+    def flush(self) -> None:
+        """Step now with what is left of a window that has no end of its own."""
+        self._flushing = True
+        try:
+            for one in self._optimizers.sums:
+                optimizer = one.optimizer()
+                if one.calls and optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        finally:
+            self._flushing = False
+            self._position.end_window()
+
+    # Events --------------------------------------------------------------------------------------
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is None:
+            return
+        if self._is_of_batch(parameters(optimizer)):  # now: a strategy may have replaced some
+            self._optimizers.ignore(optimizer)
+        else:
+            self._optimizers.add(optimizer)
+
+    def _is_of_batch(self, tensors: list[Tensor]) -> bool:
+        """Whether the parameters belong to these very samples, as an adversarial perturbation.
+
+        They have a row for each sample, and are in no module.
+        """
+        batch = self._place.at_hand
+        if batch is None or any(not one.dim() or len(one) != batch.rows for one in tensors):
+            return False
+        return not inventory.models_of(tensors)
+
+    @hookimpl
+    def before_zero_grad(self, optimizer: Optimizer) -> bool:
+        one = self._optimizers.of.get(id(optimizer))
+        return one is not None and one.before_zero_grad()
+
+    @hookimpl(tryfirst=True)
+    def step_called(
+        self, optimizer: Optimizer, closure: Closure | None, run: Callable[..., object]
+    ) -> Answer | None:
+        one = self._optimizers.of.get(id(optimizer))
+        if one is None or self._flushing:
+            return None
+        if self._is_real(one, closure):
+            one.skipped = False
+            self._refuse_second(one, optimizer)
+            if closure is None:
+                self._ending.finish(one, is_flush=False)
+            return None
+        if not self._optimizers.checked:
+            self._optimizers.refuse_foreign_scaler(optimizer)
+        answer = skipped(closure)
+        check(one, self._optimizers.sums, self._session.world_size)
+        self._refuse_second(one, optimizer)
+        self._changes.before_commit(one, optimizer)
+        self._weights.commit(one, optimizer)
+        one.skipped = True
+        return answer
+
+    def _refuse_second(self, one: WindowSum, optimizer: Optimizer) -> None:
+        """Raise Unsupported at a second step on one batch, with gradients of its own."""
+        taken, position = self._place.taken, self._position
+        if taken is None or not one.is_new or (position.last and position.index == 1):
+            return
+        if self._of_batch.get(optimizer) == taken.serial:
+            raise Unsupported(AGAIN.format(type(optimizer).__name__))
+        self._of_batch[optimizer] = taken.serial
+
+    def _is_real(self, one: WindowSum, closure: Closure | None) -> bool:
+        place = self._place
+        # with a closure, the backward is still to come
+        taken = place.taken if closure is None else self.advance(place.at_hand, place.ends_pass())
+        if taken is not None:
+            return self._position.last
+        return one.calls + 1 >= self._position.size and (closure is not None or one.is_new)
+
+    @hookimpl(tryfirst=True)
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        one = self._optimizers.of.get(id(optimizer))
+        if one is not None:
+            self._ending.finish(one, self._flushing)
+
+
+def skipped(closure: Closure | None) -> Answer:
+    """Return the value of the closure, which runs as in a real step."""
+    if closure is None:
+        return NOTHING
+    with torch.enable_grad():
+        return Answer(closure())

@@ -1,0 +1,131 @@
+"""Private names of torch and CPython that checkpoints use; nothing else in this package uses one.
+
+All were seen in 2.4 to 2.13, and in Python 3.10 to 3.13.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.nn import Module
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR
+from torchbus.plugin import UsageError, require
+
+current_frame: Callable[[int], FrameType] = sys._getframe
+"""``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""
+
+LAYOUT = ("torch.serialization", "_get_layout")
+"""A function that the metadata of torch.distributed.checkpoint names. Without it: no metadata names
+it, and checkpoints of releases that did can't be read.
+"""
+
+
+def uncompiled(model: Module) -> Module:
+    """What ``torch.compile`` has wrapped, whose keys have no prefix, or the model itself.
+
+    Without ``_orig_mod``: UsageError at the first checkpoint
+    of a compiled model.
+    """
+    if type(model).__module__.startswith("torch._dynamo."):
+        require(
+            model, "_orig_mod", "gives a compiled model's weights the names of the script's own"
+        )
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, Module) else model
+
+
+def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
+    """The schedulers that another one is made of.
+
+    Without ``_schedulers``: UsageError at the first checkpoint with a scheduler.
+    """
+    require(SequentialLR, "_schedulers", "tells which schedulers are parts of another one")
+    return list(getattr(scheduler, "_schedulers", ()))
+
+
+def open_iterator(loader: Any) -> None:
+    """Begin persistent workers. Without ``_get_iterator``: AttributeError at the first pass of a
+    run that is resumed.
+    """
+    loader._iterator = loader._get_iterator()
+
+
+def has_iterator(loader: Any) -> bool:
+    """Whether persistent workers have begun. Without ``_iterator``: AttributeError at their first
+    pass.
+    """
+    return loader._iterator is not None
+
+
+def kinds_of_dcp() -> tuple[Any, ...]:
+    """What torch.distributed.checkpoint writes about each part of a file. Slow to import.
+
+    Without ``_StoragePrefix`` or ``_StorageInfo``: AttributeError at the first divided checkpoint.
+    """
+    from torch.distributed.checkpoint import filesystem
+
+    return filesystem._StoragePrefix, filesystem._StorageInfo
+
+
+@cache
+def loops_in(code: CodeType) -> list[tuple[int, int, int, tuple[str, ...]]]:
+    """Of each ``for``: where it asks for its next item, where its body begins and ends, and what it
+    assigns.
+
+    Without ``FOR_ITER`` and ``STORE_*``, the names of bytecode: see ``check_bytecode``.
+    """
+    instructions = list(dis.get_instructions(code))
+    loops = []
+    for index, instruction in enumerate(instructions):
+        if instruction.opname == "FOR_ITER":
+            following = instructions[index + 1 :]
+            body = following[0].offset if following else instruction.offset + 2
+            loops.append((instruction.offset, body, instruction.argval, tuple(_targets(following))))
+    return loops
+
+
+def _targets(instructions: list[dis.Instruction]) -> list[str]:
+    names: list[str] = []
+    for instruction in instructions:
+        if (
+            instruction.opname.startswith("STORE_")
+            and "ATTR" not in instruction.opname
+            and "SUBSCR" not in instruction.opname
+        ):
+            stored = (
+                instruction.argval
+                if isinstance(instruction.argval, tuple)
+                else (instruction.argval,)
+            )
+            names += [
+                str(name) for name in (stored[:1] if "LOAD" in instruction.opname else stored)
+            ]
+            if "LOAD" in instruction.opname:
+                break
+        elif not instruction.opname.startswith(("UNPACK_", "CACHE", "EXTENDED_ARG", "NOP")):
+            break
+    return names
+
+
+def _example(items: Any) -> int:
+    total = 0
+    for first, (_second, third) in items:
+        total += first + third
+    return total
+
+
+@cache
+def check_bytecode() -> None:
+    """Raise UsageError where this Python's loops are not read as they should."""
+    found = [names for *_, names in loops_in(_example.__code__)]
+    if found != [("first", "_second", "third")]:
+        raise UsageError(
+            f"Python {sys.version.split()[0]} writes loops in a bytecode that torchbus-checkpoint"
+            f" can't read (of an example it reads {found}): install Python 3.10 to 3.13, or a newer"
+            " torchbus-checkpoint"
+        )

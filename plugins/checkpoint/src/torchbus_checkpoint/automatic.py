@@ -1,0 +1,85 @@
+"""Checkpoints that a session writes by itself: at intervals, on request, and at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from torchbus.plugin import Context, LoaderIterator
+
+from torchbus_checkpoint.agreement.requests import Requests
+from torchbus_checkpoint.agreement.when import When
+from torchbus_checkpoint.disk import choice
+from torchbus_checkpoint.loop.contents import Finder
+from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.steps import Steps
+from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.remote.mirror import Mirror
+from torchbus_checkpoint.state.snapshot import Snapshot
+
+
+class AutomaticSaves:
+    """``mirror`` sends what is written to a store, if there is one."""
+
+    def __init__(
+        self,
+        session: Context,
+        options: Options,
+        when: When,
+        requests: Requests,
+        loop: tuple[Finder, Position, Steps],
+        snapshot: Snapshot,
+        mirror: Mirror | None,
+    ) -> None:
+        assert options.folder is not None
+        self._session = session
+        self._folder = options.folder
+        self._when = when
+        self._requests = requests
+        self._finder, self._position, self._steps = loop
+        self._snapshot = snapshot
+        self._mirror = mirror
+
+    def boundary(self, iterator: LoaderIterator | None) -> None:
+        """The loop is between two steps, and asks for a batch, or ``s.epochs`` for an epoch."""
+        requests = self._requests
+        requests.look()
+        if not self._steps.since_save and not requests.leave:
+            return
+        self._finder.look_once()
+        due = (
+            self._when.is_due(self._steps.count, self._steps.epochs)
+            or requests.save
+            or requests.leave
+        )
+        if due and (iterator is None or self._position.can_be_found_again(iterator)):
+            self._save()
+            if requests.leave:
+                self._leave(requests.leave)
+
+    def at_end(self) -> None:
+        """The loop has ended. Save it, unless the last checkpoint has its end already."""
+        is_new = self._steps.since_save or not self._snapshot.end_is_saved
+        if self._position.trains and is_new:
+            self._snapshot.loop_has_ended = True
+            self._save()
+
+    def _save(self) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        if self._mirror is not None:
+            self._mirror.check()
+        self._snapshot.write(self._folder / f"{choice.PREFIX}{self._steps.count:08d}")
+        self._when.saved(self._steps.count, self._steps.epochs)
+        self._steps.saved()
+        self._requests.saved()
+
+    def _leave(self, status: int) -> None:
+        """Leave with a status after which schedulers start a job again."""
+        self._snapshot.wait()
+        if self._session.is_main:
+            print(
+                f"torchbus: saved after step {self._steps.count} as asked, and leaving with exit"
+                f" status {status}",
+                file=sys.stderr,
+            )
+        raise SystemExit(status)

@@ -1,0 +1,95 @@
+"""Take the folder for this job, and resume from the checkpoint in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torchbus.plugin import Context
+
+from torchbus_checkpoint.agreement.exchange import agree
+from torchbus_checkpoint.disk import choice
+from torchbus_checkpoint.folder_lock.lock import FolderLock
+from torchbus_checkpoint.loop.epochs import Epochs
+from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.options import Options
+from torchbus_checkpoint.remote import fetch
+from torchbus_checkpoint.remote.job import RemoteJob
+from torchbus_checkpoint.remote.mirror import Mirror
+from torchbus_checkpoint.replay.replaying import Replay
+from torchbus_checkpoint.state import shapes
+from torchbus_checkpoint.state.snapshot import Snapshot
+
+
+class Resume:
+    """The replay of this session, if it resumes. ``found``: the checkpoint that it resumes from.
+
+    ``mirror`` sends checkpoints to a store, on rank 0. ``restored`` is called when the counts of
+    steps and epochs are those of the checkpoint.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        options: Options,
+        snapshot: Snapshot,
+        position: Position,
+        epochs: Epochs,
+        restored: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._snapshot = snapshot
+        self._position = position
+        self._epochs = epochs
+        self._restored = restored
+        self._replay: Replay | None = None
+        self.mirror: Mirror | None = None
+        self.found: Path | None = None
+
+    @property
+    def pending(self) -> Replay | None:
+        """The replay, while it leads the loop back."""
+        return self._replay if self._replay is not None and self._replay.pending else None
+
+    def from_folder(self, folder: Path) -> None:
+        """Lock the folder, and resume from a checkpoint in it."""
+        found = agree(self._session, "checkpoint/resume", lambda: self._take(folder))
+        if found:
+            self.begin(fetch.to_this_host(self._session, self._options, Path(found))).lead()
+
+    def _take(self, folder: Path) -> str:
+        """On rank 0: lock the folder for this job, and choose the checkpoint to resume from."""
+        self._session.on_close.callback(FolderLock(folder).release)
+        if self._options.url is not None:
+            self.mirror = RemoteJob(self._session, self._options).mirror
+            self._snapshot.written = self.mirror.written
+        return choice.to_begin_with(self._options)
+
+    def load(self, chosen: Path, step: int) -> None:
+        """Put back this checkpoint, and before the first step lead the loop to its place."""
+        agree(self._session, f"checkpoint/load/{step}/{chosen}", lambda: choice.verified(chosen))
+        begins = not self._position.trains
+        replay = self.begin(chosen)
+        self._position.gaps.forget()
+        replay.put_back()
+        if begins:
+            self._position.trains = False
+            self._session.seams.refresh()
+        else:
+            replay.drop()
+
+    def begin(self, found: Path) -> Replay:
+        """Begin a replay that ends where this checkpoint was written."""
+        own, alike, scale = self._snapshot.own_of(found)
+
+        def put_back() -> None:
+            self._snapshot.put_back(found, own)
+            self._restored()
+
+        self.found = found
+        with shapes.as_written(found, "the position in it"):
+            replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
+        self._replay = self._epochs.replay = replay
+        self._session.bus.register(replay, "checkpoint.replay")
+        return replay
