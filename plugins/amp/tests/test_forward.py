@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchbus import session
 
-from .small_training import batches, sgd
+from .autocast_by_hand import batches, sgd
 
 
 class Pair(NamedTuple):

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torchbus import session
 
-from .small_training import MIXED, Make, adam, by_hand, net, sgd, unchanged
+from .autocast_by_hand import MIXED, Make, adam, by_hand, net, sgd, unchanged
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
@@ -27,7 +30,9 @@ def test_an_overflow_on_a_gpu_skips_optimizer_and_scheduler() -> None:
     assert found[1] == expected[1] < 8
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("16-true", torch.float16), ("bf16-true", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("16-true", torch.float16), ("bf16-true", torch.bfloat16)]
+)
 def test_true_precision_on_a_gpu(precision: str, dtype: torch.dtype) -> None:
     with session(precision=precision, devices=1):
         found = unchanged(sgd, model=net().cuda())

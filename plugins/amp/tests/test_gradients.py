@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchbus import session
 
-from .small_training import batches, net, sgd
+from .autocast_by_hand import batches, net, sgd
 
 
 def test_the_loop_sees_true_losses_and_true_gradients() -> None:
@@ -77,7 +77,13 @@ def test_a_backward_that_raises_leaves_true_gradients() -> None:
         model = net()
         _optimizer = sgd(model.parameters())
         model(batches()[0]).square().mean().backward()
-        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        before = [
+            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+        ]
         with pytest.raises(KeyError):
             Raises.apply(model(batches()[1])).sum().backward()
-        assert all(torch.equal(one, parameter.grad) for one, parameter in zip(before, model.parameters(), strict=True) if parameter.grad is not None)
+        assert all(
+            torch.equal(one, parameter.grad)
+            for one, parameter in zip(before, model.parameters(), strict=True)
+            if parameter.grad is not None
+        )

@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from torchbus import session
+from torchbus.testing.models import parameter_values
 
 from torchbus_amp import Precision
 
-from .small_training import MIXED, Make, adam, batches, by_hand, net, sgd, unchanged, values
+from .autocast_by_hand import MIXED, Make, adam, batches, by_hand, net, sgd, unchanged
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
 @pytest.mark.parametrize("closures", [False, True])
 @pytest.mark.parametrize(("precision", "dtype"), MIXED)
-def test_equals_autocast_and_gradscaler_by_hand(precision: str, dtype: torch.dtype, make: Make, closures: bool) -> None:
+def test_equals_autocast_and_gradscaler_by_hand(
+    precision: str, dtype: torch.dtype, make: Make, closures: bool
+) -> None:
     with session(precision=precision):
         found = unchanged(make, closures=closures)
     expected = by_hand(make, dtype)
@@ -50,7 +53,9 @@ def test_a_loop_with_its_own_is_left_alone(precision: str, dtype: torch.dtype) -
         found = by_hand(sgd, dtype)
         model = net()
         _optimizer = sgd(model.parameters())
-        assert ("no loss scaling: the loop has a GradScaler of its own" in " ".join(s.explain().split())) == (dtype == torch.float16)
+        assert (
+            "no loss scaling: the loop has a GradScaler of its own" in " ".join(s.explain().split())
+        ) == (dtype == torch.float16)
         with torch.autocast("cpu", dtype):
             assert model(batches()[0]).dtype == dtype
         assert "left alone: the loop has autocast of its own" in " ".join(s.explain().split())
@@ -65,8 +70,8 @@ def test_each_optimizer_has_its_own_scale() -> None:
             optimizer.zero_grad()
             (model(batches()[0]).square().mean() * factor).backward()
             optimizer.step()
-        assert torch.equal(values(one), values(net()))
-        assert not torch.equal(values(two), values(net()))
+        assert torch.equal(parameter_values(one), parameter_values(net()))
+        assert not torch.equal(parameter_values(two), parameter_values(net()))
         text = " ".join(s.explain().split())
         assert "loss scale 32768" in text
         assert "loss scale 65536" in text

@@ -9,12 +9,18 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"precision": "fp8"}, "'32-true', '64-true', '16-mixed', 'bf16-mixed', '16-true', 'bf16-true'"),
-    ({"precision": 16}, "precision=16 is unknown"),
-    ({"precision": "16-mixed", "amp_backend": "apex"}, "no longer maintained"),
-    ({"amp_backend": "other"}, "there is 'native'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"precision": "fp8"},
+            "'32-true', '64-true', '16-mixed', 'bf16-mixed', '16-true', 'bf16-true'",
+        ),
+        ({"precision": 16}, "precision=16 is unknown"),
+        ({"precision": "16-mixed", "amp_backend": "apex"}, "no longer maintained"),
+        ({"amp_backend": "other"}, "use 'native'"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)

@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 from torchbus import session
 from torchbus.errors import UsageError
+from torchbus.testing.models import parameter_values
 
-from .small_training import batches, net, sgd, values
+from .autocast_by_hand import batches, net, sgd
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("16-true", torch.float16), ("bf16-true", torch.bfloat16), ("64-true", torch.float64)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("16-true", torch.float16), ("bf16-true", torch.bfloat16), ("64-true", torch.float64)],
+)
 def test_true_precision(precision: str, dtype: torch.dtype) -> None:
     def run(convert: bool) -> Tensor:
         model = net().to(dtype) if convert else net()
@@ -26,7 +30,7 @@ def test_true_precision(precision: str, dtype: torch.dtype) -> None:
             assert output.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
             output.square().mean().backward()
             optimizer.step()
-        return values(model)
+        return parameter_values(model)
 
     with session(precision=precision):
         found = run(False)
@@ -43,13 +47,22 @@ def test_a_model_that_is_found_too_late_to_be_converted(adopted: bool) -> None:
             s.adopt(holder["teacher"])
         target = holder["teacher"](batches()[0]).detach()
         (holder["student"](batches()[0]) - target).square().mean().backward()
-        with contextlib.nullcontext() if adopted else pytest.warns(UserWarning, match=r"Sequential is not converted.*s\.adopt\(model\)"):
+        with (
+            contextlib.nullcontext()
+            if adopted
+            else pytest.warns(UserWarning, match=r"Sequential is not converted.*s\.adopt\(model\)")
+        ):
             optimizer.step()
-        assert next(holder["teacher"].parameters()).dtype == (torch.bfloat16 if adopted else torch.float32)
+        assert next(holder["teacher"].parameters()).dtype == (
+            torch.bfloat16 if adopted else torch.float32
+        )
         optimizer.step()
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.LBFGS])
 def test_optimizers_that_cannot_compute_in_float16(make: Any) -> None:
-    with pytest.raises(UsageError, match=f"precision='16-true' with {make.__name__}"), session(precision="16-true"):
+    with (
+        pytest.raises(UsageError, match=f"precision='16-true' with {make.__name__}"),
+        session(precision="16-true"),
+    ):
         make(net().parameters())

@@ -35,7 +35,9 @@ def train(clip: Any = None, closures: bool = False, make: Any = torch.optim.SGD)
 
 
 @pytest.mark.parametrize("closures", [False, True])
-@pytest.mark.parametrize(("algorithm", "clip"), [("norm", clip_grad_norm_), ("value", clip_grad_value_)])
+@pytest.mark.parametrize(
+    ("algorithm", "clip"), [("norm", clip_grad_norm_), ("value", clip_grad_value_)]
+)
 def test_equals_clipping_by_hand(algorithm: str, clip: Any, closures: bool) -> None:
     with session(gradient_clip_val=0.05, gradient_clip_algorithm=algorithm):
         found = train(closures=closures)
@@ -46,7 +48,9 @@ def test_equals_clipping_by_hand(algorithm: str, clip: Any, closures: bool) -> N
 def test_every_evaluation_of_a_closure_is_clipped() -> None:
     with session(gradient_clip_val=0.05):
         found = train(closures=True, make=torch.optim.LBFGS)
-    assert torch.equal(found, train(lambda parameters: clip_grad_norm_(parameters, 0.05), True, torch.optim.LBFGS))
+    assert torch.equal(
+        found, train(lambda parameters: clip_grad_norm_(parameters, 0.05), True, torch.optim.LBFGS)
+    )
 
 
 def test_the_norm_can_be_read() -> None:
@@ -73,19 +77,28 @@ def test_a_limit_of_zero_clips_nothing(limit: float | None, algorithm: str) -> N
 
 
 def test_the_norm_without_a_limit_is_refused() -> None:
-    with session() as s, pytest.raises(UsageError, match=r"^s\.gradient_norm without gradient_clip_val=\.\.\.: it would always be the same"):
+    with (
+        session() as s,
+        pytest.raises(
+            UsageError,
+            match=r"^s\.gradient_norm without gradient_clip_val=\.\.\.: it would always be the same",
+        ),
+    ):
         _ = s.gradient_norm
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"gradient_clip_val": "1"}, "it must be a number"),
-    ({"gradient_clip_val": True}, "it must be a number"),
-    ({"gradient_clip_val": [1.0]}, "it must be a number"),
-    ({"gradient_clip_val": -1.0}, "0 or more"),
-    ({"gradient_clip_val": float("nan")}, "0 or more"),
-    ({"gradient_clip_val": -float("inf")}, "0 or more"),
-    ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "l2"}, "'norm' or 'value'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gradient_clip_val": "1"}, "it must be a number"),
+        ({"gradient_clip_val": True}, "it must be a number"),
+        ({"gradient_clip_val": [1.0]}, "it must be a number"),
+        ({"gradient_clip_val": -1.0}, "0 or more"),
+        ({"gradient_clip_val": float("nan")}, "0 or more"),
+        ({"gradient_clip_val": -float("inf")}, "0 or more"),
+        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "l2"}, "'norm' or 'value'"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)
@@ -106,7 +119,9 @@ def train_embedding(sparse: bool) -> Tensor:
 def test_sparse_gradients_are_clipped_as_dense_ones(algorithm: str) -> None:
     with session(gradient_clip_val=0.05, gradient_clip_algorithm=algorithm):
         sparse, dense = train_embedding(sparse=True), train_embedding(sparse=False)
-    assert torch.allclose(sparse, dense, atol=1e-7) and not torch.allclose(dense, train_embedding(sparse=False), atol=1e-3)
+    assert torch.allclose(sparse, dense, atol=1e-7) and not torch.allclose(
+        dense, train_embedding(sparse=False), atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("limit", [1e30, 0.1])
@@ -115,7 +130,9 @@ def test_a_differentiable_step_can_be_differentiated_through_clipping(limit: flo
         start = torch.linspace(0.1, 1.0, 5, dtype=torch.float64, requires_grad=True)
         given = torch.linspace(1.0, 2.0, 5, dtype=torch.float64, requires_grad=True)
         weight = start.clone()
-        weight.grad = given * torch.clamp(limit / (given.norm() + 1e-6), max=1.0) if clipped else given
+        weight.grad = (
+            given * torch.clamp(limit / (given.norm() + 1e-6), max=1.0) if clipped else given
+        )
         torch.optim.SGD([weight], lr=0.1, differentiable=True).step()
         weight.square().sum().backward()
         return given.grad
@@ -130,8 +147,12 @@ def test_clipping_of_the_loops_own_takes_keywords_inside_a_session() -> None:
     weight = nn.Parameter(torch.ones(3))
     with session("log"):
         weight.grad = torch.full((3,), 5.0)
-        norm = clip_grad_norm_(parameters=[weight], max_norm=1.0, norm_type=2.0, error_if_nonfinite=True, foreach=False)
-        assert norm.item() == pytest.approx(75**0.5) and weight.grad.norm().item() == pytest.approx(1.0)
+        norm = clip_grad_norm_(
+            parameters=[weight], max_norm=1.0, norm_type=2.0, error_if_nonfinite=True, foreach=False
+        )
+        assert norm.item() == pytest.approx(75**0.5) and weight.grad.norm().item() == pytest.approx(
+            1.0
+        )
         clip_grad_value_(clip_value=0.2, parameters=[weight])
         assert weight.grad.tolist() == pytest.approx([0.2] * 3)
         weight.grad = torch.full((3,), float("nan"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,26 +12,11 @@ from torchbus.testing import run_script
 
 from torchbus_gpu.diagnoses.slow_rank import Report, slow_rank
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LOOP = """
-import time
-import pretend
-import torch
-from torch.utils.data import DataLoader
-from torchbus import session
-
-class Slow(torch.utils.data.Dataset):
-    def __len__(self):
-        return 60
-    def __getitem__(self, index):
-        time.sleep({sample_s})
-        return torch.ones(3)
-
-with session(devices=[0], capture=False, interval_s=0.1):
-    for batch in DataLoader(Slow()):  # the line
-        time.sleep({step_s})
-"""
+LOOP = SCRIPTS / "slow_loader.py"
 RANKS = """
 import time
 import torch
@@ -44,27 +30,51 @@ with session(strategy="ddp", devices=2, interval_s=0.1) as s:
 """
 
 
-@pytest.mark.parametrize(("sample_s", "step_s", "busy", "found"), [
-    (0.03, 0.001, 8, True), (0.0, 0.05, 8, False), pytest.param(0.03, 0.001, 97, False, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sample_s", "step_s", "busy", "found"),
+    [
+        (0.03, 0.001, 8, True),
+        (0.0, 0.05, 8, False),
+        pytest.param(0.03, 0.001, 97, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_gpu_that_waits_for_the_loader(
-    fake_nvml: dict[str, str], pretend_gpus: dict[str, str], sample_s: float, step_s: float, busy: int, found: bool
+    fake_nvml: dict[str, str],
+    pretend_gpus: dict[str, str],
+    sample_s: float,
+    step_s: float,
+    busy: int,
+    found: bool,
 ) -> None:
-    result = run_script(LOOP.format(sample_s=sample_s, step_s=step_s), env=fake_nvml | pretend_gpus | {"FAKE_UTIL": str(busy)}, timeout_s=110)
+    result = run_script(
+        LOOP,
+        sample_s,
+        step_s,
+        env=fake_nvml | pretend_gpus | {"FAKE_UTIL": str(busy)},
+        timeout_s=110,
+    )
     assert result.ok()
     warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
     assert len(warnings) == found
     if found:
-        assert "the GPU (Fake A) was busy only 8 % of the last 1 s, while the loop waited for its DataLoader" in warnings[0]
-        number = 1 + LOOP.splitlines().index("    for batch in DataLoader(Slow()):  # the line")
-        assert f"script.py:{number}: UserWarning" in warnings[0]
+        assert (
+            "the GPU (Fake A) was busy only 8 % of the last 1 s, while the loop waited for its DataLoader"
+            in warnings[0]
+        )
+        number = 1 + LOOP.read_text().splitlines().index(
+            "    for batch in DataLoader(Slow()):  # the line"
+        )
+        assert f"{LOOP.name}:{number}: UserWarning" in warnings[0]
 
 
 @pytest.mark.parametrize("slow", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_slow_rank_is_named(slow: int) -> None:
     result = run_script(RANKS.format(slow=slow), timeout_s=110)
     assert result.ok()
-    assert result.stderr.count(f"rank {slow} (cpu of ") == 1 and f"rank {1 - slow} (cpu of" not in result.stderr
+    assert (
+        result.stderr.count(f"rank {slow} (cpu of ") == 1
+        and f"rank {1 - slow} (cpu of" not in result.stderr
+    )
     assert "ms of its own work per step, where the others take" in result.stderr
 
 

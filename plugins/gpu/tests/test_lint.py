@@ -1,4 +1,6 @@
-"""Each lint: found once with the line of the loop, not found where there is nothing to find, and torch as it was."""
+"""Each lint: found once with the line of the loop, not found where there is nothing to find, and
+torch as it was.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from torchbus.testing import assert_torch_unchanged, run_script, torch_state
 
 from torchbus_gpu.lint.dataset import objects_in
 from torchbus_gpu.lint.loader import workers_needed
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -118,50 +123,47 @@ def test_nothing_is_said_or_replaced_without_lint() -> None:
         loss.item()
         torch.cuda.empty_cache()
         optimizer.zero_grad(set_to_none=False)
-        assert "item" not in vars(torch.Tensor) and not hasattr(torch.cuda.empty_cache, "__wrapped__")
+        assert "item" not in vars(torch.Tensor) and not hasattr(
+            torch.cuda.empty_cache, "__wrapped__"
+        )
 
     assert said(do, lint=False) == []
 
 
-OBJECTS = """
-import numpy, torch
-from torch.utils.data import DataLoader, Dataset, Subset
-from torchbus import session
-
-class Names(Dataset):
-    def __init__(self):
-        self.paths = {paths}
-    def __len__(self):
-        return len(self.paths)
-    def __getitem__(self, index):
-        return index
-
-with session(lint=True):
-    loader = DataLoader(Subset(Names(), range(8)), num_workers={workers})
-    for batch in loader:  # the line
-        pass
-    for batch in loader:
-        pass
-"""
+OBJECTS = SCRIPTS / "many_objects.py"
 
 
-@pytest.mark.parametrize(("paths", "workers", "found"), [
-    ("['x'] * 1_200_000", 2, True),
-    pytest.param("['x'] * 1_200_000", 1, False, marks=pytest.mark.slow),
-    pytest.param("numpy.zeros(1_200_000)", 2, False, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("paths", "workers", "found"),
+    [
+        ("['x'] * 1_200_000", 2, True),
+        pytest.param("['x'] * 1_200_000", 1, False, marks=pytest.mark.slow),
+        pytest.param("numpy.zeros(1_200_000)", 2, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_dataset_of_a_million_objects(paths: str, workers: int, found: bool) -> None:
-    result = run_script(OBJECTS.format(paths=paths, workers=workers), timeout_s=110)
+    result = run_script(OBJECTS, paths, workers, timeout_s=110)
     assert result.ok()
     told = [line for line in result.stderr.splitlines() if "UserWarning" in line]
     assert len(told) == found
     if found:
-        number = 1 + OBJECTS.splitlines().index("    for batch in loader:  # the line")
-        assert f"script.py:{number}: UserWarning: Names.paths holds about 1,200,000 Python objects" in told[0]
+        number = 1 + OBJECTS.read_text().splitlines().index("    for batch in loader:  # the line")
+        assert (
+            f"{OBJECTS.name}:{number}: UserWarning: Names.paths holds about 1,200,000 Python objects"
+            in told[0]
+        )
 
 
 @UNHURRIED
-@given(st.recursive(st.integers(), lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.integers(), inner, max_size=5), max_leaves=30))
+@given(
+    st.recursive(
+        st.integers(),
+        lambda inner: (
+            st.lists(inner, max_size=5) | st.dictionaries(st.integers(), inner, max_size=5)
+        ),
+        max_leaves=30,
+    )
+)
 def test_few_objects_are_counted_exactly(value: Any) -> None:
     def count(thing: Any) -> int:
         values = list(thing.values()) if isinstance(thing, dict) else thing
@@ -182,8 +184,12 @@ class SlowSamples(Dataset[Tensor]):
         return torch.ones(3)
 
 
-@pytest.mark.parametrize(("sample_s", "step_s", "found"), [(0.004, 0.002, True), (0.0, 0.05, False)])
-def test_workers_for_a_loader_that_is_waited_for(sample_s: float, step_s: float, found: bool) -> None:
+@pytest.mark.parametrize(
+    ("sample_s", "step_s", "found"), [(0.004, 0.002, True), (0.0, 0.05, False)]
+)
+def test_workers_for_a_loader_that_is_waited_for(
+    sample_s: float, step_s: float, found: bool
+) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with session(lint=True, interval_s=0.05):
@@ -194,7 +200,9 @@ def test_workers_for_a_loader_that_is_waited_for(sample_s: float, step_s: float,
                     break
     assert len(caught) == found
     if found:
-        assert "the loop waits for this loader" in str(caught[0].message) and "instead of 0" in str(caught[0].message)
+        assert "the loop waits for this loader" in str(caught[0].message) and "instead of 0" in str(
+            caught[0].message
+        )
         assert caught[0].filename == __file__
 
 

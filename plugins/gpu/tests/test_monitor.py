@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,25 +15,9 @@ from torchbus import hookimpl, session
 from torchbus.errors import UsageError
 from torchbus.testing import Result, assert_torch_unchanged, run_script, torch_state
 
-WATCH = """
-import json, time, warnings
-import pretend
-from torchbus import hookimpl, session
+SCRIPTS = Path(__file__).parent / "scripts"
 
-class Seen:
-    def __init__(self):
-        self.all = []
-    @hookimpl
-    def system_metrics(self, metrics, time_s):
-        self.all.append(metrics)
-
-seen = Seen()
-with session(seen, devices=[{gpu}], capture=False, interval_s=0.05) as s:
-    deadline = time.monotonic() + 60
-    while len(seen.all) < 8 and time.monotonic() < deadline:
-        time.sleep(0.01)
-print(json.dumps(seen.all))
-"""
+WATCH = SCRIPTS / "watch_gpu.py"
 
 
 class Seen:
@@ -53,7 +38,7 @@ class Seen:
 
 
 def watch(env: dict[str, str], gpu: int = 0, **more: str) -> tuple[Result, list[dict[str, float]]]:
-    result = run_script(WATCH.format(gpu=gpu), env=env | more, timeout_s=110)
+    result = run_script(WATCH, gpu, env=env | more, timeout_s=110)
     assert result.ok()
     return result, json.loads(result.stdout)
 
@@ -66,7 +51,13 @@ def test_process_and_host_are_measured_from_a_thread() -> None:
     assert_torch_unchanged(before)  # the thread is gone, too
     metrics, time_s, thread = seen.all[-1]
     assert thread == "torchbus-gpu" and 0 < time_s < 60
-    assert set(metrics) == {"process_cpu_pct", "process_rss_mib", "host_cpu_pct", "host_memory_pct", "loop_in_loader_pct"}
+    assert set(metrics) == {
+        "process_cpu_pct",
+        "process_rss_mib",
+        "host_cpu_pct",
+        "host_memory_pct",
+        "loop_in_loader_pct",
+    }
     assert metrics["process_rss_mib"] > 50 and 0 < metrics["host_memory_pct"] < 100
     count = len(seen.all)
     time.sleep(0.2)
@@ -74,24 +65,42 @@ def test_process_and_host_are_measured_from_a_thread() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "name"), [(0, "A"), (1, "B")])
-def test_the_gpu_is_found_by_its_uuid(fake_nvml: dict[str, str], pretend_gpus: dict[str, str], gpu: int, name: str) -> None:
+def test_the_gpu_is_found_by_its_uuid(
+    fake_nvml: dict[str, str], pretend_gpus: dict[str, str], gpu: int, name: str
+) -> None:
     result, seen = watch(fake_nvml | pretend_gpus, gpu)
     assert result.stderr == ""
     number = {"A": 1, "B": 0}[name]  # by NVML
     expected = {
-        "gpu_util_pct": 10.0 + number, "gpu_memory_busy_pct": 5.0, "gpu_memory_used_mib": 1024.0, "gpu_memory_total_mib": 81920.0,
-        "gpu_temperature_c": 60.0 + number, "gpu_sm_clock_mhz": 1980.0, "gpu_memory_clock_mhz": 2619.0, "gpu_slowed_down": 1.0,
-        "torch_allocated_mib": 3.0, "torch_allocated_peak_mib": 4.0, "torch_reserved_mib": 8.0, "torch_alloc_retries": 0.0,
-    }  # fmt: skip
+        "gpu_util_pct": 10.0 + number,
+        "gpu_memory_busy_pct": 5.0,
+        "gpu_memory_used_mib": 1024.0,
+        "gpu_memory_total_mib": 81920.0,
+        "gpu_temperature_c": 60.0 + number,
+        "gpu_sm_clock_mhz": 1980.0,
+        "gpu_memory_clock_mhz": 2619.0,
+        "gpu_slowed_down": 1.0,
+        "torch_allocated_mib": 3.0,
+        "torch_allocated_peak_mib": 4.0,
+        "torch_reserved_mib": 8.0,
+        "torch_alloc_retries": 0.0,
+    }
     assert {key: seen[-1].get(key) for key in expected} == expected
     assert "gpu_power_w" not in seen[-1]  # this driver does not support it
 
 
-@pytest.mark.parametrize(("setting", "words"), [
-    ({"FAKE_LOST_AFTER": "3"}, "cuda:0 is no longer measured: GPU is lost"),
-    pytest.param({"FAKE_NO_DRIVER": "1"}, "cuda:0 is no longer measured: Driver Not Loaded", marks=pytest.mark.slow),
-    ({"LD_LIBRARY_PATH": ""}, "cuda:0 is no longer measured: NVML Shared Library Not Found"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"FAKE_LOST_AFTER": "3"}, "cuda:0 is no longer measured: GPU is lost"),
+        pytest.param(
+            {"FAKE_NO_DRIVER": "1"},
+            "cuda:0 is no longer measured: Driver Not Loaded",
+            marks=pytest.mark.slow,
+        ),
+        ({"LD_LIBRARY_PATH": ""}, "cuda:0 is no longer measured: NVML Shared Library Not Found"),
+    ],
+)
 def test_a_lost_gpu_or_a_missing_driver_is_one_warning(
     fake_nvml: dict[str, str], pretend_gpus: dict[str, str], setting: dict[str, str], words: str
 ) -> None:
@@ -119,29 +128,7 @@ def test_a_full_stderr_and_a_logger_that_raises_end_no_measurement() -> None:
     assert result.ok() and result.stdout == "measured on\n"
 
 
-FULL = """
-import sys, time, warnings
-from torchbus import hookimpl, session
-
-sys.stderr = open("/dev/full", "w", buffering=1)
-warnings.simplefilter("error", UserWarning)  # so that the monitor's are written to stderr
-
-class Raises:
-    count = 0
-    @hookimpl
-    def system_metrics(self, metrics, time_s):
-        self.count += 1
-        raise ValueError(f"measurement {self.count}")
-
-raises = Raises()
-with session(raises, gpu_monitor=True, interval_s=0.05, strategy=None) as s:
-    deadline = time.monotonic() + 60
-    while raises.count < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-print("measured on" if raises.count >= 5 else raises.count, flush=True)
-import os
-os._exit(0)  # what Python says of a stderr that it can't flush at its end is not ours
-"""
+FULL = SCRIPTS / "full_stderr.py"
 
 
 def test_a_forked_child_is_not_measured_and_ends_by_itself() -> None:
@@ -152,12 +139,18 @@ def test_a_forked_child_is_not_measured_and_ends_by_itself() -> None:
         if pid == 0:
             count = len(seen.all)
             time.sleep(0.3)
-            os._exit(int(len(seen.all) != count or any(thread.name == "torchbus-gpu" for thread in threading.enumerate())))
+            os._exit(
+                int(
+                    len(seen.all) != count
+                    or any(thread.name == "torchbus-gpu" for thread in threading.enumerate())
+                )
+            )
         assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_forked_child_that_leaves_the_block_does_not_hang() -> None:
-    result = run_script("""
+    result = run_script(
+        """
         import os, sys
         from torchbus import session
         with session(interval_s=0.05):
@@ -165,7 +158,9 @@ def test_a_forked_child_that_leaves_the_block_does_not_hang() -> None:
             if pid == 0:
                 sys.exit(3)
             print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    """, timeout_s=110)
+    """,
+        timeout_s=110,
+    )
     assert result.ok() and result.stdout == "3\n"
 
 
@@ -183,14 +178,17 @@ def test_nothing_in_torch_is_replaced_without_lint() -> None:
         assert "item" not in vars(torch.Tensor)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"interval_s": "2"}, "it must be a number of seconds"),
-    ({"interval_s": 0}, "it must be 0.05 or more"),
-    ({"interval_s": float("nan")}, "it must be 0.05 or more"),
-    ({"lint": 1}, "it must be True or False"),
-    ({"gpu_monitor": None}, "it must be True or False"),
-    ({"gpu_monitor": False, "lint": True}, "lint=True needs what the monitor measures"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"interval_s": "2"}, "it must be a number of seconds"),
+        ({"interval_s": 0}, "it must be 0.05 or more"),
+        ({"interval_s": float("nan")}, "it must be 0.05 or more"),
+        ({"lint": 1}, "it must be True or False"),
+        ({"gpu_monitor": None}, "it must be True or False"),
+        ({"gpu_monitor": False, "lint": True}, "lint=True needs what the monitor measures"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)
@@ -205,5 +203,7 @@ def test_a_real_gpu() -> None:
         torch.ones(1024, 1024, device="cuda").square_().sum().item()
         seen.wait(len(seen.all) + 5)
     metrics = seen.all[-1][0]
-    assert metrics["gpu_memory_total_mib"] == pytest.approx(torch.cuda.get_device_properties(0).total_memory / 2**20, rel=0.1)
+    assert metrics["gpu_memory_total_mib"] == pytest.approx(
+        torch.cuda.get_device_properties(0).total_memory / 2**20, rel=0.1
+    )
     assert metrics["torch_allocated_peak_mib"] >= 4 and 0 <= metrics["gpu_util_pct"] <= 100

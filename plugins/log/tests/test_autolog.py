@@ -34,7 +34,9 @@ def test_steps_last_as_long_as_their_pass():
 def test_the_session_logs_what_it_hears():
     hears = RecordingLogger()
     model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.25}], lr=0.5)
+    optimizer = torch.optim.SGD(
+        [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.25}], lr=0.5
+    )
     losses = []
     with session(strategy=None, logger=hears, log_every_n_steps=2) as s:
         for _ in range(2):
@@ -57,14 +59,19 @@ def test_the_session_logs_what_it_hears():
 def test_two_optimizers_have_two_losses():
     hears = RecordingLogger()
     nets = [torch.nn.Linear(1, 1) for _ in range(2)]
-    optimizers = [torch.optim.SGD(net.parameters(), lr=rate) for net, rate in zip(nets, (0.1, 0.2), strict=True)]
+    optimizers = [
+        torch.optim.SGD(net.parameters(), lr=rate)
+        for net, rate in zip(nets, (0.1, 0.2), strict=True)
+    ]
     with session(strategy=None, logger=hears, log_every_n_steps=1):
         for _ in range(2):
             for factor, net, optimizer in zip((1.0, 10.0), nets, optimizers, strict=True):
                 optimizer.zero_grad()
                 (net(torch.ones(1, 1)).sum() * 0 + factor).backward()
                 optimizer.step()
-    assert {value for _, value in hears.of("loss")} == {1.0} and {value for _, value in hears.of("loss_2")} == {10.0}
+    assert {value for _, value in hears.of("loss")} == {1.0} and {
+        value for _, value in hears.of("loss_2")
+    } == {10.0}
     assert dict.fromkeys(value for _, value in hears.of("lr_2")) == {0.2: None}
 
 
@@ -85,20 +92,29 @@ def test_an_optimizer_without_a_rate(defaults):
     """What it has no number of is not logged, and the rest is."""
     hears = RecordingLogger()
     model = torch.nn.Linear(1, 1)
-    optimizer = WithoutRate([{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.25)}], **defaults)
+    optimizer = WithoutRate(
+        [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.25)}], **defaults
+    )
     with session(strategy=None, logger=hears, log_every_n_steps=1) as s:
         for (x,) in DataLoader(TensorDataset(torch.ones(2, 1)), batch_size=1):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
         assert "optimizer: WithoutRate, 2 tensors, lr 0.25" in s.explain()
-    assert {name for _, _, metrics, _ in hears.lines for name in metrics} == {"loss", "lr/group1", "samples_per_s", "step_time_s"}
+    assert {name for _, _, metrics, _ in hears.lines for name in metrics} == {
+        "loss",
+        "lr/group1",
+        "samples_per_s",
+        "step_time_s",
+    }
     assert hears.of("lr/group1") == [(1, 0.25), (2, 0.25)]
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "freed"])
 def test_steps_of_one_optimizer_after_another(keeps):
-    """Folds of a cross-validation: counted on, whether Python gives a new optimizer the address of an old one or not (that differs by rank)."""
+    """Folds of a cross-validation: counted on, whether Python gives a new optimizer the address of
+    an old one or not (that differs by rank).
+    """
     hears, kept = RecordingLogger(), []
     weight = torch.nn.Parameter(torch.ones(2))
     with session(strategy=None, logger=hears, autolog=False, log_every_n_steps=2) as s:
@@ -114,7 +130,14 @@ def test_steps_of_one_optimizer_after_another(keeps):
     assert [step for step, _ in hears.of("value")] == [1, 2, 3, 3, 4, 5, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("order", "steps"), [("dg" * 3, [1, 1, 2, 2, 3, 3]), ("dddgdddg", [1, 2, 3, 3, 4, 5, 6, 6]), ("abcabc", [1, 1, 1, 2, 2, 2])])
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        ("dg" * 3, [1, 1, 2, 2, 3, 3]),
+        ("dddgdddg", [1, 2, 3, 3, 4, 5, 6, 6]),
+        ("abcabc", [1, 1, 1, 2, 2, 2]),
+    ],
+)
 def test_steps_of_optimizers_in_turn(order, steps):
     hears = RecordingLogger()
     weights = {name: torch.nn.Parameter(torch.ones(2)) for name in order}

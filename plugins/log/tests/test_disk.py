@@ -1,4 +1,6 @@
-"""A log disk that is full, slow or gone: training goes on, what is lost is counted and said, and writing resumes."""
+"""A log disk that is full, slow or gone: training goes on, what is lost is counted and said, and
+writing resumes.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,16 @@ import os
 import resource
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 from torchbus import session
 from torchbus.errors import PluginError
-from torchbus.testing import run_script, small_disk
+from torchbus.testing import fork_script, small_disk
 
 from torchbus_log.files import patient
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 class Limit:
@@ -27,7 +32,8 @@ class Limit:
     def fill(self):
         (folder,) = (self.path / "logs").iterdir()
         size = max(file.stat().st_size for file in folder.glob("metrics*"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 150, self.before[1]))  # in the middle of a line
+        # in the middle of a line
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 150, self.before[1]))
 
     def free(self):
         resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
@@ -60,7 +66,9 @@ def lines(path):
 
 def log(s, steps):
     for step in steps:
-        s._context.bus.hook.metrics_ready(metrics={"loss": 1 / (step + 1)}, step=step, epoch=0, prog_bar=frozenset())
+        s._context.bus.hook.metrics_ready(
+            metrics={"loss": 1 / (step + 1)}, step=step, epoch=0, prog_bar=frozenset()
+        )
 
 
 def test_a_disk_that_is_full_for_a_while(disk, heard):
@@ -74,14 +82,22 @@ def test_a_disk_that_is_full_for_a_while(disk, heard):
         log(s, range(300, 350))
     told = lines(disk.path)
     steps = [line["step"] for line in told]
-    assert steps == sorted(steps) and steps[:50] == list(range(50)) and steps[-50:] == list(range(300, 350))
+    assert (
+        steps == sorted(steps)
+        and steps[:50] == list(range(50))
+        and steps[-50:] == list(range(300, 350))
+    )
     lost = 350 - len(steps)
     said = told[-50]["records_lost"]
     assert lost > 100 and said in (lost, lost + 1)  # the configuration may have found room
     (config,) = disk.path.glob("logs/*/config.json")
-    assert json.loads(config.read_text())["hyperparams"] == {"lr": 0.1} and not list(config.parent.glob("*.new"))
+    assert json.loads(config.read_text())["hyperparams"] == {"lr": 0.1} and not list(
+        config.parent.glob("*.new")
+    )
     first, last = [str(one.message) for one in heard]
-    assert first.startswith("local: a record could not be written into ") and first.endswith("Training goes on, and so do attempts to write")
+    assert first.startswith("local: a record could not be written into ") and first.endswith(
+        "Training continues, and later records are tried"
+    )
     assert last.startswith(f"local: {said} of 351 records could not be written into ")
 
 
@@ -101,7 +117,9 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, heard):
 
 
 def slow(s):
-    """From now on whoever opens the file of metrics waits, as on a mount that has gone, until it is read."""
+    """From now on whoever opens the file of metrics waits, as on a mount that has gone, until it is
+    read.
+    """
     (logger,) = (plugin for name, plugin in s._context.bus.plugins() if name == "local")
     path = logger.folder / "metrics-rank0.jsonl"
     os.mkfifo(path)
@@ -125,50 +143,42 @@ def test_a_disk_that_never_answers_ends_with_a_count(tmp_path, heard, monkeypatc
         path = slow(s)
         log(s, range(100))
     (said,) = [str(one.message) for one in heard]
-    assert said == f"local: 100 of 100 records could not be written into {path.parent}: the disk is too slow"
+    assert (
+        said
+        == f"local: 100 of 100 records could not be written into {path.parent}: the disk is too slow"
+    )
     path.open("r").close()
 
 
 def test_a_folder_that_can_not_be_is_an_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PluginError, match="plugin local failed in session_start: NotADirectoryError"):
+    with pytest.raises(
+        PluginError, match="plugin local failed in session_start: NotADirectoryError"
+    ):
         session(strategy=None, logger="local", log_dir=tmp_path / "file" / "logs").__enter__()
 
 
 def test_a_record_that_is_no_json_is_an_error_of_the_one_who_logs_it(tmp_path):
     with session(strategy=None, logger="local", log_dir=tmp_path) as s:
         with pytest.raises(PluginError, match="plugin local failed in metrics_ready: TypeError"):
-            s._context.bus.hook.metrics_ready(metrics={"loss": object()}, step=1, epoch=0, prog_bar=frozenset())
+            s._context.bus.hook.metrics_ready(
+                metrics={"loss": object()}, step=1, epoch=0, prog_bar=frozenset()
+            )
         log(s, range(3))
     (file,) = tmp_path.glob("*/metrics-rank0.jsonl")
     assert len(file.read_text().splitlines()) == 3
 
 
-LOOP = """
-    import torch
-    from torch.utils.data import DataLoader
-    from torchbus import session
-
-    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", logger="local", log_dir="disk/logs", log_every_n_steps=1) as s:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        data = torch.randn(80, 4)
-        for _ in range(30):
-            for x in DataLoader(data, batch_size=4, shuffle=True):
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                optimizer.step()
-    print("trained", s.world_size)
-"""
+LOOP = SCRIPTS / "small_disk_loop.py"
 
 
 def test_two_ranks_train_to_the_end_on_a_full_disk(tmp_path):
     with small_disk(tmp_path / "disk", 16) as disk:
         if disk is None:
             pytest.skip("a small disk can't be mounted here")
-        result = run_script(LOOP, cwd=tmp_path, timeout_s=110)
+        result = fork_script(LOOP, cwd=tmp_path, timeout_s=110)
     assert result.ok() and result.stdout == "trained 2\n", result.stderr
-    assert "records could not be written into disk/logs" in result.stderr and "No space left on device" in result.stderr
-
-
+    assert (
+        "records could not be written into disk/logs" in result.stderr
+        and "No space left on device" in result.stderr
+    )

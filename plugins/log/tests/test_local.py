@@ -36,26 +36,68 @@ def test_a_folder_for_each_run(tmp_path):
         first, second = lines(folder)
         assert first.pop("time_s") >= 0 and second.pop("time_s") >= 0
         assert first == {"step": 0, "loss": 2.5, "nan": "nan"} and second == {"step": 7, "c": 1.0}
-        assert lines(folder, "system-rank0.jsonl") == [{"step": 0, "time_s": 1.5, "cpu_percent": 50.0}]
+        assert lines(folder, "system-rank0.jsonl") == [
+            {"step": 0, "time_s": 1.5, "cpu_percent": 50.0}
+        ]
 
 
 def test_the_configuration_is_plain_json_without_secrets(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--api-key", "hush-1", "--wandb_token=hush-2", "--lr", "0.1", "hush-3"])
+    monkeypatch.setattr(
+        sys,
+        "orig_argv",
+        [
+            "python",
+            "train.py",
+            "--api-key",
+            "hush-1",
+            "--wandb_token=hush-2",
+            "--lr",
+            "0.1",
+            "hush-3",
+        ],
+    )
     monkeypatch.setenv("SOME_API_TOKEN", "hush-3")
-    values = {"lr": 0.1, "password": "hush-4", "layers": (1, 2), "odd": object, "bad": float("inf"), 3: {"Api_Key": "hush-5", "seed": 1}}
+    values = {
+        "lr": 0.1,
+        "password": "hush-4",
+        "layers": (1, 2),
+        "odd": object,
+        "bad": float("inf"),
+        3: {"Api_Key": "hush-5", "seed": 1},
+    }
     with session(strategy=None, logger=True, log_dir=tmp_path) as s:
         s.log_hyperparams(values)
         s.log_hyperparams(extra=True)
         folder = run_folder(tmp_path)
         config = json.loads((folder / "config.json").read_text())
     assert "hush" not in (folder / "config.json").read_text()
-    assert config["command"] == ["python", "train.py", "--api-key", "(hidden)", "--wandb_token=(hidden)", "--lr", "0.1", "(hidden)"]
+    assert config["command"] == [
+        "python",
+        "train.py",
+        "--api-key",
+        "(hidden)",
+        "--wandb_token=(hidden)",
+        "--lr",
+        "0.1",
+        "(hidden)",
+    ]
     assert config["hyperparams"] == {
-        "lr": 0.1, "password": "(hidden)", "layers": [1, 2], "odd": "<class 'object'>", "bad": "inf",
-        "3": {"Api_Key": "(hidden)", "seed": 1}, "extra": True,
-    }  # fmt: skip
+        "lr": 0.1,
+        "password": "(hidden)",
+        "layers": [1, 2],
+        "odd": "<class 'object'>",
+        "bad": "inf",
+        "3": {"Api_Key": "(hidden)", "seed": 1},
+        "extra": True,
+    }
     told = {name: config[name] for name in ("name", "strategy", "world_size", "device", "torch")}
-    assert told == {"name": folder.name, "strategy": None, "world_size": 1, "device": "cpu", "torch": torch.__version__}
+    assert told == {
+        "name": folder.name,
+        "strategy": None,
+        "world_size": 1,
+        "device": "cpu",
+        "torch": torch.__version__,
+    }
     assert config["options"]["logger"] is True and config["options"]["log_dir"] == str(tmp_path)
     assert set(config) >= {"started", "torchbus", "python", "hostname"}
 
@@ -78,15 +120,22 @@ KILLED = """
 def test_a_hundred_logged_steps_survive_sigkill(tmp_path):
     """Wherever in the step the loop logs."""
     log = 's.log("loss", torch.tensor(float(step)))'
-    for name, words in {"before": {"before": log, "after": ""}, "after": {"before": "", "after": log}}.items():
+    for name, words in {
+        "before": {"before": log, "after": ""},
+        "after": {"before": "", "after": log},
+    }.items():
         work = tmp_path / name
         work.mkdir()
         assert run_script(KILLED.format(**words), cwd=work, timeout_s=280).ok(-signal.SIGKILL)
-        assert [line["loss"] for line in lines(run_folder(work / "torchbus-logs"))] == [float(step) for step in range(1, 101)]
+        assert [line["loss"] for line in lines(run_folder(work / "torchbus-logs"))] == [
+            float(step) for step in range(1, 101)
+        ]
 
 
 def test_a_forked_child_writes_nothing(tmp_path):
-    with session(strategy=None, logger="local", log_dir=tmp_path, log_every_n_steps=1, autolog=False) as s:
+    with session(
+        strategy=None, logger="local", log_dir=tmp_path, log_every_n_steps=1, autolog=False
+    ) as s:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         optimizer.step()
         pid = os.fork()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.comparison import unlike
 from torchbus_sampler.content.items import fields_of
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -24,41 +27,65 @@ class Holder:
         self.value = value
 
 
-@pytest.mark.parametrize("one, other, where", [
-    (torch.arange(4.0), torch.tensor([0.0, 1.0, 3.0, 2.0]), ""),
-    (torch.zeros(2), torch.zeros(3), ""),
-    (torch.zeros(2), torch.zeros(2, dtype=torch.float64), ""),
-    ((torch.ones(2), 3), (torch.ones(2), 4), "[1]"),
-    ({"image": np.ones((2, 2)), "name": "a.png"}, {"image": np.ones((2, 2)), "name": "b.png"}, "['name']"),
-    (Point(1, [2, b"3"]), Point(1, [2, b"4"]), ".y[1]"),
-    (collections.UserDict(ids=list(range(20))), collections.UserDict(ids=[*range(19), 0]), "['ids']"),
-    (Holder(np.float32(1)), Holder(np.float32(2)), ".value"),
-    (None, 0, ""),
-    (torch.tensor(1 + 2j), torch.tensor(2 + 1j), ""),
-    (torch.eye(3).to_sparse(), torch.eye(3).flip(0).to_sparse(), ""),
-    ({"a", "b"}, {"a", "c"}, ""),
-    (True, False, ""),
-    (float("nan"), 1.0, ""),
-    (np.array(["a", "b"]), np.array(["a", "c"]), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "one, other, where",
+    [
+        (torch.arange(4.0), torch.tensor([0.0, 1.0, 3.0, 2.0]), ""),
+        (torch.zeros(2), torch.zeros(3), ""),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), ""),
+        ((torch.ones(2), 3), (torch.ones(2), 4), "[1]"),
+        (
+            {"image": np.ones((2, 2)), "name": "a.png"},
+            {"image": np.ones((2, 2)), "name": "b.png"},
+            "['name']",
+        ),
+        (Point(1, [2, b"3"]), Point(1, [2, b"4"]), ".y[1]"),
+        (
+            collections.UserDict(ids=list(range(20))),
+            collections.UserDict(ids=[*range(19), 0]),
+            "['ids']",
+        ),
+        (Holder(np.float32(1)), Holder(np.float32(2)), ".value"),
+        (None, 0, ""),
+        (torch.tensor(1 + 2j), torch.tensor(2 + 1j), ""),
+        (torch.eye(3).to_sparse(), torch.eye(3).flip(0).to_sparse(), ""),
+        ({"a", "b"}, {"a", "c"}, ""),
+        (True, False, ""),
+        (float("nan"), 1.0, ""),
+        (np.array(["a", "b"]), np.array(["a", "c"]), ""),
+    ],
+)
 def test_what_differs_is_found_by_its_path(one, other, where):
     assert unlike([fields_of(one), fields_of(one)]) == []
     assert unlike([fields_of(one), fields_of(other)]) == [where]
 
 
 def test_what_only_looks_different_is_alike():
-    for make in (lambda: {"a", "b", "c"}, object, lambda: Holder(object()), lambda: float("nan"), lambda: lambda: 0):
+    for make in (
+        lambda: {"a", "b", "c"},
+        object,
+        lambda: Holder(object()),
+        lambda: float("nan"),
+        lambda: lambda: 0,
+    ):
         assert unlike([fields_of(make()), fields_of(make())]) == []
     exact = torch.rand(1000, dtype=torch.float64)
     assert unlike([fields_of(exact), fields_of(exact * (1 + 1e-12))]) == []
 
 
 class Counting(Dataset):
-    """Counts what it was asked for, draws from generators of all kinds, and reads a file from where it stands."""
+    """Counts what it was asked for, draws from generators of all kinds, and reads a file from where
+    it stands.
+    """
 
     def __init__(self, path):
         self.count = 0
-        self.own = [random.Random(1), torch.Generator().manual_seed(1), np.random.default_rng(1), np.random.RandomState(1)]
+        self.own = [
+            random.Random(1),
+            torch.Generator().manual_seed(1),
+            np.random.default_rng(1),
+            np.random.RandomState(1),
+        ]
         self.python, self.torch, self.numpy, self.old = self.own
         self.file = open(path)
         self.opened = None
@@ -69,8 +96,21 @@ class Counting(Dataset):
     def __getitem__(self, index):
         self.count += 1
         self.opened = self.opened or object()
-        drawn = [self.python.random(), torch.rand(1, generator=self.torch), self.numpy.random(), self.old.rand()]
-        return index, self.count, drawn, self.file.readline(), torch.rand(1), random.random(), np.random.rand()
+        drawn = [
+            self.python.random(),
+            torch.rand(1, generator=self.torch),
+            self.numpy.random(),
+            self.old.rand(),
+        ]
+        return (
+            index,
+            self.count,
+            drawn,
+            self.file.readline(),
+            torch.rand(1),
+            random.random(),
+            np.random.rand(),
+        )
 
 
 @pytest.mark.parametrize("keeps_open", [True, False])
@@ -112,106 +152,71 @@ def test_what_can_not_be_asked_twice_is_not_asked():
     assert ask(TensorDataset(torch.zeros(0)), True) == {}
 
 
-HEAD = """
-import json, random, sys, time, torch, numpy as np
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
-"""
+HEAD = (SCRIPTS / "contents_head.py").read_text()
 
-TRAIN = """
-def train(loader):
-    net = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    seen = []
-    for x, *_ in loader:
-        optimizer.zero_grad()
-        net(x.float().view(-1, 1)).mean().backward()
-        optimizer.step()
-        seen += x.flatten().tolist()
-    return seen
-"""
+CASES = SCRIPTS / "contents.py"
 
 
 def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("split", [
-    "order = np.random.permutation(20); data = TensorDataset(torch.arange(20)[order])",
-    "order = np.random.default_rng().permutation(20); data = Subset(torch.arange(20)[:, None], order[:16].tolist())",
-    "names = [f'{number}.png' for number in range(20)]; np.random.default_rng().shuffle(names); data = [(i, n) for i, n in enumerate(names)]",
-    "import os; data = TensorDataset(torch.arange(10 + os.path.exists('downloaded'))); open('downloaded', 'w').close()",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "split",
+    [
+        "order = np.random.permutation(20); data = TensorDataset(torch.arange(20)[order])",
+        "order = np.random.default_rng().permutation(20); data = Subset(torch.arange(20)[:, None], order[:16].tolist())",
+        "names = [f'{number}.png' for number in range(20)]; np.random.default_rng().shuffle(names); data = [(i, n) for i, n in enumerate(names)]",
+        "import os; data = TensorDataset(torch.arange(10 + os.path.exists('downloaded'))); open('downloaded', 'w').close()",
+    ],
+)
 def test_a_split_that_each_rank_draws_for_itself_is_refused(split):
-    script = f"{HEAD}{TRAIN}\nnp.random.default_rng()\n{split}\nfrom torchbus import session\n" + (
+    script = f"{HEAD}\nnp.random.default_rng()\n{split}\nfrom torchbus import session\n" + (
         'if __name__ == "__main__":\n    with session(strategy="ddp", devices=2, launch="script") as s:\n        train(DataLoader(data, 2))\n'
     )
-    ended = run_script(script.replace("np.random.permutation", "np.random.default_rng().permutation"))
+    ended = run_script(
+        script.replace("np.random.permutation", "np.random.default_rng().permutation")
+    )
     assert ended.status and not ended.orphans
-    found = re.search(r"the ranks' data sets do not hold the same samples: (.*?)\. Here the script is run again", words(ended.stderr))
+    found = re.search(
+        r"the ranks' data sets do not hold the same samples: (.*?)\. Here each rank runs the script again",
+        words(ended.stderr),
+    )
     assert found, ended.stderr
     assert "on rank 0" in found[1] and "on rank 1" in found[1] and "data" in found[1]
 
 
 def test_one_forked_script_of_cases() -> None:
     """Each case is a session of its own."""
-    ended = fork_script(f"""
-{HEAD}{TRAIN}
-import warnings
-from torchbus import session
-from torchbus.errors import RanksDiverged
-
-class Own(Dataset):
-    def __init__(self, rng): self.rng = rng
-    def __len__(self): return 12
-    def __getitem__(self, i): return torch.tensor(float(i)), self.rng.random()
-
-class Unstable(Own):
-    "Whatever is asked, another answer: the clock"
-    def __getitem__(self, i): return torch.tensor(float(i)), time.perf_counter_ns()
-
-class Augmented(Own):
-    def __getitem__(self, i): return torch.tensor(float(i)), torch.rand(2), random.random(), np.random.rand()
-
-def case(make, ask=lambda s: None, **options):
-    with session(strategy="ddp", devices=2, launch="fork", **options) as s:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            ask(s)
-            try:
-                seen = train(DataLoader(make(s), 2))
-                told = "ok"
-            except RanksDiverged as error:
-                seen, told = [], str(error)
-            result = s.all_gather_object([told, seen, len(caught)]), " ".join(s.explain().split()), [str(one.message) for one in caught]
-    return result
-
-found = {{
-    "augmented": case(lambda s: Augmented(None)),
-    "clock": case(lambda s: Unstable(None)),
-    "own": case(lambda s: TensorDataset(torch.arange(float(s.rank), 24.0, 2.0)), lambda s: s.rank),
-    "local": case(lambda s: TensorDataset(torch.arange(float(s.local_rank), 24.0, 2.0))),
-    "main": case(lambda s: TensorDataset(torch.arange(float(not s.is_main), 24.0, 2.0))),
-    "off": case(lambda s: TensorDataset(torch.arange(float(not s.is_main), 24.0, 2.0)), replace_sampler=False),
-    "late": case(lambda s: TensorDataset(torch.from_numpy(np.random.default_rng().random(12)))),
-    "unnamed": case(lambda s: {{i: (torch.tensor(float(i + s.is_main)), 0) for i in range(12)}}),
-}}
-print(json.dumps(found))
-""")
+    ended = fork_script(CASES)
     found = ended.json()
     ranks, explained, _ = found["augmented"]
     assert [told for told, _, _ in ranks] == ["ok", "ok"] and "compare" not in explained
     assert sorted(ranks[0][1] + ranks[1][1]) == [float(i) for i in range(12)]
     ranks, explained, _ = found["clock"]
-    assert ranks[0][0] == "ok" and "Unstable answers otherwise each time it is asked" in explained
+    assert ranks[0][0] == "ok" and "Unstable gives another answer each time" in explained
     for name in ("own", "local"):
         ranks, explained, warned = found[name]
-        assert [len(seen) for _, seen, _ in ranks] == [12, 12] and ranks[1][1] == [float(i) for i in range(1, 24, 2)]
-        assert "TensorDataset holds other samples on each rank, and the script asks for its rank" in explained
-        assert any("replace_sampler=False says so" in text for text in warned) and ranks[1][2] == 0
+        assert [len(seen) for _, seen, _ in ranks] == [12, 12] and ranks[1][1] == [
+            float(i) for i in range(1, 24, 2)
+        ]
+        assert (
+            "TensorDataset holds other samples on each rank, and the script asks for its rank"
+            in explained
+        )
+        assert (
+            any("pass replace_sampler=False; if not" in text for text in warned)
+            and ranks[1][2] == 0
+        )
     assert found["off"][0][1][1] == [float(i) for i in range(1, 24, 2)] and not found["off"][2]
     for name in ("main", "late"):
-        assert all("the ranks' data sets do not hold the same samples" in told for told, _, _ in found[name][0])
-        assert "inside the block" in found[name][0][0][0] and "replace_sampler=False" in found[name][0][0][0]
+        assert all(
+            "the ranks' data sets do not hold the same samples" in told
+            for told, _, _ in found[name][0]
+        )
+        assert (
+            "inside the block" in found[name][0][0][0]
+            and "replace_sampler=False" in found[name][0][0][0]
+        )
     assert "item 0[0]: 0 on rank 0, 1 on rank 1" in found["main"][0][0][0]
     assert "item 0[0]: 1 on rank 0, 0 on rank 1" in found["unnamed"][0][0][0]

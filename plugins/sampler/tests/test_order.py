@@ -26,14 +26,25 @@ def draw(order: DividedOrder) -> Iterator[Step]:
         yield order.pending.popleft(), indices
 
 
-def orders(make: Callable[[], Any], num_ranks: int, per_step: int, pad: bool = True, batched: bool = True) -> list[DividedOrder]:
+def orders(
+    make: Callable[[], Any], num_ranks: int, per_step: int, pad: bool = True, batched: bool = True
+) -> list[DividedOrder]:
     """The orders of all ranks, each with a sampler of its own that was seeded alike."""
-    return [DividedOrder(make(), rank, num_ranks, per_step, batched, RandomStreams(), pad) for rank in range(num_ranks)]
+    return [
+        DividedOrder(make(), rank, num_ranks, per_step, batched, RandomStreams(), pad)
+        for rank in range(num_ranks)
+    ]
 
 
-def batch_sampler(num_samples: int, batch_size: int, drop_last: bool, shuffle: bool) -> BatchSampler:
+def batch_sampler(
+    num_samples: int, batch_size: int, drop_last: bool, shuffle: bool
+) -> BatchSampler:
     data = range(num_samples)
-    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(5)) if shuffle else SequentialSampler(data)
+    sampler = (
+        RandomSampler(data, generator=torch.Generator().manual_seed(5))
+        if shuffle
+        else SequentialSampler(data)
+    )
     return BatchSampler(sampler, batch_size, drop_last)
 
 
@@ -52,7 +63,11 @@ def check(steps: list[list[Step]], expected: list[list[Any]], at_least: int = 2)
             assert not share.indices or len(share.indices) >= min(at_least, len(whole))
 
 
-sizes = {"num_samples": st.integers(1, 60), "batch_size": st.integers(1, 7), "num_ranks": st.integers(2, 5)}
+sizes = {
+    "num_samples": st.integers(1, 60),
+    "batch_size": st.integers(1, 7),
+    "num_ranks": st.integers(2, 5),
+}
 
 
 @given(**sizes, drop_last=st.booleans(), shuffle=st.booleans())
@@ -63,7 +78,10 @@ def test_per_device(num_samples, batch_size, num_ranks, drop_last, shuffle):
         return batch_sampler(num_samples, batch_size, drop_last, shuffle)
 
     divided = orders(make, num_ranks, num_ranks)
-    whole = [list(batch) for batch in batch_sampler(num_samples, batch_size * num_ranks, drop_last, shuffle)]
+    whole = [
+        list(batch)
+        for batch in batch_sampler(num_samples, batch_size * num_ranks, drop_last, shuffle)
+    ]
     steps = [list(draw(order)) for order in divided]
     check(steps, whole, at_least=2 if batch_size > 2 else 1)
     assert {len(order) for order in divided} == {len(whole)}
@@ -83,11 +101,17 @@ def test_global(num_samples, batch_size, num_ranks, drop_last, shuffle):
     assert {len(order) for order in divided} == {len(make())}
 
 
-@given(batches=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=9), num_ranks=st.integers(2, 4))
+@given(
+    batches=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=9),
+    num_ranks=st.integers(2, 4),
+)
 def test_batches_of_any_size(batches, num_ranks):
     """A batch sampler of the user's own, say by the length of sentences."""
     divided = orders(lambda: batches, num_ranks, num_ranks)
-    whole = [list(chain(*batches[start : start + num_ranks])) for start in range(0, len(batches), num_ranks)]
+    whole = [
+        list(chain(*batches[start : start + num_ranks]))
+        for start in range(0, len(batches), num_ranks)
+    ]
     check([list(draw(order)) for order in divided], whole, at_least=1)
     assert {len(order) for order in divided} == {len(whole)}
 
@@ -95,9 +119,16 @@ def test_batches_of_any_size(batches, num_ranks):
 @given(**sizes)
 def test_without_padding(num_samples, batch_size, num_ranks):
     """In evaluation a rank without samples gets no batch, and nothing is weighted."""
-    divided = orders(lambda: batch_sampler(num_samples, batch_size, False, False), num_ranks, num_ranks, pad=False)
+    divided = orders(
+        lambda: batch_sampler(num_samples, batch_size, False, False),
+        num_ranks,
+        num_ranks,
+        pad=False,
+    )
     steps = [list(draw(order)) for order in divided]
-    taken = [index for step in zip_longest(*steps) for one in step if one is not None for index in one[1]]
+    taken = [
+        index for step in zip_longest(*steps) for one in step if one is not None for index in one[1]
+    ]
     assert taken == list(range(num_samples))
     assert all(share.weight == 1.0 for mine in steps for share, _ in mine)
 
@@ -105,19 +136,33 @@ def test_without_padding(num_samples, batch_size, num_ranks):
 @given(num_samples=st.integers(1, 20), num_ranks=st.integers(2, 4))
 def test_a_sampler_of_single_indices(num_samples, num_ranks):
     """``batch_size=None``: the loader loads one index at a time."""
-    divided = orders(lambda: SequentialSampler(range(num_samples)), num_ranks, num_ranks, batched=False)
+    divided = orders(
+        lambda: SequentialSampler(range(num_samples)), num_ranks, num_ranks, batched=False
+    )
     steps = [[(share, [index]) for share, index in draw(order)] for order in divided]
-    whole = [list(range(start, min(start + num_ranks, num_samples))) for start in range(0, num_samples, num_ranks)]
+    whole = [
+        list(range(start, min(start + num_ranks, num_samples)))
+        for start in range(0, num_samples, num_ranks)
+    ]
     check(steps, whole, at_least=1)
 
 
-@given(sizes_=st.tuples(st.integers(4, 40), st.integers(1, 4), st.integers(2, 4)), epochs=st.integers(2, 3))
+@given(
+    sizes_=st.tuples(st.integers(4, 40), st.integers(1, 4), st.integers(2, 4)),
+    epochs=st.integers(2, 3),
+)
 def test_each_pass_goes_on_with_the_generator(sizes_, epochs):
     num_samples, batch_size, num_ranks = sizes_
-    divided = orders(lambda: batch_sampler(num_samples, batch_size, False, True), num_ranks, num_ranks)
+    divided = orders(
+        lambda: batch_sampler(num_samples, batch_size, False, True), num_ranks, num_ranks
+    )
     plain = batch_sampler(num_samples, batch_size * num_ranks, False, True)
     for _ in range(epochs):
-        check([list(draw(order)) for order in divided], [list(batch) for batch in plain], at_least=2 if batch_size > 2 else 1)
+        check(
+            [list(draw(order)) for order in divided],
+            [list(batch) for batch in plain],
+            at_least=2 if batch_size > 2 else 1,
+        )
 
 
 def test_a_pass_that_was_left_leaves_nothing_pending():
@@ -129,7 +174,10 @@ def test_a_pass_that_was_left_leaves_nothing_pending():
 
 def test_orders_that_differ_have_other_positions():
     ours, theirs = ([[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1], [2, 3], [4, 6], [5, 7]])
-    first, second = ([share.position for share, _ in draw(orders(lambda order=order: order, 2, 2)[0])] for order in (ours, theirs))
+    first, second = (
+        [share.position for share, _ in draw(orders(lambda order=order: order, 2, 2)[0])]
+        for order in (ours, theirs)
+    )
     assert first[0] == second[0] and first[1] != second[1]
 
 
@@ -150,16 +198,28 @@ def test_samplers_are_drawn_lazily():
 
 def test_keys_need_not_be_numbers():
     divided = orders(lambda: [["a", "b"], ["c", "d"], ["e"]], 2, 2)
-    assert [[list(share.indices) for share, _ in draw(order)] for order in divided] == [[["a", "b"], ["e"]], [["c", "d"], []]]
+    assert [[list(share.indices) for share, _ in draw(order)] for order in divided] == [
+        [["a", "b"], ["e"]],
+        [["c", "d"], []],
+    ]
 
 
 @given(**sizes, drop_last=st.booleans())
 def test_a_stream(num_samples, batch_size, num_ranks, drop_last):
     """An iterable dataset: the loader batches what its rank's stream yields."""
     chunk = batch_size * num_ranks
-    streams = [DividedStream(range(num_samples), rank, num_ranks, chunk, drop_last, True, None) for rank in range(num_ranks)]
-    steps = [list(DataLoader(stream, stream.batch_size, collate_fn=Collate(list, stream))) for stream in streams]
-    whole = [list(range(start, min(start + chunk, num_samples))) for start in range(0, num_samples, chunk)]
+    streams = [
+        DividedStream(range(num_samples), rank, num_ranks, chunk, drop_last, True, None)
+        for rank in range(num_ranks)
+    ]
+    steps = [
+        list(DataLoader(stream, stream.batch_size, collate_fn=Collate(list, stream)))
+        for stream in streams
+    ]
+    whole = [
+        list(range(start, min(start + chunk, num_samples)))
+        for start in range(0, num_samples, chunk)
+    ]
     if drop_last and num_samples % chunk:
         whole.pop()
     assert [len(mine) for mine in steps] == [len(whole)] * num_ranks

@@ -25,5 +25,10 @@ def test_blocks(length: int) -> None:
 
 def test_checksums_do_not_depend_on_what_holds_the_numbers() -> None:
     numbers = list(range(0, 3 * BLOCK, 3))
-    assert checksum_of(numbers) == checksum_of(tuple(numbers)) == checksum_of(torch.tensor(numbers)) != checksum_of(numbers[:-1])
+    assert (
+        checksum_of(numbers)
+        == checksum_of(tuple(numbers))
+        == checksum_of(torch.tensor(numbers))
+        != checksum_of(numbers[:-1])
+    )
     assert checksum_of(["a", "b"]) != checksum_of(["b", "a"])

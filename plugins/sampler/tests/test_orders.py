@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torchbus._batches.share import Share
 from torchbus._ranks.random_streams import RandomStreams
 
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.kinds import is_known
-from torchbus_sampler.orders.memory import Memory
 from torchbus_sampler.orders.portions import Portions, even
-from torchbus_sampler.orders.sliced import SlicedOrder, Slices
+from torchbus_sampler.orders.sliced import Slices
 from torchbus_sampler.shares import one_each, share_out, share_sizes
+
+from .order_walks import sliced, walk
 
 Make = Callable[[int, Any], Any]
 SAMPLERS: dict[str, Make] = {
     "sequential": lambda n, generator: SequentialSampler(range(n)),
     "random": lambda n, generator: RandomSampler(range(n), generator=generator),
-    "random, fewer": lambda n, generator: RandomSampler(range(n), num_samples=-(-n // 2), generator=generator),
-    "random, more": lambda n, generator: RandomSampler(range(n), num_samples=2 * n + 1, generator=generator),
-    "random, twice": lambda n, generator: RandomSampler(range(n), num_samples=2 * n, generator=generator),
-    "with replacement": lambda n, generator: RandomSampler(range(7), replacement=True, num_samples=3 * n, generator=generator),
-    "with replacement, 32s": lambda n, generator: RandomSampler(range(2**40), replacement=True, num_samples=64, generator=generator),
-    "subset of a list": lambda n, generator: SubsetRandomSampler([3 * index for index in range(n)], generator),
+    "random, fewer": lambda n, generator: RandomSampler(
+        range(n), num_samples=-(-n // 2), generator=generator
+    ),
+    "random, more": lambda n, generator: RandomSampler(
+        range(n), num_samples=2 * n + 1, generator=generator
+    ),
+    "random, twice": lambda n, generator: RandomSampler(
+        range(n), num_samples=2 * n, generator=generator
+    ),
+    "with replacement": lambda n, generator: RandomSampler(
+        range(7), replacement=True, num_samples=3 * n, generator=generator
+    ),
+    "with replacement, 32s": lambda n, generator: RandomSampler(
+        range(2**40), replacement=True, num_samples=64, generator=generator
+    ),
+    "subset of a list": lambda n, generator: SubsetRandomSampler(
+        [3 * index for index in range(n)], generator
+    ),
     "subset of a range": lambda n, generator: SubsetRandomSampler(range(0, 2 * n, 2), generator),
     "subset of a tensor": lambda n, generator: SubsetRandomSampler(torch.arange(n) + 5, generator),
     "subset of nothing": lambda n, generator: SubsetRandomSampler([], generator),
     "weighted": lambda n, generator: WeightedRandomSampler([1.0, 2.0, 0.5], n, True, generator),
-    "weighted, each once": lambda n, generator: WeightedRandomSampler([1.0 + index for index in range(n + 2)], n, False, generator),
+    "weighted, each once": lambda n, generator: WeightedRandomSampler(
+        [1.0 + index for index in range(n + 2)], n, False, generator
+    ),
 }
-cases = st.fixed_dictionaries({
-    "kind": st.sampled_from(sorted(SAMPLERS)),
-    "samples": st.integers(1, 90),
-    "batch_size": st.integers(0, 7),  # 0: a sampler of single indices
-    "drop_last": st.booleans(),
-    "ranks": st.integers(1, 5),
-    "global_batch": st.booleans(),
-    "own_generator": st.booleans(),
-    "pad": st.booleans(),
-    "first_own": st.booleans(),
-})  # fmt: skip
+cases = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(sorted(SAMPLERS)),
+        "samples": st.integers(1, 90),
+        "batch_size": st.integers(0, 7),  # 0: a sampler of single indices
+        "drop_last": st.booleans(),
+        "ranks": st.integers(1, 5),
+        "global_batch": st.booleans(),
+        "own_generator": st.booleans(),
+        "pad": st.booleans(),
+        "first_own": st.booleans(),
+    }
+)
 State = tuple[bytes, bytes]
 Step = tuple[Any, Share | None, bool, State]
 
@@ -58,34 +79,50 @@ class Passes:
     def __init__(self, case: dict[str, Any]) -> None:
         self._case = case
 
-    def begin(self, kind: Callable[..., DividedOrder], rank: int) -> tuple[DividedOrder, Callable[[], State]]:
+    def begin(
+        self, kind: Callable[..., DividedOrder], rank: int
+    ) -> tuple[DividedOrder, Callable[[], State]]:
         case = self._case
         torch.manual_seed(11)
         generator = torch.Generator().manual_seed(5)
-        sampler = SAMPLERS[case["kind"]](case["samples"], generator if case["own_generator"] else None)
-        inner = BatchSampler(sampler, case["batch_size"], case["drop_last"]) if case["batch_size"] else sampler
+        sampler = SAMPLERS[case["kind"]](
+            case["samples"], generator if case["own_generator"] else None
+        )
+        inner = (
+            BatchSampler(sampler, case["batch_size"], case["drop_last"])
+            if case["batch_size"]
+            else sampler
+        )
         steps = 1 if case["global_batch"] else case["ranks"]
-        order = kind(inner, rank, case["ranks"], steps, bool(case["batch_size"]), RandomStreams(), case["pad"], None, case["first_own"])
-        return order, lambda: (generator.get_state().numpy().tobytes(), torch.get_rng_state().numpy().tobytes())
-
-
-def sliced(*place: Any) -> SlicedOrder:
-    return SlicedOrder(*place, memory=Memory())
-
-
-def walk(order: DividedOrder, state: Callable[[], State], indices: Iterator[Any] | None = None) -> Iterator[Step]:
-    """What each step gives, with the generators' states after it; and at the end, None."""
-    indices = iter(order) if indices is None else indices
-    for drawn in indices:
-        yield drawn, order.pending.popleft(), order.began_whole, state()
-    yield None, None, True, state()
+        order = kind(
+            inner,
+            rank,
+            case["ranks"],
+            steps,
+            bool(case["batch_size"]),
+            RandomStreams(),
+            case["pad"],
+            None,
+            case["first_own"],
+        )
+        return order, lambda: (
+            generator.get_state().numpy().tobytes(),
+            torch.get_rng_state().numpy().tobytes(),
+        )
 
 
 def alike(one: Step, other: Step) -> None:
     (drawn, share, whole, state), (its, its_share, its_whole, its_state) = one, other
     assert state == its_state
-    assert share is None or its_share is None or (whole == its_whole and plain(its_share.indices) == plain(share.indices))
-    assert share is its_share is None or (share.weight, share.count) == (its_share.weight, its_share.count)
+    assert (
+        share is None
+        or its_share is None
+        or (whole == its_whole and plain(its_share.indices) == plain(share.indices))
+    )
+    assert share is its_share is None or (share.weight, share.count) == (
+        its_share.weight,
+        its_share.count,
+    )
     assert plain(drawn) == plain(its)
 
 
@@ -98,10 +135,23 @@ def plain(indices: Any) -> Any:
 
 @settings(deadline=None)
 @given(case=cases)
-@example(case={"kind": "random, twice", "samples": 8, "batch_size": 4, "drop_last": False, "ranks": 2, "global_batch": False,
-               "own_generator": True, "pad": True, "first_own": False})  # fmt: skip
+@example(
+    case={
+        "kind": "random, twice",
+        "samples": 8,
+        "batch_size": 4,
+        "drop_last": False,
+        "ranks": 2,
+        "global_batch": False,
+        "own_generator": True,
+        "pad": True,
+        "first_own": False,
+    }
+)
 def test_the_same_as_iterating_the_sampler(case: dict[str, Any]) -> None:
-    """Indices, shares, and both generators after each step: so a pass that is left early leaves them alike as well."""
+    """Indices, shares, and both generators after each step: so a pass that is left early leaves
+    them alike as well.
+    """
     passes, positions = Passes(case), []
     for rank in range(case["ranks"]):
         expected = list(walk(*passes.begin(DividedOrder, rank)))
@@ -141,8 +191,19 @@ def test_skipping_is_as_going_there(case: dict[str, Any], skipped: int, before: 
 
 
 def test_batches_that_workers_load_are_forgotten_beside_those_skipped() -> None:
-    order, _state = Passes({"kind": "random", "samples": 60, "batch_size": 2, "drop_last": False, "ranks": 2, "global_batch": False,
-                           "own_generator": True, "pad": True, "first_own": False}).begin(sliced, 0)  # fmt: skip
+    order, _state = Passes(
+        {
+            "kind": "random",
+            "samples": 60,
+            "batch_size": 2,
+            "drop_last": False,
+            "ranks": 2,
+            "global_batch": False,
+            "own_generator": True,
+            "pad": True,
+            "first_own": False,
+        }
+    ).begin(sliced, 0)
     indices = iter(order)
     indices.skip(3)
     ahead = [next(indices) for _ in range(4)]
@@ -150,90 +211,30 @@ def test_batches_that_workers_load_are_forgotten_beside_those_skipped() -> None:
     assert [list(share.indices) for share in order.pending] == ahead[2:]
 
 
-@given(count=st.integers(0, 1000), ranks=st.integers(1, 9), size=st.integers(1, 9), at_least=st.integers(1, 2), per_step=st.booleans())
-def test_portions_are_what_is_shared_out(count: int, ranks: int, size: int, at_least: int, per_step: bool) -> None:
+@given(
+    count=st.integers(0, 1000),
+    ranks=st.integers(1, 9),
+    size=st.integers(1, 9),
+    at_least=st.integers(1, 2),
+    per_step=st.booleans(),
+)
+def test_portions_are_what_is_shared_out(
+    count: int, ranks: int, size: int, at_least: int, per_step: bool
+) -> None:
     size, at_least = (size, at_least) if at_least == 2 else (1, 1)
     count = 1 + count % (size * (ranks if per_step else 1))
     batches = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
     portions = Portions(ranks, size, at_least)
     shares = share_out(batches, ranks, size if at_least == 2 else None, at_least)
-    assert [list(range(count))[start : start + length] for start, length in (portions.of(rank, count) for rank in range(ranks))] == shares
-    assert [even(rank, count, ranks, at_least).length for rank in range(ranks)] == share_sizes(count, ranks, at_least)
+    assert [
+        list(range(count))[start : start + length]
+        for start, length in (portions.of(rank, count) for rank in range(ranks))
+    ] == shares
+    assert [even(rank, count, ranks, at_least).length for rank in range(ranks)] == share_sizes(
+        count, ranks, at_least
+    )
     first = one_each(batches, ranks) or shares
-    assert [list(range(count))[start : start + length] for start, length in (portions.own(rank, count) for rank in range(ranks))] == first
-
-
-# What is torch's, and what is not ------------------------------------------------------------------------------------
-
-
-class Reversed(SequentialSampler):
-    def __iter__(self) -> Iterator[int]:
-        return reversed(range(len(self.data_source)))
-
-
-class Odd(BatchSampler):
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([[1], [3]])
-
-
-def test_a_class_made_from_torchs_is_iterated() -> None:
-    for inner, expected in ((BatchSampler(Reversed(range(4)), 2, False), [[3, 2], [1, 0]]), (Odd(SequentialSampler(range(4)), 1, False), [[1], [3]])):
-        order = sliced(inner, 0, 1, 1, True, RandomStreams())
-        assert not isinstance(iter(order), Slices) and list(order) == expected
-
-
-def test_a_changed_class_is_iterated(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_known(SequentialSampler(range(3)))
-    monkeypatch.setattr(SequentialSampler, "__iter__", lambda self: iter([2, 2]))
-    assert not is_known(SequentialSampler(range(3)))
-
-
-def test_what_draws_from_elsewhere_is_iterated() -> None:
-    assert not is_known(RandomSampler(range(3), generator=torch.default_generator))  # changes with the streams
-    assert not is_known(SubsetRandomSampler({0: "a", 1: "b"}))
-    assert is_known(SubsetRandomSampler(["a", "b"]))
-
-
-def test_errors_are_torchs() -> None:
-    for sampler, error in ((RandomSampler(range(0), num_samples=3), ZeroDivisionError), (WeightedRandomSampler([1.0], 2, False), RuntimeError)):
-        for kind in (DividedOrder, sliced):
-            with pytest.raises(error):
-                next(iter(kind(BatchSampler(sampler, 2, False), 0, 2, 2, True, RandomStreams())))
-
-
-def test_samplers_of_1e10_draws_are_drawn_as_far_as_needed() -> None:
-    for generator in (None, torch.Generator()):
-        inner = BatchSampler(RandomSampler(range(5), replacement=True, num_samples=10**10, generator=generator), 8, False)
-        assert len(list(islice(sliced(inner, 1, 2, 2, True, RandomStreams()), 5))) == 5
-    inner = BatchSampler(RandomSampler(range(5), num_samples=10**10), 8, False)
-    assert len(list(islice(sliced(inner, 1, 2, 2, True, RandomStreams()), 5))) == 5
-    indices = iter(sliced(BatchSampler(SequentialSampler(range(10**10)), 8, False), 1, 2, 2, True, RandomStreams()))
-    indices.skip(3 * 10**8)
-    assert next(indices) == list(range(16 * 3 * 10**8 + 8, 16 * 3 * 10**8 + 16))
-
-
-# Positions -----------------------------------------------------------------------------------------------------------
-
-
-def first_difference(one: Any, other: Any, steps: int = 8) -> int | None:
-    """The first step at which the positions of two ranks are not the same."""
-    orders = [sliced(BatchSampler(sampler, 2, False), rank, 2, 2, True, RandomStreams()) for rank, sampler in enumerate((one, other))]
-    positions = [[share.position for _, share, _, _ in islice(walk(order, lambda: (b"", b"")), steps) if share is not None] for order in orders]
-    return next((number for number, pair in enumerate(zip(*positions, strict=False)) if len(set(pair)) > 1), None)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def test_orders_that_differ_have_other_positions() -> None:
-    data, list_ = range(40), list(range(40))
-    assert first_difference(RandomSampler(data, generator=seeded(1)), RandomSampler(data, generator=seeded(1))) is None
-    assert first_difference(RandomSampler(data, generator=seeded(1)), RandomSampler(data, generator=seeded(2))) == 0
-    assert first_difference(SequentialSampler(data), RandomSampler(data, generator=seeded(1))) == 0
-    assert first_difference(SequentialSampler(data), SequentialSampler(range(11))) == 2
-    assert first_difference(RandomSampler(data, True, 99, seeded(1)), RandomSampler(data, True, 99, seeded(2))) == 0
-    swapped = [*list_[:30], 31, 30, *list_[32:]]
-    assert first_difference(SubsetRandomSampler(list_, seeded(1)), SubsetRandomSampler(swapped, seeded(1))) == 0
-    weights = [WeightedRandomSampler(weights, 40, True, seeded(1)) for weights in ([1.0, 2.0], [2.0, 1.0])]
-    assert first_difference(*weights) == 0
+    assert [
+        list(range(count))[start : start + length]
+        for start, length in (portions.own(rank, count) for rank in range(ranks))
+    ] == first

@@ -17,51 +17,14 @@ from torchbus.testing import fork_script, start, write_script
 
 from torchbus_sampler.orders.memory import SHARED_FROM
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory without a name needs Linux")
+SCRIPTS = Path(__file__).parent / "scripts"
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="memory without a name needs Linux"
+)
 
 SAMPLES = SHARED_FROM + 5
-HEAD = f"""
-import json, os, re, sys, time, warnings
-import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-from torchbus import session
-from torchbus.errors import RanksDiverged
-
-N = {SAMPLES}
-"""
-LOOP = """
-class Large(Dataset):
-    def __len__(self): return N
-    def __getitem__(self, index): return torch.tensor([float(index)], dtype=torch.float64)
-
-def memory():
-    "Of orders: permissions and inode of what is mapped, and the number of open files"
-    maps = [line.split() for line in open("/proc/self/maps") if "torchbus-order" in line]
-    return [(line[1], line[4]) for line in maps], sum("torchbus-order" in link(fd) for fd in os.listdir("/proc/self/fd"))
-
-def link(fd):
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # the one by which the list was read
-        return ""
-
-def state(generator=None):
-    return (torch.get_rng_state() if generator is None else generator.get_state()).sum().item()
-
-def steps(s, sampler, count, generator=None, **options):
-    "Indices of so many steps, on all ranks; and what memory is mapped meanwhile"
-    weight, taken = s.adopt(torch.nn.Parameter(torch.ones(1, dtype=torch.float64))), []
-    loader = DataLoader(Large(), 4, sampler=sampler, **options)
-    for number, batch in enumerate(loader):
-        taken.append(batch.flatten().long().tolist())
-        if number == 0:
-            during, after_draw = memory(), state(generator) if generator is not None else 0
-        (weight * batch).mean().backward()
-        if number + 1 == count:
-            break
-    del loader, batch
-    return s.all_gather_object([taken, during, after_draw])
-"""
+LOOP = (SCRIPTS / "shared_orders_head.py").read_text()
 SAMPLERS = {
     "random": "RandomSampler(range(N), generator=generator)",
     "subset": "SubsetRandomSampler(range(0, 2 * N, 2), generator)",
@@ -74,16 +37,23 @@ def generator() -> torch.Generator:
 
 
 def expected(name: str, count: int) -> tuple[list[int], int]:
-    """The first indices of torch's own sampler, and the sum of the generator's state behind its first draw."""
+    """The first indices of torch's own sampler, and the sum of the generator's state behind its
+    first draw.
+    """
     names = {"N": SAMPLES, "generator": generator(), "RandomSampler": RandomSampler}
-    names |= {"SubsetRandomSampler": SubsetRandomSampler, "WeightedRandomSampler": WeightedRandomSampler}
+    names |= {
+        "SubsetRandomSampler": SubsetRandomSampler,
+        "WeightedRandomSampler": WeightedRandomSampler,
+    }
     drawn = iter(eval(SAMPLERS[name], names))
     return [next(drawn) for _ in range(count)], int(names["generator"].get_state().sum())
 
 
 def test_one_array_for_all_ranks() -> None:
-    """Mapped to read on each, from one file; the generators stand behind the draws on all; gone when the pass is left."""
-    found = fork_script(f"""{HEAD}{LOOP}
+    """Mapped to read on each, from one file; the generators stand behind the draws on all; gone
+    when the pass is left.
+    """
+    found = fork_script(f"""{LOOP}
 found = {{}}
 with session(strategy="ddp", devices=3, launch="fork") as s:
     torch.manual_seed(7)
@@ -103,20 +73,27 @@ print(json.dumps(found))
         assert [index for step in range(4) for rank in ranks for index in rank[0][step]] == order
         assert [rank[2] for rank in ranks] == [state] * 3
         maps = [rank[1][0] for rank in ranks]
-        assert [len(one) for one in maps] == [1, 1, 1] and len({inode for one in maps for _, inode in one}) == 1
+        assert [len(one) for one in maps] == [1, 1, 1] and len(
+            {inode for one in maps for _, inode in one}
+        ) == 1
         assert {permissions for one in maps for permissions, _ in one} == {"r--s"}
-        assert sorted(rank[1][1] for rank in ranks) == [1, 1, 2]  # the one that has drawn keeps the file, for those who come later
+        # the one that has drawn keeps the file, for those who come later
+        assert sorted(rank[1][1] for rank in ranks) == [1, 1, 2]
         assert after == [[[], 0]] * 3
-    assert [index for rank in found["skipped"] for index in rank] == list(range(6 * 10**11, 6 * 10**11 + 12))
+    assert [index for rank in found["skipped"] for index in rank] == list(
+        range(6 * 10**11, 6 * 10**11 + 12)
+    )
     torch.manual_seed(7)
     torch.empty((), dtype=torch.int64).random_()  # the loader's own seed
     places = torch.randperm(SAMPLES)[:48].tolist()
-    assert [index // 2 for step in range(4) for rank in found["common"] for index in rank[0][step]] == places
+    assert [
+        index // 2 for step in range(4) for rank in found["common"] for index in rank[0][step]
+    ] == places
 
 
 def test_too_small() -> None:
     """A limit on the size of files is one on memory that is shared as a file."""
-    found = fork_script(f"""{HEAD}{LOOP}
+    found = fork_script(f"""{LOOP}
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
 with warnings.catch_warnings(record=True) as caught, session(strategy="ddp", devices=2, launch="fork") as s:
@@ -129,13 +106,13 @@ print(json.dumps([ranks, [str(one.message) for one in caught]]))
     order, state = expected("random", 32)
     assert [index for step in range(4) for rank in ranks for index in rank[0][step]] == order
     assert [rank[1:] for rank in ranks] == [[[[], 0], state]] * 2
-    text = f"the order of {SAMPLES} samples does not fit into shared memory (File too large): each rank keeps one of its own, 0.0 GB"
+    text = f"the order of {SAMPLES} samples does not fit into shared memory (File too large): each rank keeps its own copy, 0.0 GB"
     assert text in warned
 
 
 def test_orders_that_differ() -> None:
     """Ranks that would draw other orders share nothing, and are told which backward it was."""
-    found = fork_script(f"""{HEAD}{LOOP}
+    found = fork_script(f"""{LOOP}
 found = {{}}
 with session(strategy="ddp", devices=2, launch="fork") as s:
     for name, make in {SAMPLERS!r}.items():
@@ -149,11 +126,16 @@ print(json.dumps(found))
     assert sorted(found) == sorted(SAMPLERS)
     for number, name in enumerate(SAMPLERS):
         for text, (_maps, _) in found[name]:
-            assert f"at backward call {number + 1} the ranks do not have the same order of the data" in text
+            assert (
+                f"at backward call {number + 1} the ranks do not have the same order of the data"
+                in text
+            )
 
 
 def test_nothing_is_left_of_ranks_that_are_killed(tmp_path: Path) -> None:
-    script = write_script(tmp_path, f"""{HEAD}{LOOP}
+    script = write_script(
+        tmp_path,
+        f"""{LOOP}
 with session(strategy="ddp", devices=2, launch="fork") as s:
     weight = s.adopt(torch.nn.Parameter(torch.ones(1, dtype=torch.float64)))
     for batch in DataLoader(Large(), 4, shuffle=True):
@@ -161,7 +143,8 @@ with session(strategy="ddp", devices=2, launch="fork") as s:
         print("mapped", memory()[0], os.getpid(), flush=True)
         s.all_gather_object(0)
         time.sleep(60)
-""")  # fmt: skip
+""",
+    )
     before = set(os.listdir("/dev/shm"))
     with start([sys.executable, str(script)], cwd=tmp_path) as running:
         inode = wait_for(running)
@@ -189,5 +172,9 @@ def holders(inode: str) -> list[str]:
             maps = Path("/proc", process, "maps").read_text()
         except OSError:
             continue
-        found += [process for line in maps.splitlines() if "torchbus-order" in line and line.split()[4] == inode]
+        found += [
+            process
+            for line in maps.splitlines()
+            if "torchbus-order" in line and line.split()[4] == inode
+        ]
     return found

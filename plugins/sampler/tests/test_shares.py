@@ -28,16 +28,23 @@ def test_sizes(num_samples, num_ranks, at_least):
     assert sizes == sorted(sizes, reverse=True)  # rank 0 first
     given_any = [size for size in sizes if size]
     assert not given_any or max(given_any) - min(given_any) <= 1
-    assert len(given_any) == min(num_ranks, max(num_samples // at_least, min(num_samples, 1)))  # as many as can be
+    # as many as can be
+    assert len(given_any) == min(num_ranks, max(num_samples // at_least, min(num_samples, 1)))
     assert all(size >= at_least for size in given_any) or num_samples < at_least
 
 
-@given(batches=st.lists(st.lists(st.integers(), min_size=1, max_size=7), min_size=1, max_size=6), num_ranks=ranks, data=st.data())
+@given(
+    batches=st.lists(st.lists(st.integers(), min_size=1, max_size=7), min_size=1, max_size=6),
+    num_ranks=ranks,
+    data=st.data(),
+)
 def test_shares_are_the_users_order_in_consecutive_pieces(batches, num_ranks, data):
     batch_size = data.draw(st.sampled_from([None, len(batches[0])]))
     shares = share_out(batches, num_ranks, batch_size)
     assert len(shares) == num_ranks
-    assert [index for share in shares for index in share] == [index for batch in batches for index in batch]
+    assert [index for share in shares for index in share] == [
+        index for batch in batches for index in batch
+    ]
 
 
 @given(num_ranks=ranks, batch_size=st.integers(1, 5))

@@ -12,12 +12,16 @@ ACCUMULATES: Any = type(torch.ones((), requires_grad=True).expand(1).grad_fn.nex
 
 
 def reached(call: BackwardCall) -> list[Tensor]:
-    """The tensors whose ``grad`` this backward adds to, as its graph says; those given as ``inputs=``, if there are."""
+    """The tensors whose ``grad`` this backward adds to: its ``inputs=``, or its graph's leaves."""
     if call.inputs is not None:
         return as_list(call.inputs)
     tensors = as_list(call.tensors)
     found = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_leaf]
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
+    waiting: list[Any] = [
+        tensor.grad_fn
+        for tensor in tensors
+        if isinstance(tensor, Tensor) and tensor.grad_fn is not None
+    ]
     seen: set[Any] = {None, *waiting}
     for node in waiting:
         for child, _ in node.next_functions:

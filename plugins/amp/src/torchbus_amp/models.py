@@ -1,4 +1,4 @@
-"""The outermost models, and how their ``forward`` runs."""
+"""The outermost models, and the precision in which their ``forward`` runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Surround, hookimpl, inventory
+from torchbus.plugin import Context, Surround, hookimpl, inventory, map_tensors
 
-from torchbus_amp.values import floats_to, halves_to_float32, map_tensors
+from torchbus_amp.values import floats_to, halves_to_float32
 
 DISCOVERY_BACKWARDS = 3
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
+
+T = TypeVar("T")
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
 
 
 class Models:
@@ -30,26 +34,33 @@ class Models:
         self._quiet_backwards = 0
         session.on_close.callback(self._surround.close)
 
-    @hookimpl
-    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+    def add_models_of(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """Take the models that own an optimizer's parameters."""
         if optimizer is not None and self._session.captures(optimizer):
             for model in inventory.models_of(parameters):
                 self._add(model)
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
-        if self._session.captures(model) and any(True for _ in model.parameters()) and model not in self._surround:
+        if (
+            self._session.captures(model)
+            and any(True for _ in model.parameters())
+            and model not in self._surround
+        ):
             self.found(model, calling)
 
     @hookimpl
     def after_backward(self) -> None:
-        """Without a strategy nobody else ends the search, which costs a microsecond per module call."""
+        """End the search for models, which costs a microsecond per module call.
+
+        With several ranks the strategy does so.
+        """
         self._quiet_backwards += 1
         if self._quiet_backwards == DISCOVERY_BACKWARDS and self._session.world_size == 1:
             self._session.end_discovery()
 
     @hookimpl
-    def describe(self, thing: Any) -> str | None:
+    def describe(self, thing: object) -> str | None:
         return self.words() if isinstance(thing, Module) and thing in self._surround else None
 
     def _add(self, model: Module) -> None:
@@ -59,19 +70,19 @@ class Models:
             self._surround.add(model)
 
     def found(self, model: Module, calling: bool) -> None:
-        """A model that no optimizer has shown; ``calling``: its first forward has begun already."""
+        """Take a model that no optimizer has shown. If ``calling``, its first forward has begun."""
         self._add(model)
 
     def prepare(self, model: Module) -> None:
-        """Before a model's first use."""
+        """Change a model before its first use."""
 
     @abstractmethod
-    def around(self, model: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def around(self, model: Module, forward: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
         """Run ``forward``."""
 
     @abstractmethod
     def words(self) -> str:
-        """What is done to a model."""
+        """What happens to a model, for ``explain``."""
 
 
 def floats_of(model: Module) -> list[Tensor]:
@@ -79,7 +90,7 @@ def floats_of(model: Module) -> list[Tensor]:
 
 
 class Autocast(Models):
-    """Forward of the outermost models under autocast; their floating outputs return as float32."""
+    """Runs the outermost models under autocast, and returns floating outputs as float32."""
 
     def __init__(self, session: Context, dtype: torch.dtype) -> None:
         super().__init__(session, dtype)
@@ -87,7 +98,11 @@ class Autocast(Models):
         self._depth = 0
         self.foreign = False
 
-    def around(self, model: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        self.add_models_of(optimizer, parameters)
+
+    def around(self, model: Module, forward: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
         if torch.is_autocast_enabled(self._device):
             self.foreign |= not self._depth
             return forward(*args, **kwargs)
@@ -97,10 +112,14 @@ class Autocast(Models):
                 output = forward(*args, **kwargs)
         finally:
             self._depth -= 1
-        return map_tensors(output, halves_to_float32)
+        returned: T = map_tensors(output, halves_to_float32)
+        return returned
 
     def found(self, model: Module, calling: bool) -> None:
-        """A forward that has begun can't be replaced any more: autocast is entered here, and left by a hook."""
+        """Enter autocast here, and leave it in a hook, if the forward has begun.
+
+        Such a forward can't be replaced any more.
+        """
         self._add(model)
         if not calling or torch.is_autocast_enabled(self._device):
             return
@@ -108,11 +127,12 @@ class Autocast(Models):
         context.__enter__()
         self._depth += 1
 
-        def leave(_: Module, __: Any, output: Any) -> Any:
+        def leave(_: Module, __: object, output: T) -> T:
             context.__exit__(None, None, None)
             self._depth -= 1
             handle.remove()
-            return map_tensors(output, halves_to_float32)
+            returned: T = map_tensors(output, halves_to_float32)
+            return returned
 
         handle = model.register_forward_hook(leave, always_call=True)
 
@@ -123,28 +143,37 @@ class Autocast(Models):
 
 
 class Converted(Models):
-    """Models and their inputs in one dtype; half precision returns float32, so that the loss is computed in it."""
+    """Converts models and their inputs to one dtype.
+
+    Half precision returns float32, so that the loss is computed in float32.
+    """
 
     def __init__(self, session: Context, dtype: torch.dtype) -> None:
         super().__init__(session, dtype)
         self._missed: list[weakref.ref[Module]] = []
 
     @hookimpl(wrapper=True)
-    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> Generator[None, Any, Any]:  # type: ignore[override]
-        """Before any strategy, which may divide the model: what it puts in the place of the parameters is no longer found by them."""
-        super().parameters_added(optimizer, parameters)
+    def parameters_added(
+        self, optimizer: Optimizer | None, parameters: list[Tensor]
+    ) -> Generator[None, object, object]:
+        """Convert before any strategy, which may divide the model and replace its parameters."""
+        self.add_models_of(optimizer, parameters)
         return (yield)
 
     def prepare(self, model: Module) -> None:
         model.to(self.dtype)
 
-    def around(self, model: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def around(self, model: Module, forward: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
         change = floats_to(self.dtype)
         output = forward(*map_tensors(tuple(args), change), **map_tensors(kwargs, change))
-        return map_tensors(output, halves_to_float32)
+        returned: T = map_tensors(output, halves_to_float32)
+        return returned
 
     def found(self, model: Module, calling: bool) -> None:
-        """A forward that has begun has its inputs already: such a model stays as it is, unless an optimizer shows it later."""
+        """Convert a model, unless its forward has begun: that has its inputs already.
+
+        An optimizer may still show such a model later.
+        """
         if calling:
             self._missed.append(weakref.ref(model))
         else:
@@ -154,17 +183,27 @@ class Converted(Models):
     def before_optimizer_step(self) -> None:
         missed, self._missed = self._missed, []
         for model in (reference() for reference in missed):
-            if model is not None and model not in self._surround and any(tensor.dtype != self.dtype for tensor in floats_of(model)):
+            if (
+                model is not None
+                and model not in self._surround
+                and any(tensor.dtype != self.dtype for tensor in floats_of(model))
+            ):
                 warnings.warn(
-                    f"precision in {NAMES[self.dtype]}: {type(model).__name__} is not converted, for it is in no optimizer, and its first "
-                    "forward had begun when the session found it: call s.adopt(model) before its first use",
+                    f"precision in {NAMES[self.dtype]}: {type(model).__name__} is not converted."
+                    " No optimizer holds it, and its first forward had begun when the session"
+                    " found it: call s.adopt(model) before its first use",
                     stacklevel=2,
                 )
 
     @hookimpl
-    def batch_ready(self, batch: Any) -> Any:
-        """Targets too, in float64: many a loss takes no mixture."""
-        return map_tensors(batch, floats_to(self.dtype)) if self.dtype == torch.float64 else None
+    def batch_ready(self, batch: T) -> T | None:
+        """Convert targets to float64 too: many losses take no mixture."""
+        if self.dtype != torch.float64:
+            return None
+        converted: T = map_tensors(batch, floats_to(self.dtype))
+        return converted
 
     def words(self) -> str:
-        return f"parameters, buffers and inputs in {NAMES[self.dtype]}" + ("" if self.dtype == torch.float64 else ", returns float32")
+        return f"parameters, buffers and inputs in {NAMES[self.dtype]}" + (
+            "" if self.dtype == torch.float64 else ", returns float32"
+        )

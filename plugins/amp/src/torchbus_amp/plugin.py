@@ -1,9 +1,8 @@
-"""The plugin: its option, and what it brings along."""
+"""The plugin: its options, and the parts that it registers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.optim import LBFGS, Optimizer
@@ -16,16 +15,24 @@ DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64"
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 
 
+class State(TypedDict):
+    """The loss scales, as plain numbers."""
+
+    scales: list[dict[str, Any]]
+
+
 @needs("precision", "amp_backend")
 class Precision:
-    """The precision of an unchanged loop.
+    """Sets the precision of an unchanged loop.
 
     Args:
-        precision: "16-mixed" and "bf16-mixed" run forward under autocast (float16 with loss scaling); "16-true",
-            "bf16-true" and "64-true" convert the model and its inputs; "32-true" does nothing.
+        precision: "16-mixed" and "bf16-mixed" run forward under autocast (float16 with loss
+            scaling); "16-true", "bf16-true" and "64-true" convert the model and its inputs;
+            "32-true" does nothing.
         amp_backend: "native".
 
-    ``state_dict()`` and ``load_state_dict(state)`` are what a checkpoint must carry: the loss scales.
+    ``state_dict()`` and ``load_state_dict(state)`` are for checkpoints, which must keep the loss
+    scales.
     """
 
     owns = ("precision",)
@@ -33,13 +40,16 @@ class Precision:
     def __init__(self, precision: str = "32-true", amp_backend: str = "native") -> None:
         if amp_backend == "apex":
             raise UsageError(
-                "amp_backend='apex': apex.amp is no longer maintained, and torch's own autocast and loss scaling, its successor, "
-                "need no patched model and no extra build: leave amp_backend out and use precision='16-mixed' or 'bf16-mixed'"
+                "amp_backend='apex': apex.amp is no longer maintained. Its successors, torch's own"
+                " autocast and loss scaling, need no patched model and no extra build: leave"
+                " amp_backend out and use precision='16-mixed' or 'bf16-mixed'"
             )
         if amp_backend != "native":
-            raise UsageError(f"amp_backend={amp_backend!r} is unknown: there is 'native'")
+            raise UsageError(f"amp_backend={amp_backend!r} is unknown: use 'native'")
         if precision not in PRECISIONS:
-            raise UsageError(f"precision={precision!r} is unknown: use one of {', '.join(map(repr, PRECISIONS))}")
+            raise UsageError(
+                f"precision={precision!r} is unknown: use one of {', '.join(map(repr, PRECISIONS))}"
+            )
         self.precision = precision
         self._session: Context | None = None
         self.models: Models | None = None
@@ -59,15 +69,23 @@ class Precision:
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if self.precision == "16-true" and optimizer is not None and self._session is not None and self._session.captures(optimizer):
+        if (
+            self.precision == "16-true"
+            and optimizer is not None
+            and self._session is not None
+            and self._session.captures(optimizer)
+        ):
             refuse_in_float16(optimizer)
 
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the loss scales, one for each optimizer in the order in which these were made; plain numbers."""
+    def state_dict(self) -> State:
+        """The loss scales, one for each optimizer in the order in which these were made."""
         return {"scales": [] if self.scaling is None else self.scaling.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inside the block. For the optimizers that there are, in order, and for those to come. All ranks call it alike."""
+    def load_state_dict(self, state: State) -> None:
+        """Load the scales of the optimizers that there are, in order, and of those to come.
+
+        All ranks call it with the same scales, inside the block.
+        """
         if self.scaling is not None:
             self.scaling.load_state_dict(state["scales"])
 
@@ -81,8 +99,18 @@ def refuse_in_float16(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     advice = "use precision='16-mixed' or 'bf16-true'"
     if isinstance(optimizer, LBFGS):
-        raise UsageError(f"precision='16-true' with LBFGS: its inner products overflow in float16; {advice}")
+        raise UsageError(
+            f"precision='16-true' with LBFGS: its inner products overflow in float16; {advice}"
+        )
     for group in optimizer.param_groups:
         eps = group.get("eps")
-        if eps is not None and not isinstance(eps, tuple) and eps > 0 and torch.tensor(eps, dtype=torch.float16) == 0:
-            raise UsageError(f"precision='16-true' with {name}: its eps={eps:g} is 0 in float16, and it divides by it; pass eps=1e-4, or {advice}")
+        if (
+            eps is not None
+            and not isinstance(eps, tuple)
+            and eps > 0
+            and torch.tensor(eps, dtype=torch.float16) == 0
+        ):
+            raise UsageError(
+                f"precision='16-true' with {name}: its eps={eps:g} is 0 in float16, and it divides"
+                f" by it; pass eps=1e-4, or {advice}"
+            )

@@ -3,67 +3,40 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus.plugin import Answer, BackwardCall, Context, Unsupported, hookimpl, inventory
 
+from torchbus_amp._compat import check
 from torchbus_amp.leaves import reached
+from torchbus_amp.scaler import Scaler, check_and_scale, multiply, scaled_by_loop
 
-
-class Scaler(GradScaler):
-    """torch's GradScaler for one optimizer, fed with what ``LossScaling`` has found.
-
-    ``found``: 1 if the gradients that wait for a step have an overflow, 0 if not, None if none wait. ``skipped``: the last
-    step was.
-    """
-
-    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
-        super().__init__(device.type)
-        self.optimizer = weakref.ref(optimizer)
-        self.found: Tensor | None = None
-        self.skipped = False
-        self._scale_device = device
-
-    def parameters(self) -> list[Tensor]:
-        """Those of the optimizer's that require gradients."""
-        groups = getattr(self.optimizer(), "param_groups", ())
-        return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
-
-    def scale_tensor(self) -> Tensor:
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(self._scale_device)
-        assert self._scale is not None
-        return self._scale
-
-    def note(self, found: Tensor) -> None:
-        """Grow or shrink after a step that was taken (``found`` is 0) or skipped (1)."""
-        self._per_optimizer_states[0] = {"stage": OptState.STEPPED, "found_inf_per_device": {found.device: found}}
-        self.update()
+State = dict[str, Any]
 
 
 class LossScaling:
-    """The loss gradient is scaled, and all gradients are unscaled when backward is over, synchronised.
+    """Scales the gradient of the loss, and unscales all gradients after the synchronised backward.
 
-    An overflow skips the optimizer's step and that of its schedulers, and halves its scale. A backward that reaches
-    several optimizers is scaled by the smallest of their scales.
+    An overflow skips the step of the optimizer and of its schedulers, and halves its scale. A
+    backward that reaches several optimizers is scaled by the smallest of their scales.
 
     Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
     """
 
     def __init__(self, session: Context) -> None:
+        check()
         self._session = session
         self._scalers: dict[int, Scaler] = {}
         self._trained: list[tuple[Scaler, list[Tensor]]] = []
         self._others: list[Tensor] = []
         self._scale = torch.ones(())
         self._local = False
-        self._loaded: list[dict[str, Any]] = []
+        self._loaded: list[State] = []
         self.foreign: bool | None = None
 
     @hookimpl
@@ -82,32 +55,45 @@ class LossScaling:
 
     def _refuse_lbfgs(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS) and id(optimizer) in self._scalers:
-            raise Unsupported("precision='16-mixed' with LBFGS: an overflow inside its step can't be skipped; use precision='bf16-mixed'")
+            raise Unsupported(
+                "precision='16-mixed' with LBFGS: an overflow inside its step can't be skipped; use"
+                " precision='bf16-mixed'"
+            )
 
-    # Backward --------------------------------------------------------------------------------------------------
+    # Backward ------------------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
     def before_backward(self, call: BackwardCall) -> None:
-        """Gradients that are there already are true ones: they are scaled too, which changes no bit of them."""
+        """Scale the loss, and the gradients that are there already.
+
+        Scales are powers of two, so unscaling gives back every bit of these.
+        """
         if self.foreign is None:
-            self.foreign = scaled_by_loop(call.loss)
-            for optimizer in inventory.alive(Optimizer):  # those made before the block, which no variable named
-                self._add(optimizer)
+            self._begin(call)
         every = [(scaler, scaler.parameters()) for scaler in self._scalers.values()]
         self._trained = [] if self.foreign else [one for one in every if one[1]]
         if not self._trained:
             return
         scales = [scaler.scale_tensor() for scaler, _ in self._trained]
-        self._scale = scales[0] if len(scales) == 1 else torch.stack(scales).min()  # they change in steps only
+        # they change only in steps
+        self._scale = scales[0] if len(scales) == 1 else torch.stack(scales).min()
         call.factor = self._scale if call.factor == 1.0 else self._scale * call.factor
         self._local = not call.sync
-        held = {id(parameter): parameter for _, parameters in self._trained for parameter in parameters}
+        held = {
+            id(parameter): parameter for _, parameters in self._trained for parameter in parameters
+        }
         self._others = [leaf for leaf in reached(call) if id(leaf) not in held]
         multiply([*held.values(), *self._others], self._scale)
 
+    def _begin(self, call: BackwardCall) -> None:
+        self.foreign = scaled_by_loop(call.loss)
+        # those made before the block, which no variable named
+        for optimizer in inventory.alive(Optimizer):
+            self._add(optimizer)
+
     @hookimpl(tryfirst=True)
     def backward_failed(self) -> None:
-        """The loop may go on with the gradients that there are."""
+        """Unscale too: the loop may go on with the gradients that there are."""
         self.after_backward()
 
     @hookimpl(tryfirst=True)
@@ -117,22 +103,16 @@ class LossScaling:
         inverse = self._scale.reciprocal()  # exact: scales are powers of two
         done: set[int] = set()
         for scaler, parameters in self._trained:
-            found = torch.zeros((), device=inverse.device)
-            gradients = {id(parameter): parameter.grad for parameter in parameters if parameter.grad is not None}
-            again = [gradient for key, gradient in gradients.items() if key in done] if done else []
-            check_and_scale([gradient for key, gradient in gradients.items() if key not in done], found, inverse)
-            if again:
-                check_and_scale(again, found, torch.ones_like(inverse))
-            done.update(gradients)
-            if gradients:
-                scaler.found = found
+            _unscale(scaler, parameters, inverse, done)
         multiply(self._others, inverse)
         self._trained, self._others = [], []
 
-    # Step ------------------------------------------------------------------------------------------------------
+    # Step ----------------------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
-    def step_called(self, optimizer: Optimizer, closure: Callable[[], Any] | None, run: Callable[..., Any]) -> Answer | None:
+    def step_called(
+        self, optimizer: Optimizer, closure: Callable[[], object] | None, run: Callable[[], object]
+    ) -> Answer | None:
         scaler = self._scalers.get(id(optimizer))
         if scaler is None or self.foreign:
             return None
@@ -151,7 +131,8 @@ class LossScaling:
         return Answer(result)
 
     def _overflowed(self, scaler: Scaler, found: Tensor) -> bool:
-        if self._local and self._session.world_size > 1:  # gradients of this rank alone: all must decide alike
+        # gradients of only this rank, but all ranks must decide alike
+        if self._local and self._session.world_size > 1:
             found = self._session.reduce(found, "max")
         scaler.note(found)
         return bool(found.item())
@@ -163,25 +144,25 @@ class LossScaling:
 
     @hookimpl
     def loader_end(self) -> None:
-        """A scheduler that goes by epochs is not skipped for an overflow in the last batch."""
+        """Let a scheduler step that goes by epochs, after an overflow in the last batch."""
         for scaler in self._scalers.values():
             scaler.skipped = False
 
-    # State -----------------------------------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """The scale of each optimizer, in the order in which they were made."""
+    def state_dict(self) -> list[State]:
+        """The scale of each optimizer, in the order in which these were made."""
         return [scaler.state_dict() for scaler in self._scalers.values()]
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """For the optimizers that there are, in order, and for those to come."""
+    def load_state_dict(self, states: list[State]) -> None:
+        """Load the scales of the optimizers that there are, in order, and keep the others'."""
         scalers = list(self._scalers.values())
         for scaler, state in zip(scalers, states, strict=False):
             scaler.load_state_dict(state)
         self._loaded = list(states[len(scalers) :])
 
     @hookimpl
-    def describe(self, thing: Any) -> str | None:
+    def describe(self, thing: object) -> str | None:
         if not isinstance(thing, Optimizer) or id(thing) not in self._scalers:
             return None
         if self.foreign:
@@ -189,35 +170,18 @@ class LossScaling:
         return f"loss scale {self._scalers[id(thing)].get_scale():g}"
 
 
-def scaled_by_loop(loss: Tensor | None) -> bool:
-    """Whether a loss comes out of a GradScaler: then it is a product with the scaler's own scale."""
-    factor = getattr(getattr(loss, "grad_fn", None), "_saved_other", None)
-    if factor is None:
-        return False
-    scales = [getattr(scaler, "_scale", None) for scaler in inventory.alive(GradScaler)]
-    return any(scale is not None and scale.data_ptr() == factor.data_ptr() for scale in scales)
-
-
-def multiply(tensors: Iterable[Tensor], factor: Tensor) -> None:
-    """The gradients of these tensors, where they have one, in place."""
-    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+def _unscale(scaler: Scaler, parameters: list[Tensor], inverse: Tensor, done: set[int]) -> None:
+    """Unscale one optimizer's gradients, except those that are ``done``, and look for overflows."""
+    found = torch.zeros((), device=inverse.device)
+    gradients = {
+        id(parameter): parameter.grad for parameter in parameters if parameter.grad is not None
+    }
+    again = [gradient for key, gradient in gradients.items() if key in done] if done else []
+    check_and_scale(
+        [gradient for key, gradient in gradients.items() if key not in done], found, inverse
+    )
+    if again:
+        check_and_scale(again, found, torch.ones_like(inverse))
+    done.update(gradients)
     if gradients:
-        with torch.no_grad():
-            for gradient in gradients:
-                gradient.mul_(factor.to(gradient.device))
-
-
-@torch.no_grad()
-def check_and_scale(gradients: Iterable[Tensor], found: Tensor, factor: Tensor) -> None:
-    """Multiply in place, and set ``found`` to 1 if anything is infinite or NaN."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for gradient in gradients:
-        values = gradient._values() if gradient.is_sparse else gradient
-        kinds.setdefault((values.dtype, values.device), []).append(values)
-    for (dtype, device), group in kinds.items():
-        if dtype == torch.float16:
-            raise Unsupported("precision='16-mixed' with float16 parameters: keep them in float32, or use precision='16-true'")
-        on_device = found.to(device)
-        torch._amp_foreach_non_finite_check_and_unscale_(group, on_device, factor.to(device))
-        if on_device is not found:
-            found.copy_(torch.maximum(found, on_device.to(found.device)))
+        scaler.found = found

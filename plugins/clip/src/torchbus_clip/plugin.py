@@ -1,8 +1,6 @@
-"""The plugin, and the example of how small one can be."""
+"""The plugin, which is also an example of a small one."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -16,24 +14,31 @@ ALGORITHMS = ("norm", "value")
 
 @needs("gradient_clip_val", "gradient_clip_algorithm", verbs=("gradient_norm",))
 class Clip:
-    """Clips the gradients of each optimizer just before its real step: after synchronisation and unscaling.
+    """Clips the gradients of each optimizer just before its real step.
+
+    By then they are synchronised and unscaled.
 
     Args:
-        gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest absolute value. 0 and None: nothing is
-            clipped.
+        gradient_clip_val: the largest norm over all parameters of the optimizer, or the largest
+            absolute value. 0 and None: nothing is clipped.
         gradient_clip_algorithm: "norm" (2-norm) or "value".
 
-    ``s.gradient_norm`` is the norm at the last step, before it was clipped (a tensor; with "norm" only).
+    ``s.gradient_norm`` is the norm at the last step, before clipping: a tensor, only with "norm".
     """
 
     verbs = ("gradient_norm",)
 
-    def __init__(self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm") -> None:
+    def __init__(
+        self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm"
+    ) -> None:
         expect("gradient_clip_val", gradient_clip_val, (int, float, type(None)), "a number")
         if gradient_clip_val is not None and not gradient_clip_val >= 0:
             raise UsageError(f"gradient_clip_val={gradient_clip_val}: it must be 0 or more")
         if gradient_clip_algorithm not in ALGORITHMS:
-            raise UsageError(f"gradient_clip_algorithm={gradient_clip_algorithm!r} is unknown: use 'norm' or 'value'")
+            raise UsageError(
+                f"gradient_clip_algorithm={gradient_clip_algorithm!r} is unknown: use 'norm' or"
+                " 'value'"
+            )
         self._limit = gradient_clip_val
         self._algorithm = gradient_clip_algorithm
         self._session: Context | None = None
@@ -44,18 +49,19 @@ class Clip:
         self._session = session
 
     @hookimpl(trylast=True)
-    def before_optimizer_step(self, optimizer: Optimizer, closure: Any) -> None:
-        if closure is None:
-            self.after_closure(optimizer)
-
-    @hookimpl(trylast=True)
-    def after_closure(self, optimizer: Optimizer) -> None:
+    def gradients_ready(self, optimizer: Optimizer) -> None:
         if not self._limit or self._session is None or not self._session.captures(optimizer):
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        unusual = is_unusual(parameter.grad for parameter in parameters if parameter.grad is not None)
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
+        unusual = is_unusual(
+            parameter.grad for parameter in parameters if parameter.grad is not None
+        )
         if self._algorithm == "norm":
-            self.gradient_norm = (clip_norm if unusual else clip_grad_norm_)(parameters, self._limit)
+            self.gradient_norm = (clip_norm if unusual else clip_grad_norm_)(
+                parameters, self._limit
+            )
         else:
             (clip_value if unusual else clip_grad_value_)(parameters, self._limit)
 
@@ -65,4 +71,9 @@ class Clip:
             return None
         if not self._limit:
             return {"clipping": ["gradient_clip_val=0: nothing is clipped"]}
-        return {"clipping": [f"gradients of each optimizer by {self._algorithm}, to {self._limit:g}, once per real step"]}
+        return {
+            "clipping": [
+                f"gradients of each optimizer by {self._algorithm}, to {self._limit:g}, once per"
+                " real step"
+            ]
+        }

@@ -1,4 +1,4 @@
-"""torchbus-gpu: what each rank's GPU and host do while the loop runs, and what slows it down."""
+"""torchbus-gpu: monitor each rank's GPU and host, and find what slows the loop down."""
 
 from __future__ import annotations
 

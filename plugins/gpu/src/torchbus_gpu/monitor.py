@@ -1,4 +1,4 @@
-"""What the thread of one rank does: look, measure, send, judge."""
+"""The monitor's thread on each rank: it looks, measures, sends and judges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Judge(Protocol):
 
 
 class Monitor:
-    """Made and started by the thread that runs the loop, when the session starts."""
+    """The thread that runs the loop creates and starts it, when the session starts."""
 
     def __init__(self, session: Context, interval_s: float) -> None:
         pause_s = min(max(interval_s / LOOKS_PER_INTERVAL, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
@@ -52,7 +52,7 @@ class Monitor:
         self._ticker = Ticker(self._tick, pause_s)
 
     def listeners(self) -> list[tuple[str, object]]:
-        """What has to hear events of the loop: with several ranks, the clock of this rank's own work."""
+        """Return the listeners to the loop: with several ranks, the clock of own work."""
         return [] if self._own_work is None else [("own_work", self._own_work)]
 
     def start(self) -> None:
@@ -75,22 +75,36 @@ class Monitor:
             self._measure()
 
     def _measure(self) -> None:
-        self.latest = {name: value for source in list(self._sources) for name, value in self._guarded(source).items()}
+        self.latest = {
+            name: value
+            for source in list(self._sources)
+            for name, value in self._guarded(source).items()
+        }
         try:
-            self._session.bus.hook.system_metrics(metrics=dict(self.latest), time_s=time.monotonic() - self._started_s)
-        except Exception as error:  # of a logger's
-            self.notices.tell(str(error) if isinstance(error, TorchbusError) else f"measurements could not be told: {error!r}. Training goes on")
+            self._session.bus.hook.system_metrics(
+                metrics=dict(self.latest), time_s=time.monotonic() - self._started_s
+            )
+        except Exception as error:  # a logger has failed
+            self.notices.warn(
+                str(error)
+                if isinstance(error, TorchbusError)
+                else f"measurements could not be sent: {error!r}. Training continues"
+            )
         for judge in list(self._judges):
             try:
                 judge.judge(self.latest)
             except Exception as error:  # a judge that fails must not end the measurements
                 self._judges.remove(judge)
-                self.notices.tell(f"the monitor's {type(judge).__name__} stopped: {error!r}. Training goes on")
+                self.notices.warn(
+                    f"the monitor's {type(judge).__name__} stopped: {error!r}. Training continues"
+                )
 
     def _guarded(self, source: Source) -> dict[str, float]:
         try:
             return source.read()
-        except Exception as error:  # whatever goes wrong in here is no reason to end a training
+        except Exception as error:  # an error in here is no reason to stop a training
             self._sources.remove(source)
-            self.notices.tell(f"{type(source).__name__} can't be measured any more: {error!r}. Training goes on")
+            self.notices.warn(
+                f"{type(source).__name__} is no longer measured: {error!r}. Training continues"
+            )
             return {}

@@ -1,4 +1,4 @@
-"""Warnings from the monitor's thread: each once, and never an exception."""
+"""Warnings from the monitor's thread: each comes once, and never as an exception."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ MONITOR = Line("torchbus-gpu", 1)
 
 
 class Notices:
-    """``told`` are the texts so far, in order."""
+    """``warned`` has the texts of all warnings so far, in order."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.warned: list[str] = []
 
-    def tell(self, text: str, line: Line | None = None) -> None:
-        """Warn once, as if the line of the user's loop had done it. Where warnings are errors it is written to stderr instead:
-        an exception in this thread would reach nobody."""
+    def warn(self, text: str, line: Line | None = None) -> None:
+        """Warn once, as if the line of the user's loop had done it.
+
+        If warnings are errors, write it to stderr: nothing would catch an exception in this thread.
+        """
         text = redacted(text)
-        if text in self.told:
+        if text in self.warned:
             return
-        self.told.append(text)
+        self.warned.append(text)
         where = line or MONITOR
         try:
             warnings.warn_explicit(text, UserWarning, where.file, where.number)

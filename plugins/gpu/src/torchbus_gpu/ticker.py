@@ -1,4 +1,4 @@
-"""A thread that does something again and again until it is stopped."""
+"""A thread that calls a function at regular intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ STOP_WITHIN_S = 5.0
 
 
 class Ticker:
-    """Calls ``tick`` every ``period_s`` seconds from a daemon thread. In a forked child there is no thread and ``stop`` does nothing."""
+    """Calls ``tick`` every ``period_s`` seconds from a daemon thread.
+
+    A forked child has no thread, and ``stop`` does nothing there.
+    """
 
     def __init__(self, tick: Callable[[], None], period_s: float) -> None:
         self._tick = tick
@@ -23,8 +26,9 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it: boundedly, since a driver's call can hang."""
-        if os.getpid() == self._pid:  # a child that was forked while the thread held the event's lock would wait for ever
+        """End the thread, and wait some seconds for it: a driver's call can hang."""
+        # a child that was forked while the thread held the event's lock would wait forever
+        if os.getpid() == self._pid:
             self._stopped.set()
             self._thread.join(STOP_WITHIN_S)
 

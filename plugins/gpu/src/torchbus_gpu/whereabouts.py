@@ -1,4 +1,4 @@
-"""Where the loop is: looked at from the monitor's thread, so that the loop itself pays nothing."""
+"""Where the loop is. The monitor's thread looks at it, so this costs the loop nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ REMEMBERED_LOOKS = 200
 
 
 class Whereabouts:
-    """Looks at the stack of the thread that made it, many times per measurement: how much of its time passes in a DataLoader.
+    """Measures how much time the thread that created it spends in a DataLoader.
 
-    Statistical profiling: with 20 looks per interval a share is right within about 10 points, over ten intervals within 4.
+    It looks at the thread's stack many times per measurement (statistical profiling). With 20 looks
+    per interval, a share is exact to about 10 points, and over ten intervals to about 4.
     """
 
     def __init__(self) -> None:
@@ -26,12 +27,12 @@ class Whereabouts:
 
     @property
     def is_sure(self) -> bool:
-        """Whether there were enough looks for ``recent_share`` to mean something."""
+        """Whether there were enough looks to trust ``recent_share``."""
         return len(self._recent) == REMEMBERED_LOOKS
 
     @property
     def recent_share(self) -> float:
-        """Part of the last looks, from 0 to 1, in which the loop waited for a loader."""
+        """The share of the last looks, from 0 to 1, in which the loop waited for a loader."""
         recent = list(self._recent)
         return sum(recent) / max(1, len(recent))
 
@@ -43,7 +44,7 @@ class Whereabouts:
         self._in_loader += line is not None
 
     def read(self) -> dict[str, float]:
-        """The share since the last reading, in percent."""
+        """Return the share since the last reading, in percent."""
         looks, in_loader = self._looks, self._in_loader
         self._looks = self._in_loader = 0
         return {"loop_in_loader_pct": 100.0 * in_loader / looks} if looks else {}

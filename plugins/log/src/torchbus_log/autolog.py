@@ -1,4 +1,4 @@
-"""What a session logs by itself, of what it hears."""
+"""The values that a session logs by itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from torchbus_log.passes import Passes
 
 
 class Autolog:
-    """The loss of the last backward before each optimizer's step, learning rates, the norm of the gradients where something
-    computes it, samples per second (of all ranks) and seconds per step. What the loop logs under the same name wins.
+    """Logs loss, learning rates, gradient norm, samples per second and seconds per step.
 
-    With ``strategy="ddp"`` the loss that backward leaves is the mean over ranks; nothing is reduced here.
+    The loss is that of the last backward before each optimizer's step. There is a gradient norm
+    only if something computes it. Samples are those of all ranks. If the loop logs a value under
+    the same name, that one is used.
+
+    Nothing is reduced here: with ``strategy="ddp"``, backward makes the loss the mean over ranks.
     """
 
     def __init__(self, passes: Passes) -> None:
@@ -38,7 +41,11 @@ class Autolog:
         loss = call.loss
         self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
         if self._since is None and self._passes.current is not self._passes.outside:
-            self._since = (max(self._passes.current.began, self._paused), self._steps, self._passes.samples_trained_on)
+            self._since = (
+                max(self._passes.current.began, self._paused),
+                self._steps,
+                self._passes.samples_trained_on,
+            )
 
     @hookimpl
     def gradient_norm(self, norm: Tensor) -> None:
@@ -46,11 +53,13 @@ class Autolog:
             self._norm = (self._steps + 1, norm.detach())
 
     def stepped(self, optimizer: Optimizer, steps: int) -> None:
-        """An optimizer has made a step; ``steps`` is the number so far."""
+        """An optimizer has made a step. ``steps`` is the number so far."""
         self._steps = steps
-        if self._since is None:  # a loop without a loader: only its end tells when a step is
+        if self._since is None:  # in a loop without a loader, only the end of a step is known
             self._since = (time.perf_counter(), steps, self._passes.samples_trained_on)
-        place = next((place for place, known in enumerate(self._optimizers) if known() is optimizer), None)
+        place = next(
+            (place for place, known in enumerate(self._optimizers) if known() is optimizer), None
+        )
         if place is None:
             place = len(self._optimizers)
             self._optimizers.append(weakref.ref(optimizer))
@@ -59,15 +68,20 @@ class Autolog:
             self._loss = None
 
     def pause(self) -> None:
-        """A pass over the training data has ended: what follows until the next batch counts for no step."""
+        """A pass over the training data has ended. Time until the next batch belongs to no step."""
         self._since, self._paused = None, time.perf_counter()
 
     def records(self, but: Collection[str]) -> list[Record]:
-        """What is known at a log point, less names that the loop uses itself."""
-        told = [(name, steps, value) for name, steps, value in self._all() if name not in but]
+        """Return what is known at a log point, without names that the loop uses itself."""
+        found = [(name, steps, value) for name, steps, value in self._all() if name not in but]
         self._losses.clear()
         self._norm = None
-        return [Record(name, steps, self._passes.epoch, (_scalar(value),), 1.0, 1.0, "sum", False, False) for name, steps, value in told]
+        return [
+            Record(
+                name, steps, self._passes.epoch, (_scalar(value),), 1.0, 1.0, "sum", False, False
+            )
+            for name, steps, value in found
+        ]
 
     def _all(self) -> Iterator[tuple[str, int, Value]]:
         yield from ((name, steps, loss) for name, (steps, loss) in self._losses.items())
@@ -79,7 +93,8 @@ class Autolog:
             for index, group in enumerate(groups):
                 label = _label("lr", place) + (f"/group{index}" if len(groups) > 1 else "")
                 rate = group.get("lr")
-                if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):  # an optimizer may have none, or find its own
+                # an optimizer may have no rate, or find its own
+                if isinstance(rate, Real) or (isinstance(rate, Tensor) and rate.numel() == 1):
                     yield label, self._steps, rate if isinstance(rate, Tensor) else float(rate)
         if self._norm is not None:
             yield "grad_norm", *self._norm
@@ -90,14 +105,16 @@ class Autolog:
         before, self._since = self._since, now
         if before is None or now[1] == before[1]:
             return
-        seconds, steps, samples = (later - earlier for later, earlier in zip(now, before, strict=True))
+        seconds, steps, samples = (
+            later - earlier for later, earlier in zip(now, before, strict=True)
+        )
         yield "step_time_s", self._steps, seconds / steps
         if samples:
             yield "samples_per_s", self._steps, samples / seconds
 
 
 def _label(name: str, place: int) -> str:
-    """The first optimizer's need no number."""
+    """Return the name for an optimizer. The first one's has no number."""
     return name if place == 0 else f"{name}_{place + 1}"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, Share
 
 from torchbus_log.metrics.totals import Total
@@ -15,8 +15,11 @@ from torchbus_log.metrics.values import Metric
 
 
 class LoaderPass:
-    """One pass over a loader, and what was logged in it ``on_epoch``. ``trains``: it has fed a backward. ``began``: in seconds, when its
-    first batch came. ``alike``: all ranks have the same batches. ``divided_evaluation``: they have different ones, and may have none."""
+    """One pass over a loader, and the values that are logged in it ``on_epoch``.
+
+    ``trains``: it has fed a backward. ``began``: when its first batch came, in seconds. ``alike``:
+    all ranks have the same batches. ``divided_evaluation``: ranks have different batches, or none.
+    """
 
     def __init__(self, iterator: LoaderIterator | None) -> None:
         self.iterator = None if iterator is None else weakref.ref(iterator)
@@ -44,7 +47,10 @@ class LoaderPass:
 
 
 class Passes:
-    """The passes that are open, the one that gave the latest batch last. ``epoch`` counts those that train, from 0."""
+    """The open passes. The last one gave the latest batch.
+
+    ``epoch`` counts the passes that train, from 0.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -57,22 +63,29 @@ class Passes:
 
     @property
     def current(self) -> LoaderPass:
-        """The pass that gave the latest batch and still goes on."""
+        """The open pass that gave the latest batch."""
         return self._open[-1] if self._open else self.outside
 
-    def took(self, batch: Any, iterator: LoaderIterator) -> None:
-        """The loop was handed a batch."""
-        if not self._open or self._open[-1].iterator is None or self._open[-1].iterator() is not iterator:
+    def took(self, batch: object, iterator: LoaderIterator) -> None:
+        """The loop has taken a batch."""
+        if (
+            not self._open
+            or self._open[-1].iterator is None
+            or self._open[-1].iterator() is not iterator
+        ):
             self._turn_to(iterator)
         current, origin = self._open[-1], iterator.origin
-        current.alike, current.divided_evaluation = origin.alike, bool(origin.evaluates) and not origin.alike
+        current.alike, current.divided_evaluation = (
+            origin.alike,
+            bool(origin.evaluates) and not origin.alike,
+        )
         self._share = self._session.share
         self._weigh(current, rows(batch), origin.share)
         if current not in self._fresh:
             self._fresh.append(current)
 
     def _weigh(self, current: LoaderPass, rows: int, share: Share | None) -> None:
-        """How many samples the batch stands for, on this rank and on all."""
+        """Set how many samples the batch stands for, on this rank and on all ranks."""
         current.samples, current.everywhere = float(rows), float(rows * self._session.world_size)
         if share is not None:
             current.samples = current.samples if share.weight else 0.0
@@ -81,8 +94,12 @@ class Passes:
     def trained(self) -> None:
         """A backward has run."""
         for taken in self._session.batches.feeding:
-            known = next((one for one in self._open if one.origin is taken.origin), None) if taken.origin.ahead else None
-            if known is not None:  # the batch taken last is another one
+            known = (
+                next((one for one in self._open if one.origin is taken.origin), None)
+                if taken.origin.ahead
+                else None
+            )
+            if known is not None:  # the loop has taken another batch since
                 self._weigh(known, taken.rows, taken.share)
         if not self._fresh:
             return
@@ -95,27 +112,37 @@ class Passes:
 
     @property
     def samples(self) -> float:
-        """The number of samples on this rank that a value logged now is about: 0 where a rank only repeats some."""
+        """How many samples of this rank a value logged now is about.
+
+        It is 0 on a rank that only repeats some.
+        """
         if self._open:
             return self._open[-1].samples
         share = self._session.share
-        if share is self._share or not share.count:  # that of a pass that is over, or none
+        if share is self._share or not share.count:  # it belongs to a pass that is over
             return 1.0
         return share.weight * share.count / self._session.world_size
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's part of a sum counts: of ranks that have the same data, the first one's does."""
+        """Whether this rank's part of a sum counts. Of ranks with equal data, the first counts."""
         place, world = self._session.world.data, self._session.world
         if self.current.alike or place.parts == 1:
             return world.is_main
         return place.parts == world.world_size or world.local_rank == 0
 
-    def end(self, loader: Any) -> LoaderPass | None:
-        """A loader is exhausted: take its latest pass out. Not while a wrapper that fetches ahead has batches of it."""
+    def end(self, loader: DataLoader[object]) -> LoaderPass | None:
+        """A loader is exhausted. Take out its latest pass, and return it.
+
+        If a wrapper has fetched batches ahead, return None.
+        """
         for one in reversed(self._open):
             iterator = None if one.iterator is None else one.iterator()
-            if iterator is not None and iterator.loader is loader and not self._session.batches.waiting(iterator.origin):
+            if (
+                iterator is not None
+                and iterator.loader is loader
+                and not self._session.batches.waiting(iterator.origin)
+            ):
                 self._open.remove(one)
                 return one
         return None
@@ -127,7 +154,10 @@ class Passes:
         return gone
 
     def _turn_to(self, iterator: LoaderIterator) -> None:
-        known = next((one for one in self._open if one.iterator is not None and one.iterator() is iterator), None)
+        known = next(
+            (one for one in self._open if one.iterator is not None and one.iterator() is iterator),
+            None,
+        )
         if known is None:
             known = LoaderPass(iterator)
         else:
@@ -135,9 +165,17 @@ class Passes:
         self._open.append(known)
 
 
-def rows(batch: Any) -> int:
-    """Number of samples in a batch: dim 0 of the first tensor in it; 1 if there is none."""
+def rows(batch: object) -> int:
+    """Return the number of samples in a batch: dim 0 of its first tensor, or 1 without a tensor."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.dim() else 1
-    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((rows(item) for item in inside if isinstance(item, Tensor | Mapping | list | tuple)), 1)
+    inside = (
+        batch.values()
+        if isinstance(batch, Mapping)
+        else batch
+        if isinstance(batch, list | tuple)
+        else ()
+    )
+    return next(
+        (rows(item) for item in inside if isinstance(item, Tensor | Mapping | list | tuple)), 1
+    )

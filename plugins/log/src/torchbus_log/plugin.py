@@ -9,8 +9,9 @@ from numbers import Real
 from typing import Any
 
 from torch import Tensor
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import Context, Listeners, UsageError, expect, hookimpl, refuse_outside
 
+from torchbus_log import events
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.gatherer import Gatherer
 from torchbus_log.metrics.how import PLAINLY, how
@@ -19,10 +20,7 @@ from torchbus_log.passes import Passes
 
 
 class Log:
-    """Gathers what is logged, and tells loggers at log points. Does nothing where there is no logger.
-
-    ``s.log(name, value, on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None, prog_bar=False,
-    step=None)``: ``value`` is a number, a tensor of one element on any device, or a torchmetrics object.
+    """Gathers values, and sends them to the loggers at log points. Without a logger, does nothing.
 
     Args:
         log_every_n_steps: real optimizer steps between two log points.
@@ -30,7 +28,8 @@ class Log:
     """
 
     owns = ("log",)
-    verbs = ("log_hyperparams",)
+    verbs = ("log", "log_dict", "log_hyperparams")
+    declares_events = events
 
     def __init__(self, *, log_every_n_steps: int = 50, autolog: bool = True) -> None:
         expect("log_every_n_steps", log_every_n_steps, int, "a number of optimizer steps")
@@ -41,13 +40,58 @@ class Log:
         self._wants_autolog = autolog
         self._session: Context | None = None
         self._gatherer: Gatherer | None = None
+        self._skips: Listeners | None = None
+        self._listeners: Listeners | None = None
+
+    # Verbs ---------------------------------------------------------------------------------------
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
+
+        Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
+        prog_bar=False, step=None``.
+        """
+        self._send("log", {name: value}, options)
+
+    def log_dict(self, metrics: Mapping[str, Any], **options: Any) -> None:
+        """Log several values by name, with the options of ``log``."""
+        if not isinstance(metrics, Mapping):
+            raise UsageError(
+                f"s.log_dict({type(metrics).__name__}): pass a dict from names to values"
+            )
+        self._send("log_dict", dict(metrics), options)
+
+    def log_hyperparams(self, values: object = None, **more: Any) -> None:
+        """Give the run's settings to the loggers. All ranks call it.
+
+        Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
+        """
+        assert self._session is not None
+        self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
+
+    def _send(self, verb: str, metrics: dict[str, Any], options: dict[str, Any]) -> None:
+        if self._skips is None or self._listeners is None:
+            return refuse_outside(verb, has_begun=False)
+        for skip in self._skips.now:
+            if skip():
+                return None
+        for listener in self._listeners.now:
+            listener(metrics, options)
+
+    def _end(self) -> None:
+        self._skips = self._listeners = None
+
+    # Events --------------------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
     def session_start(self, session: Context) -> None:
-        """Log points are collectives: the ranks agree whether anybody listens."""
+        """Begin if a logger listens on any rank: a log point is a collective."""
         self._session = session
+        session.on_close.callback(self._end)
+        self._skips = session.bus.listeners("skip_logging")
+        self._listeners = session.bus.listeners("log_metrics")
         if session.is_inside:
-            return  # made by the first s.log of a session without a logger
+            return  # the first s.log of a session without a logger has created this plugin
         listens = any(session.all_gather_object(session.bus.heard("metrics_ready")))
         refuse_unheard(session.options, listens)
         if listens:
@@ -85,30 +129,40 @@ class Log:
 
     def _log_metric(self, name: str, metric: Metric, on_step: bool | None) -> None:
         if on_step:
-            raise UsageError(f"s.log({name!r}, ..., on_step=True): a {type(metric).__name__} is computed at the end of the pass, not in a step")
+            raise UsageError(
+                f"s.log({name!r}, ..., on_step=True): a {type(metric).__name__} is computed at the"
+                " end of the pass, not in a step"
+            )
         if self._gatherer is not None:
             self._gatherer.add_metric(name, metric)
-
-    def log_hyperparams(self, values: object = None, **more: Any) -> None:
-        """Tell loggers the run's settings: a mapping, an ``argparse.Namespace`` or a dataclass, or keywords. All ranks call it."""
-        assert self._session is not None
-        self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         if self._gatherer is None:
             return {"log": ["s.log works; no logger is named, so nothing is written"]}
         auto = "also loss, rates and times by itself" if self._wants_autolog else "autolog=False"
-        return {"log": [f"log points: every {self._every} steps, at the end of each training pass, and of the session; {auto}"]}
+        return {
+            "log": [
+                f"log points: every {self._every} steps, at the end of each training pass, and of"
+                f" the session; {auto}"
+            ]
+        }
 
 
 def refuse_unheard(options: Mapping[str, Any], listens: bool) -> None:
-    """Raise UsageError for options of log points where there are none. ``logger=False`` switches them off, and is heard."""
-    asked = [f"{name}={options[name]!r}" for name in ("log_every_n_steps", "autolog") if options.get(name)]
+    """Raise UsageError for options of log points if there are none.
+
+    With ``logger=False`` the options are accepted.
+    """
+    asked = [
+        f"{name}={options[name]!r}"
+        for name in ("log_every_n_steps", "autolog")
+        if options.get(name)
+    ]
     if asked and not listens and options.get("logger") is None:
         raise UsageError(
-            f"{', '.join(asked)} without a logger: it would do nothing. Say logger='local' as well, or leave it out; logger=False says that "
-            "there is to be none"
+            f"{', '.join(asked)} without a logger: it would do nothing. Pass logger='local' as"
+            " well, or leave it out; with logger=False it is accepted"
         )
 
 
@@ -121,4 +175,7 @@ def _mapping(values: object) -> dict[str, Any]:
         return dict(values)
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
         return {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    raise UsageError(f"s.log_hyperparams({type(values).__name__}): pass a dict, an argparse.Namespace or a dataclass")
+    raise UsageError(
+        f"s.log_hyperparams({type(values).__name__}): pass a dict, an argparse.Namespace or a"
+        " dataclass"
+    )

@@ -1,11 +1,11 @@
-"""The index sampler of one pass over a loader: the user's own order, of which each rank draws its share."""
+"""The index sampler of one pass over a loader: each rank's share of the user's own order."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from torch.utils.data import (
     BatchSampler,
@@ -19,31 +19,35 @@ from torch.utils.data import (
 )
 from torchbus.plugin import RandomStreams, Share
 
+from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.orders.array import checksum_of, digest
 from torchbus_sampler.shares import one_each, share_out
 
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-CHOICES = ("indices", "idxs", "indexs", "indexes", "idx")  # what a part of a data set calls the samples that it holds
+# the attributes in which a part of a data set holds its samples
+CHOICES = ("indices", "idxs", "indexs", "indexes", "idx")
 
 
 class DividedOrder:
-    """Replaces a loader's ``batch_sampler`` (or ``sampler`` where ``batch_size=None``) for one pass.
+    """Replaces a loader's ``batch_sampler`` for one pass, or ``sampler`` if ``batch_size=None``.
 
-    Draws lazily: a global batch (``batches_per_step`` of the user's batches) at a time. ``pending`` are the shares
-    of batches that were drawn and not yet taken by the loop. ``first_own``: the first step leaves the script's batches as they are, each
-    on a rank, or on rank 0 where there is one for all. ``began_whole``: rank 0 got the script's own first batch.
+    It draws lazily, one global batch (``batches_per_step`` of the user's batches) at a time.
+
+    ``pending``: the shares of drawn batches that the loop has not taken yet. ``first_own``: in the
+    first step each rank gets one of the script's own batches. If there is only one for all ranks,
+    rank 0 gets it. ``began_whole``: rank 0 got the script's own first batch.
     """
 
     def __init__(
         self,
-        inner: Iterable[Any],
+        inner: Iterable[object],
         rank: int,
         num_ranks: int,
         batches_per_step: int,
         batched: bool,
         random: RandomStreams,
         pad: bool = True,
-        dataset: Any = None,
+        dataset: object = None,
         first_own: bool = False,
     ) -> None:
         self._inner = inner
@@ -56,18 +60,21 @@ class DividedOrder:
         self._dataset = dataset
         self._first_own = first_own
         self.began_whole = True
-        self._single = False  # whether the user's sampler draws one index at a time, not batches of them
+        # whether the user's sampler draws one index at a time, not batches of them
+        self._single = False
         self.pending: deque[Share] = deque()
-        self.source: Any = None  # the script's own order, where it has been begun
+        self.source: Iterator[object] | None = None  # the script's own order, if it has begun
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         self.pending.clear()
         position = chosen(self._dataset)
-        last: list[Any] = []
+        last: list[object] = []
         first = True
         for batches in self._steps():
             shares = one_each(batches, self._num_ranks) if first and self._first_own else []
-            shares = shares or share_out(batches, self._num_ranks, self._batch_size(), 1 if self._single else 2)
+            shares = shares or share_out(
+                batches, self._num_ranks, self._batch_size(), 1 if self._single else 2
+            )
             if first:
                 self.began_whole, first = shares[0] == list(batches[0]), False
             position = digest([index for share in shares for index in share], position)
@@ -76,26 +83,28 @@ class DividedOrder:
                 return
             weight = len(mine) * self._num_ranks / sum(map(len, shares))
             last = mine or last or shares[0]
-            self.pending.append(Share(weight if self._pad else 1.0, position, tuple(mine), sum(map(len, shares))))
+            self.pending.append(
+                Share(weight if self._pad else 1.0, position, tuple(mine), sum(map(len, shares)))
+            )
             yield last[0] if self._single else last
 
     def forget(self, count: int) -> None:
-        """So many of the batches that were drawn are not taken by the loop."""
+        """The loop does not take so many of the drawn batches."""
         for _ in range(count):
             self.pending.popleft()
 
     def __len__(self) -> int:
-        """Number of batches of this rank."""
+        """The number of batches of this rank."""
         return steps_in(self._inner, self._num_ranks, self._batches_per_step)
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the ranks' shares will not weigh the same in all steps, as far as is known beforehand."""
+        """Whether the weights of the ranks will differ in some step, as far as can be foreseen."""
         inner = self._inner
         if self._num_ranks == 1 or not self._pad or not is_plain(inner):
             return False
         try:
-            rest = len(inner.sampler) % (inner.batch_size * self._batches_per_step)  # type: ignore[arg-type]
+            rest = _length(inner.sampler) % (inner.batch_size * self._batches_per_step)
         except TypeError:
             return False
         return self._first_own or bool(rest and not inner.drop_last)
@@ -103,8 +112,8 @@ class DividedOrder:
     def _batch_size(self) -> int | None:
         return self._inner.batch_size if is_plain(self._inner) else None
 
-    def _steps(self) -> Iterator[list[Sequence[Any]]]:
-        """The user's batches, as many at a time as make one global batch; drawn from the random stream "order"."""
+    def _steps(self) -> Iterator[list[Sequence[object]]]:
+        """Yield the user's batches of each global batch, drawn from the random stream "order"."""
         source = self._draw()
         drop_last = getattr(self._inner, "drop_last", False)
         while batches := list(islice(source, self._batches_per_step)):
@@ -112,11 +121,12 @@ class DividedOrder:
                 return
             yield batches
 
-    def _draw(self) -> Iterator[Sequence[Any]]:
+    def _draw(self) -> Iterator[Sequence[object]]:
         source = iter(self._inner) if self.source is None else self.source
         draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
-        done: Any = object()
+        done = object()
         first = True
+        item: Any
         while True:
             if first or not draws_once:
                 with self._random.order():
@@ -130,41 +140,54 @@ class DividedOrder:
             yield [item] if self._single else item
 
 
-def is_plain(inner: Any) -> TypeGuard[BatchSampler]:
-    """Whether it cuts the order of its sampler into batches of one size: torch's own class, and torchdata's."""
-    return type(inner) is BatchSampler or (isinstance(inner, BatchSampler) and type(inner).__module__.startswith("torchdata."))
+def is_plain(inner: object) -> TypeGuard[BatchSampler]:
+    """Whether it is torch's or torchdata's own class, which makes batches of one size."""
+    return type(inner) is BatchSampler or (
+        isinstance(inner, BatchSampler) and type(inner).__module__.startswith("torchdata.")
+    )
 
 
-def steps_in(inner: Iterable[Any], num_ranks: int, batches_per_step: int) -> int:
-    """How many global batches an index sampler holds."""
+def _length(sized: object) -> int:
+    """Return its length. Raises TypeError if it has none."""
+    return cast(Sized, sized).__len__()
+
+
+def steps_in(inner: Iterable[object], num_ranks: int, batches_per_step: int) -> int:
+    """Return the number of global batches in an index sampler."""
     if is_plain(inner):
-        samples = len(inner.sampler)  # type: ignore[arg-type]
+        samples = _length(inner.sampler)
         global_size = inner.batch_size * batches_per_step
         return samples // global_size if inner.drop_last else -(-samples // global_size)
-    batches = len(inner)  # type: ignore[arg-type]
+    batches = _length(inner)
     whole, rest = divmod(batches, batches_per_step)
     return whole + bool(rest and not getattr(inner, "drop_last", False))
 
 
-def length_of(loader: DataLoader[Any], parts: int, batches_per_step: int) -> int:
-    """How many batches a divided loader gives to each rank."""
+def length_of(loader: DataLoader[object], parts: int, batches_per_step: int) -> int:
+    """Return how many batches a divided loader gives to each rank."""
     if not isinstance(loader.dataset, IterableDataset):
-        return steps_in(loader._index_sampler, parts, batches_per_step)
+        return steps_in(index_sampler(loader), parts, batches_per_step)
     items = (loader.batch_size or 1) * batches_per_step
-    length = len(loader.dataset)  # type: ignore[arg-type]
+    length = _length(loader.dataset)
     return length // items if loader.drop_last else -(-length // items)
 
 
-def chosen(dataset: Any) -> int:
-    """A checksum of which samples a part of a data set holds (``Subset``, and classes of scripts like it), 0 if it is
-    whole. One order means other samples on ranks that have chosen other parts."""
+def chosen(dataset: object) -> int:
+    """Return a checksum of the samples in a part of a data set, as a ``Subset``; 0 if it is whole.
+
+    If the parts differ between ranks, equal indices mean different samples.
+    """
     number = 0
     while isinstance(dataset, Dataset):
         held = getattr(dataset, "__dict__", {})
         for name in CHOICES:
             indices: Any = held.get(name)
             indices = indices.tolist() if hasattr(indices, "tolist") else indices
-            if isinstance(indices, list | tuple | range) and hasattr(dataset, "__len__") and len(indices) == len(dataset):
+            if (
+                isinstance(indices, list | tuple | range)
+                and hasattr(dataset, "__len__")
+                and len(indices) == _length(dataset)
+            ):
                 number = checksum_of(indices, number)
         dataset = held.get("dataset")
     return number

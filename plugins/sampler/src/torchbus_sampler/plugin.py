@@ -1,29 +1,22 @@
-"""The plugin: replaces the order of captured loaders by this rank's share of it."""
+"""The plugin: its options, and the verb ``s.shard``."""
 
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
-from torchbus.plugin import BackwardCall, Context, LoaderIterator, Origin, Pass, Unsupported, UsageError, expect, hookimpl
+from torchbus.plugin import (
+    Context,
+    UsageError,
+    expect,
+    hookimpl,
+)
 
-from torchbus_sampler.content.comparison import OWN, Contents
 from torchbus_sampler.decision import unheard
-from torchbus_sampler.decision.decisions import BYPASSED, Decision, decide
-from torchbus_sampler.decision.feeding import Feeding
-from torchbus_sampler.decision.models import DecidingModels
+from torchbus_sampler.divider import Divider
 from torchbus_sampler.ledger import Ledger
-from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.memory import memory_of
-from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.sharding import shard
-from torchbus_sampler.stateful import kind_of_order, settle
-from torchbus_sampler.stream import Once, divided_stream, probe
-from torchbus_sampler.workers import SeedWorker
 
 BATCH = ("per_device", "global")
 
@@ -33,13 +26,16 @@ class Sampler:
 
     Args:
         replace_sampler: False leaves every loader as it is.
-        batch: "per_device": the loader's batch_size counts for each rank, so a step sees world_size times as many
-            samples; "global": the script's own batch is divided, so N ranks compute what one does, faster.
-        shard_eval: divide loaders in evaluation too, without padding, for loops that reduce over ranks themselves.
-        sample_ledger: a folder where each rank writes which samples it took (see ``Ledger``).
+        batch: with "per_device", the loader's batch_size counts for each rank, so a step has
+            world_size times as many samples. With "global", the script's own batch is divided, so
+            N ranks compute what one rank does, faster.
+        shard_eval: divide loaders in evaluation, too, without padding. For loops that reduce over
+            ranks themselves.
+        sample_ledger: a folder in which each rank writes which samples it took (see ``Ledger``).
     """
 
     owns = ("order of the data",)
+    verbs = ("shard",)
 
     def __init__(
         self,
@@ -51,13 +47,18 @@ class Sampler:
     ) -> None:
         expect("replace_sampler", replace_sampler, bool, "True or False")
         expect("shard_eval", shard_eval, bool, "True or False")
-        expect("sample_ledger", sample_ledger, (str, os.PathLike, type(None)), "the path of a folder")
+        expect(
+            "sample_ledger", sample_ledger, (str, os.PathLike, type(None)), "the path of a folder"
+        )
         if batch not in BATCH:
             raise UsageError(f"batch={batch!r} is unknown: use 'per_device' or 'global'")
-        self._divided_only = unheard.checked(replace_sampler, shard_eval=shard_eval, sample_ledger=sample_ledger)
+        self._divided_only = unheard.checked(
+            replace_sampler, shard_eval=shard_eval, sample_ledger=sample_ledger
+        )
         self._replace = replace_sampler
         self._batch = batch
-        self.divides_own_batch = batch == "global"  # a step sees no more samples than the script's own
+        # a step sees no more samples than the script's own
+        self.divides_own_batch = batch == "global"
         self._shard_eval = shard_eval
         self._ledger_folder = sample_ledger
         self._session: Context | None = None
@@ -68,183 +69,30 @@ class Sampler:
         divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
         unheard.look(session, self._divided_only, divides)
         if session.world_size > 1 and divides and self._replace:
-            ledger = None if self._ledger_folder is None else Ledger(Path(self._ledger_folder), session.rank)
-            session.bus.register(Divider(session, self._batch, self._shard_eval, ledger), "sampler.divider")
+            ledger = (
+                None
+                if self._ledger_folder is None
+                else Ledger(Path(self._ledger_folder), session.rank)
+            )
+            session.bus.register(
+                Divider(session, self._batch, self._shard_eval, ledger), "sampler.divider"
+            )
 
-    @hookimpl
-    def shard(self, value: Any, repeat: bool) -> Any:
-        assert self._session is not None
+    def shard(self, *values: Any, repeat: bool = False) -> Any:
+        """Return this rank's part of a batch, or of a series of them, that the script makes itself.
+
+        A tensor, several (``x, y = s.shard(x, y)``), or a nesting of them, with the same dim 0,
+        gives its contiguous share of dim 0. A range, a list or another iterable gives every
+        world_size-th item, beginning with this rank's; no item goes to two ranks. Gradients of the
+        next ``backward`` are weighted accordingly. ``repeat=True`` is for training: a rank without
+        an item at the end repeats one, with weight 0. All ranks call it alike.
+        """
+        value = values[0] if len(values) == 1 else values
+        if self._session is None or self._session.world_size == 1:
+            return value
         return shard(self._session, value, repeat)
 
     @hookimpl
     def explain_lines(self, session: Context) -> dict[str, list[str]]:
         off = session.world_size > 1 and not self._replace
         return {"notes": ["loaders are not divided: replace_sampler=False"]} if off else {}
-
-
-class Divider:
-    """Listens where loaders are iterated; registered only where there is something to divide."""
-
-    def __init__(self, session: Context, batch: str, shard_eval: bool, ledger: Ledger | None) -> None:
-        self._session = session
-        self._global = batch == "global"
-        self._shard_eval = shard_eval
-        self._ledger = ledger
-        if ledger is not None:
-            session.on_close.callback(ledger.close)
-        self._models = DecidingModels()
-        session.bus.register(self._models, "sampler.models")
-        self._decisions: weakref.WeakKeyDictionary[DataLoader[Any], Decision] = weakref.WeakKeyDictionary()
-        self._feeding = Feeding(session)
-        self._contents = Contents(session)
-        self._memory = memory_of(session.world)
-        self._passes: weakref.WeakKeyDictionary[DataLoader[Any], Origin] = weakref.WeakKeyDictionary()
-        self._parts: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()  # loaders of which rank 0 got other batches than the script's own
-        self._evaluated: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        session.batches.follow()
-
-    @property
-    def _batches_per_step(self) -> int:
-        return 1 if self._global else self._session.world.data.parts
-
-    @hookimpl
-    def loader_start(self, loader: DataLoader[Any]) -> Pass | None:
-        if not self._session.captures(loader):
-            return None
-        if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
-            self._contents.compare(loader)
-        decision = self._decisions[loader] = self._decide(loader)
-        self._session.random.use("order")  # until the iterator is made: it draws a seed
-        if not isinstance(loader.dataset, IterableDataset):
-            replacements = self._order(loader, decision) if decision.divide or decision.evaluation else {}
-        else:
-            replacements = self._stream(loader) if decision.divide else {}
-        if loader.num_workers and replacements:
-            replacements["worker_init_fn"] = SeedWorker(self._session.world.data.part, loader.worker_init_fn)
-        if self._ledger is not None:
-            self._ledger.begin(loader)
-        return Pass(**replacements) if replacements else None
-
-    def _order(self, loader: DataLoader[Any], decision: Decision) -> dict[str, Any]:
-        """This rank's share; in evaluation all of it, drawn from the same random stream."""
-        batched, pad = loader._auto_collation, not decision.evaluation
-        part, parts, batches = (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
-        order = kind_of_order(loader, self._memory)(
-            loader._index_sampler, part, parts, batches, batched, self._session.random, pad, loader.dataset, pad and self._may_be_a_look(loader)
-        )  # fmt: skip
-        return {"batch_sampler" if batched else "sampler": order}
-
-    def _may_be_a_look(self, loader: DataLoader[Any]) -> bool:
-        """Others train, or this one was evaluated: a batch of it may be one to look at."""
-        return loader not in self._feeding and (bool(self._feeding) or loader in self._evaluated)
-
-    def _stream(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Divided if the ranks' first items agree; a dataset that divides itself is left alone."""
-        digest, head = probe(loader.dataset)
-        if len(set(self._session.all_gather_object(digest))) > 1:
-            self._decisions[loader] = Decision(False, "not divided, its dataset divides itself (the ranks' first items differ)")
-            return {} if head is None else {"dataset": Once(head)}
-        return divided_stream(loader, self._session.world.data, self._batches_per_step, head)
-
-    @hookimpl
-    def loader_bypassed(self, loader: DataLoader[Any]) -> None:
-        if self._session.captures(loader) and self._decide(loader).divide:
-            raise Unsupported(BYPASSED.format(type(loader).__name__))
-
-    @hookimpl
-    def loader_opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
-        decision, origin = self._decisions.get(loader), iterator.origin
-        self._session.random.use("evaluation" if decision is not None and decision.evaluation else "own")
-        if decision is None:
-            return
-        self._passes[loader] = origin
-        divided = divided_order(iterator.order)
-        settle(divided, iterator)
-        origin.ragged = divided is not None and divided.is_ragged
-        if decision.evaluation:
-            self._evaluated.add(loader)
-            origin.evaluates, origin.alike = decision.why, not decision.divide
-
-    @hookimpl
-    def loader_length(self, loader: DataLoader[Any]) -> int | None:
-        if not self._session.captures(loader) or not self._decision_for_length(loader).divide:
-            return None
-        return length_of(loader, self._session.world.data.parts, self._batches_per_step)
-
-    def _decision_for_length(self, loader: DataLoader[Any]) -> Decision:
-        """That of the latest pass. Between two passes of a loader that trains, its length is what the models' mode says."""
-        known, latest = self._decisions.get(loader), self._passes.get(loader)
-        if known is None:
-            return self._decide(loader)
-        if loader in self._feeding and (known.divide or known.evaluation) and (latest is None or latest.is_over):
-            return decide(loader, self._models.now(), False, self._shard_eval)
-        return known
-
-    @hookimpl
-    def batch_ready(self, loader: DataLoader[Any], batch: Any, order: Pass | None, iterator: LoaderIterator) -> Any:
-        if loader not in self._decisions:
-            return None
-        divided = divided_order(order)
-        share, instead = unpack(batch, divided)
-        if self._ledger is not None:
-            self._ledger.take(loader, iterator.taken - 1, share)
-        if not iterator.origin.evaluates:
-            self._session.random.use("own")
-            iterator.origin.share = share
-            if iterator.taken == 1 + (divided is not None and divided.began_whole):
-                self._parts.add(loader)
-        return instead
-
-    @hookimpl
-    def batches_skipped(self, loader: DataLoader[Any], order: Pass | None, count: int) -> None:
-        decision, divided = self._decisions.get(loader), divided_order(order)
-        if decision is not None and decision.divide and not decision.evaluation:
-            self._feeding.add(loader)  # it did so in an earlier run
-        if divided is not None:
-            divided.forget(count)
-
-    @hookimpl
-    def before_backward(self, call: BackwardCall) -> None:
-        self._feeding.backward(call)
-
-    @hookimpl
-    def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._feeding.step(optimizer)
-
-    @hookimpl
-    def loader_end(self, loader: DataLoader[Any], order: Pass | None) -> None:
-        latest, decision = self._passes.get(loader), self._decisions.get(loader)
-        if latest is None or decision is None or not decision.divide or latest.evaluates or latest.fed:
-            return
-        if self._session.batches.waiting(latest):
-            self._feeding.wait_for(type(loader.dataset), latest)
-        elif not self._session.batches.may_have_fed(loader):
-            self._feeding.say_unfed(type(loader.dataset))
-
-    @hookimpl
-    def session_end(self, error: BaseException | None) -> None:
-        if error is None:
-            for loader in self._parts:
-                if loader not in self._feeding and not self._session.batches.may_have_fed(loader):
-                    self._feeding.say_unfed(type(loader.dataset))
-            self._feeding.say_waited_for()
-
-    @hookimpl
-    def describe(self, thing: Any) -> str | None:
-        if not isinstance(thing, DataLoader):
-            return None
-        decision = Decision(True, "divided") if thing in self._feeding else self._decisions.get(thing)
-        if decision is None:
-            return "not iterated yet" if self._session.captures(thing) else "left alone: not adopted"
-        if not decision.divide or decision.evaluation:
-            return decision.why
-        parts = self._session.world.data.parts
-        over = f"{parts} ranks" if parts == self._session.world_size else f"{parts} groups of ranks"
-        if self._global:
-            return f"divided, each batch over {over}"
-        return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
-
-    def _decide(self, loader: DataLoader[Any]) -> Decision:
-        if self._contents.are_own(loader):
-            return Decision(False, OWN)
-        return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)

@@ -1,14 +1,23 @@
-"""``s.shard``: batches that the script makes itself."""
+"""``s.shard``: divide batches that the script makes itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, Origin, Share, Taken, UsageError, leaves, map_tensors
+from torchbus.plugin import (
+    Context,
+    Origin,
+    Share,
+    Taken,
+    UsageError,
+    is_dataclass,
+    leaves,
+    map_tensors,
+)
 
 from torchbus_sampler.orders.portions import even
 
@@ -16,28 +25,43 @@ Take = Callable[[Taken], None]
 
 
 def shard(session: Context, value: Any, repeat: bool) -> Any:
-    """This rank's part of a batch or of an iterable."""
+    """Return this rank's part of a batch or of an iterable."""
     take = session.batches.took
     if is_batch(value):
         return shard_batch(value, *session.world.data, take, repeat)
     if not isinstance(value, Iterable):
-        raise UsageError(f"s.shard({type(value).__name__}): pass tensors, a range, or another iterable")
-    return ShardedItems(value, *session.world.data, take, repeat, lambda: session.job.backwards if session.job else 0)
+        raise UsageError(
+            f"s.shard({type(value).__name__}): pass tensors, a range, or another iterable"
+        )
+    return ShardedItems(
+        value,
+        *session.world.data,
+        take,
+        repeat,
+        lambda: session.job.backwards if session.job else 0,
+    )
 
 
 def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool = False) -> Any:
-    """This rank's rows of every tensor in ``batch``.
+    """Return this rank's rows of every tensor in ``batch``.
 
-    A rank for which there are no rows gets none under ``no_grad``; in training, and with ``repeat``, it gets rank 0's, with weight 0,
-    since every rank has to take part in backward.
+    If there are no rows for a rank, it gets none under ``no_grad``. In training, and with
+    ``repeat``, it gets rank 0's rows with weight 0, because every rank must call backward.
     """
     lengths = {_rows(tensor) for tensor in leaves(batch)}
     if len(lengths) != 1:
-        raise UsageError(f"s.shard: the tensors have {sorted(lengths)} rows in dim 0; they must have the same number")
+        raise UsageError(
+            f"s.shard: the tensors have {sorted(lengths)} rows in dim 0; they must have the same"
+            " number"
+        )
     num_rows, trains = lengths.pop(), torch.is_grad_enabled()
     start, size = even(rank, num_rows, num_ranks, 2 if trains else 1)
     weight = size * num_ranks / num_rows if num_rows else 1.0
-    rows = slice(start, start + size) if size or not (trains or repeat) else slice(0, even(0, num_rows, num_ranks, 2 if trains else 1).length)
+    rows = (
+        slice(start, start + size)
+        if size or not (trains or repeat)
+        else slice(0, even(0, num_rows, num_ranks, 2 if trains else 1).length)
+    )
     mine = map_tensors(batch, lambda tensor: tensor[rows])
     take(Taken(Origin(), 1, Share(weight, num_rows, range(start, start + size), num_rows), mine))
     return mine
@@ -45,17 +69,26 @@ def shard_batch(batch: Any, rank: int, num_ranks: int, take: Take, repeat: bool 
 
 def _rows(tensor: Tensor) -> int:
     if not tensor.dim():
-        raise UsageError("s.shard: a tensor of it has no dimension, and so no rows to divide")
+        raise UsageError("s.shard: a tensor has no dimension, and so no rows to divide")
     return len(tensor)
 
 
 class ShardedItems:
-    """Every ``num_ranks``-th item of an iterable, lazily; none on two ranks, unless ``repeat``.
+    """Every ``num_ranks``-th item of an iterable, lazily. No two ranks get the same one.
 
-    ``backwards`` counts the synchronised ones: a loop that makes some between items trains, and needs as many items on every rank.
+    ``repeat``: at the end, a rank without an item repeats one. ``backwards`` counts synchronised
+    backwards: a loop that calls some between items trains, and needs as many items on every rank.
     """
 
-    def __init__(self, items: Iterable[Any], rank: int, num_ranks: int, take: Take, repeat: bool, backwards: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        items: Iterable[object],
+        rank: int,
+        num_ranks: int,
+        take: Take,
+        repeat: bool,
+        backwards: Callable[[], int],
+    ) -> None:
         self._items = items
         self._rank = rank
         self._num_ranks = num_ranks
@@ -63,8 +96,9 @@ class ShardedItems:
         self._repeat = repeat
         self._backwards = backwards
 
-    def __iter__(self) -> Iterator[Any]:
-        source, step, last, begun, origin = iter(self._items), 0, None, self._backwards(), Origin("s.shard(...)")
+    def __iter__(self) -> Iterator[object]:
+        source, origin = iter(self._items), Origin("s.shard(...)")
+        begun, step, last = self._backwards(), 0, None
         while items := list(islice(source, self._num_ranks)):
             step += 1
             has_one = self._rank < len(items)
@@ -73,34 +107,45 @@ class ShardedItems:
             if not has_one and not self._repeat:
                 return
             last = items[self._rank] if has_one else (items[0] if last is None else last)
-            share = Share(self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items))
+            share = Share(
+                self._num_ranks / len(items) if has_one else 0.0, step, (step,), len(items)
+            )
             self._take(Taken(origin, step, share, last))
             yield last
-        self._take(Taken(Origin(), 1, Share(), None))  # what follows is no item
+        self._take(Taken(Origin(), 1, Share(), None))  # what follows belongs to no item
 
     def _ragged(self, left: int) -> UsageError:
         return UsageError(
-            f"s.shard: the last {left} item(s) are not enough for {self._num_ranks} ranks, which all have to call backward. "
-            "s.shard(items, repeat=True) lets the others repeat one with weight 0"
+            f"s.shard: the last {left} item(s) are not enough for {self._num_ranks} ranks, which"
+            " all have to call backward. s.shard(items, repeat=True) lets the others repeat one"
+            " with weight 0"
         )
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self._items), self._num_ranks)  # type: ignore[arg-type]
+        whole, rest = divmod(cast(Sized, self._items).__len__(), self._num_ranks)
         return whole + bool(rest if self._repeat else self._rank < rest)
 
 
-def is_batch(value: Any) -> bool:
-    """Whether it is a tensor, or a nesting of nothing but tensors. Raises UsageError for a mapping or a tuple that holds other things too."""
-    if not isinstance(value, Mapping | tuple):
+def is_batch(value: object) -> bool:
+    """Whether it is a tensor, or a nesting of only tensors.
+
+    Raises UsageError for a mapping or a tuple that holds other things, too.
+    """
+    if not (isinstance(value, Mapping | tuple) or is_dataclass(value)):
         return _all_tensors(value)
     found = leaves(value)
     others = [type(leaf).__name__ for leaf in found if not isinstance(leaf, Tensor)]
-    if others and (len(others) < len(found) or isinstance(value, Mapping)):
-        raise UsageError(f"s.shard: a {type(value).__name__} with a {others[0]} in it: a batch is made of tensors, and of nothing else")
+    if others and (len(others) < len(found) or not isinstance(value, tuple)):
+        raise UsageError(
+            f"s.shard: a {type(value).__name__} with a {others[0]} in it: a batch must hold only"
+            " tensors"
+        )
     return bool(found) and not others
 
 
-def _all_tensors(value: Any) -> bool:
+def _all_tensors(value: object) -> bool:
     if isinstance(value, Mapping):
         return bool(value) and all(map(_all_tensors, value.values()))
-    return isinstance(value, Tensor) or (isinstance(value, tuple | list) and bool(value) and all(map(_all_tensors, value)))
+    return isinstance(value, Tensor) or (
+        isinstance(value, tuple | list) and bool(value) and all(map(_all_tensors, value))
+    )

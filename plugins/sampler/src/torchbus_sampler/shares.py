@@ -1,15 +1,15 @@
-"""How a global batch is shared out."""
+"""Split a global batch over the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 
 def share_sizes(num_samples: int, num_ranks: int, at_least: int = 2) -> list[int]:
-    """Sizes of the ranks' shares, rank 0 first: as even as can be, with at least two samples each where possible.
+    """Return the sizes of the ranks' shares, rank 0 first.
 
-    BatchNorm refuses a batch of one. Ranks for which there is not enough get none.
+    They are as even as possible. Each rank gets at least two samples where possible, because
+    BatchNorm rejects a batch of one. If there are too few samples, the last ranks get none.
 
     >>> share_sizes(7, 3), share_sizes(5, 3), share_sizes(1, 2)
     ([3, 2, 2], [3, 2, 0], [1, 0])
@@ -22,15 +22,17 @@ def share_sizes(num_samples: int, num_ranks: int, at_least: int = 2) -> list[int
 
 
 def share_out(
-    batches: Sequence[Sequence[Any]], num_ranks: int, batch_size: int | None, at_least: int = 2
-) -> list[list[Any]]:
-    """Each rank's indices out of ``batches``, consecutive batches of the user's order.
+    batches: Sequence[Sequence[object]], num_ranks: int, batch_size: int | None, at_least: int = 2
+) -> list[list[object]]:
+    """Return each rank's indices, from consecutive batches of the user's order.
 
-    One full batch for each rank: rank r gets batch r. Otherwise (the ragged end, or one batch for all) what there is
-    is shared out contiguously, in shares no larger than the script's batch. ``batch_size`` None means that the user's
-    batches vary in size as they please.
+    If there is a full batch for each rank, rank r gets batch r. Otherwise each rank gets a
+    contiguous share, which is no larger than the script's batch. That happens at the ragged end,
+    and with one batch for all ranks. If ``batch_size`` is None, the user's batches vary in size.
     """
-    if len(batches) == num_ranks and all(batch_size is None or len(batch) == batch_size for batch in batches):
+    if len(batches) == num_ranks and all(
+        batch_size is None or len(batch) == batch_size for batch in batches
+    ):
         return [list(batch) for batch in batches]
     indices = [index for batch in batches for index in batch]
     sizes = share_sizes(len(indices), num_ranks, at_least)
@@ -43,8 +45,10 @@ def share_out(
     return shares
 
 
-def one_each(batches: Sequence[Sequence[Any]], num_ranks: int) -> list[list[Any]]:
-    """The script's batches as they are, one for each rank as far as they go; [] where one has a single sample.
+def one_each(batches: Sequence[Sequence[object]], num_ranks: int) -> list[list[object]]:
+    """Give each rank one of the script's batches, as long as there are some.
+
+    Returns [] if one of them has only one sample.
 
     >>> one_each([[0, 1, 2], [3, 4]], 3), one_each([[0, 1, 2], [3]], 3)
     ([[0, 1, 2], [3, 4], []], [])

@@ -1,4 +1,7 @@
-"""A divided order whose place can be saved, for loaders that have a ``state_dict()`` (torchdata's StatefulDataLoader)."""
+"""A divided order that has a state, for loaders with a ``state_dict()``.
+
+Such a loader is torchdata's StatefulDataLoader.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torchbus_sampler._compat import check, on_the_way
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.memory import Memory
 from torchbus_sampler.orders.sliced import SlicedOrder
@@ -17,17 +21,20 @@ STEPS = "torchbus_steps"
 
 
 class StatefulOrder(DividedOrder):
-    """Its iterators have a ``state_dict()`` and a ``load_state_dict()``, which such loaders look for."""
+    """An order whose iterators have a ``state_dict()`` and a ``load_state_dict()``."""
 
     def __iter__(self) -> OrderIterator:
         return OrderIterator(self)
 
-    def divided(self) -> Iterator[Any]:
-        """This rank's share of what ``source`` still has."""
+    def divided(self) -> Iterator[object]:
+        """Iterate over this rank's share of the rest of ``source``."""
         return super().__iter__()
 
-    def begin(self, skip: int = 0, inner: dict[str, Any] | None = None) -> None:
-        """Make the iterator of the script's own order: where ``inner``, a state of it, says; past so many steps where it has no state."""
+    def begin(self, skip: int = 0, inner: dict[str, object] | None = None) -> None:
+        """Create the iterator of the script's own order.
+
+        It starts at the state ``inner``. If it has no state, it skips so many steps.
+        """
         with self._random.order():
             self.source = iter(self._inner)
             if inner and hasattr(self.source, "load_state_dict"):
@@ -36,13 +43,17 @@ class StatefulOrder(DividedOrder):
                 for _ in islice(self.source, skip * self._batches_per_step):
                     pass
 
-    def inner_state(self) -> dict[str, Any]:
-        return dict(self.source.state_dict()) if hasattr(self.source, "state_dict") else {}
+    def inner_state(self) -> dict[str, object]:
+        source: Any = self.source
+        return dict(source.state_dict()) if hasattr(source, "state_dict") else {}
 
 
 class OrderIterator:
-    """A rank's batches of indices. The state is that of the script's own order, the same on all ranks, and so goes for loaders that are not
-    divided, and theirs for this one."""
+    """A rank's batches of indices.
+
+    The state is that of the script's own order, which is the same on all ranks. So a loader that is
+    not divided can load it, and this one can load the state of such a loader.
+    """
 
     def __init__(self, order: StatefulOrder) -> None:
         self._order = order
@@ -53,27 +64,35 @@ class OrderIterator:
     def __iter__(self) -> OrderIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         batch = next(self._batches)
         self._steps += 1
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {**self._order.inner_state(), STEPS: self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state.get(STEPS, 0)
-        self._order.begin(self._steps, {name: value for name, value in state.items() if name != STEPS})
+        self._order.begin(
+            self._steps, {name: value for name, value in state.items() if name != STEPS}
+        )
         self._batches = self._order.divided()
 
 
-def kind_of_order(loader: DataLoader[Any], memory: Memory) -> Callable[..., DividedOrder]:
-    """What divides its order."""
-    return StatefulOrder if hasattr(loader, "load_state_dict") else partial(SlicedOrder, memory=memory)
+def kind_of_order(loader: DataLoader[object], memory: Memory) -> Callable[..., DividedOrder]:
+    """Return the class that divides the loader's order."""
+    return (
+        StatefulOrder if hasattr(loader, "load_state_dict") else partial(SlicedOrder, memory=memory)
+    )
 
 
-def settle(order: DividedOrder | None, iterator: Any) -> None:
-    """Batches that a loader has gone past while it went on from a state are nobody's any more; those that its workers load are."""
-    ahead = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
+def settle(order: DividedOrder | None, iterator: object) -> None:
+    """Drop the shares of batches that a loader has skipped to get to its state.
+
+    Those that its workers are loading stay.
+    """
+    check()
+    ahead = on_the_way(iterator)
     while isinstance(order, StatefulOrder) and len(order.pending) > ahead:
         order.pending.popleft()

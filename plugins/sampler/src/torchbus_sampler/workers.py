@@ -1,4 +1,4 @@
-"""Random numbers in DataLoader workers: each rank's differ, as each worker's do."""
+"""Random numbers in DataLoader workers: they differ between ranks, and between workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ STRIDE = 2**20
 
 
 class SeedWorker:
-    """A ``worker_init_fn``: seeds by rank, then calls the user's own. All ranks draw one base seed for the workers,
-    so that the stream from which the order of data is drawn stays equal."""
+    """A ``worker_init_fn`` that seeds by rank, and then calls the user's own.
+
+    All ranks draw the same base seed for the workers, so the stream that the order of the data is
+    drawn from stays equal.
+    """
 
     def __init__(self, rank: int, user: Callable[[int], None] | None) -> None:
         self._rank = rank

@@ -1,1 +1,1 @@
-"""What the field looks for in these curves, found and named: GPUs that wait for the loader, and a slow rank."""
+"""Diagnoses from the measurements: a GPU that waits for the loader, a slow rank."""

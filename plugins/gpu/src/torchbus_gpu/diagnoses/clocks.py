@@ -1,20 +1,23 @@
-"""Clocks that know when a rank waits for others and when it works."""
+"""Clocks that measure the time in which a rank works, without waits for other ranks."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
+from torchbus.plugin import accelerators
+
+Mark = TypeVar("Mark")
 
 
-class Clock(Protocol):
-    """``mark`` is called by the loop and must not wait; ``seconds`` by the monitor."""
+class Clock(Protocol[Mark]):
+    """The loop calls ``mark``, which must not wait. The monitor calls ``seconds``."""
 
-    def mark(self) -> Any: ...
+    def mark(self) -> Mark: ...
 
-    def seconds(self, begin: Any, end: Any) -> float | None:
-        """Time between two marks, None while it is not known yet."""
+    def seconds(self, begin: Mark, end: Mark) -> float | None:
+        """Return the time between two marks, or None while it is not known."""
 
 
 class HostClock:
@@ -25,21 +28,26 @@ class HostClock:
         return end - begin
 
 
-class GpuClock:
-    """Marks in the GPU's own queue: there, and not on the host, a rank waits for the gradients of the others."""
+class DeviceClock:
+    """Marks in the device's own queue: a rank waits for gradients there, not on the host."""
 
-    def mark(self) -> torch.cuda.Event | None:
-        if torch.cuda.is_current_stream_capturing():
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> accelerators.Event | None:
+        if accelerators.is_capturing(self._device):
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event = accelerators.event(self._device, timed=True)
+        event.record()
         return event
 
-    def seconds(self, begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> float | None:
-        if begin is None or end is None or not end.query():  # type: ignore[no-untyped-call]
+    def seconds(
+        self, begin: accelerators.Event | None, end: accelerators.Event | None
+    ) -> float | None:
+        if begin is None or end is None or not end.query():
             return None
-        return float(begin.elapsed_time(end)) / 1000  # type: ignore[no-untyped-call]
+        return float(begin.elapsed_time(end)) / 1000
 
 
-def clock_of(device: torch.device) -> Clock:
-    return GpuClock() if device.type == "cuda" else HostClock()
+def clock_of(device: torch.device) -> Clock[accelerators.Event | None] | Clock[float]:
+    return HostClock() if device.type == "cpu" else DeviceClock(device)

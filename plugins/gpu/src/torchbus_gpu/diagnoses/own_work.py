@@ -1,4 +1,4 @@
-"""How much of a step a rank works by itself, between two backwards: in backward it waits for the others."""
+"""The time in which a rank works by itself, between two backwards. In backward, ranks wait."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ STEPS_PER_INTERVAL = 8
 
 
 class OwnWork:
-    """A sample of the steps of each interval: from the end of a backward to the next one's begin (the rank's own work: loader,
-    forward, optimizer) and to its end (a step)."""
+    """Times some steps of each interval.
+
+    The rank's own work (loader, forward, optimizer) lasts from the end of a backward to the begin
+    of the next one. A step lasts to the end of the next one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_of(device)
@@ -43,8 +46,11 @@ class OwnWork:
         self._end, self._begin = now, None
 
     def read(self) -> dict[str, float]:
-        """Median seconds of own work and of a whole step, over the steps that were timed since the last reading."""
-        pairs = [(self._clock.seconds(start, begin), self._clock.seconds(start, end)) for start, begin, end in list(self._steps)]
+        """Return median seconds of own work and of a step, of the steps since the last reading."""
+        pairs = [
+            (self._clock.seconds(start, begin), self._clock.seconds(start, end))
+            for start, begin, end in list(self._steps)
+        ]
         known = [(own, step) for own, step in pairs if own is not None and step is not None]
         if known:
             self._steps.clear()

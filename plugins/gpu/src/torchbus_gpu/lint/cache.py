@@ -1,40 +1,51 @@
-"""``torch.cuda.empty_cache()`` in the loop."""
+"""Find ``empty_cache()`` of the device in the loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-import torch
+from torchbus.plugin import Steps, accelerators
 
 from torchbus_gpu.lint.replacing import replaced
 from torchbus_gpu.lint.sites import Sites
-from torchbus_gpu.lint.steps import Steps
 
 STEPS, PART = 5, 0.01
 
 
 class EmptyCache:
-    """Called on one line in five steps, and at least in every hundredth: more than once per epoch."""
+    """Warns of a line that calls it in five steps, and in at least every hundredth one."""
 
     def __init__(self, steps: Steps) -> None:
         self._sites = Sites(steps, _words, STEPS, PART)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, module in _modules().items():
+                stack.enter_context(replaced(module, "empty_cache", self._noticing(name)))
+            yield
+
+    def _noticing(self, name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
         def make(original: Callable[[], None]) -> Callable[[], None]:
             def empty_cache() -> None:
-                self._sites.hit("torch.cuda.empty_cache()")
+                self._sites.hit(f"torch.{name}.empty_cache()")
                 original()
 
             return empty_cache
 
-        with replaced(torch.cuda, "empty_cache", make):
-            yield
+        return make
+
+
+def _modules() -> dict[str, Any]:
+    """The modules of devices that can be told to empty their cache, by name."""
+    every = {name: accelerators.module(name) for name in (*accelerators.known(), "accelerator")}
+    return {name: one for name, one in every.items() if hasattr(one, "empty_cache")}
 
 
 def _words(what: str) -> str:
     return (
-        f"{what} in the loop: it waits for the GPU, and every allocation afterwards asks the driver again. Leave it out: memory in the cache "
-        "is free for your own tensors"
+        f"{what} in the loop: it waits for the GPU, and every allocation afterwards asks the driver"
+        " again. Leave it out: memory in the cache is free for your own tensors"
     )

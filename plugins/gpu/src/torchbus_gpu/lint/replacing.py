@@ -1,22 +1,24 @@
-"""Replace a method that may be inherited, and put the class back as it was."""
+"""Replace a method, which may be inherited, and restore the class afterwards."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar, cast
+
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
 @contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``owner.name`` is ``make(original)`` inside the block."""
+def replaced(owner: object, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
+    """Replace ``owner.name`` by ``make(original)`` inside the block."""
     own = vars(owner).get(name)
-    original = getattr(owner, name)
+    original = cast(Method, getattr(owner, name))
     ours = functools.update_wrapper(make(original), original)
     setattr(owner, name, ours)
     try:
         yield
     finally:
-        if vars(owner).get(name) is ours:  # else somebody has replaced it once more: theirs stays
+        if vars(owner).get(name) is ours:  # other code may have replaced it since, which stays
             setattr(owner, name, own) if own is not None else delattr(owner, name)

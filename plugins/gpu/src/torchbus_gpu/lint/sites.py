@@ -1,20 +1,19 @@
-"""Lines of the loop that do something again and again."""
+"""Count the steps in which a line of the loop does something."""
 
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from torch import _tensor
+from torchbus.plugin import Steps
 
-from torchbus_gpu.lint.steps import Steps
+from torchbus_gpu._compat import FILE_OF_TENSOR, current_frame
 from torchbus_gpu.users_code import Line, is_users, loader_line, outwards
 
-PASSES_ON = (_tensor.__file__,)  # Tensor.__format__ calls item() for an f-string
+PASSES_ON = (FILE_OF_TENSOR,)  # Tensor.__format__ calls item() for an f-string
 
 
 @dataclass
@@ -22,18 +21,20 @@ class _Site:
     first_step: int
     last_step: int
     steps: int = 1
-    told: bool = False
+    warned: bool = False
 
 
 class Sites:
-    """Counts in how many steps each line did it, and warns of a line once: when it did so in ``least_steps`` steps that are at
-    least ``part`` of all since its first.
+    """Counts the steps for each line, and warns of a line once, if it does it often.
 
-    Only what the user's own code calls counts, and not what a dataset does while it makes a sample. A process that the loop forks
-    warns of nothing.
+    Often means in ``least_steps`` steps, and in at least ``part`` of all steps since its first one.
+    Only calls of the user's own code count, and not those of a dataset that makes a sample. A
+    process that the loop forks does not warn.
     """
 
-    def __init__(self, steps: Steps, words: Callable[[str], str], least_steps: int, part: float) -> None:
+    def __init__(
+        self, steps: Steps, words: Callable[[str], str], least_steps: int, part: float
+    ) -> None:
         self._steps = steps
         self._words = words
         self._least_steps = least_steps
@@ -42,30 +43,35 @@ class Sites:
         self._sites: dict[Line, _Site] = {}
 
     def hit(self, what: str) -> None:
-        """Called by the replacement of a method, with the method's name."""
-        frame = _caller(sys._getframe(2))
+        """The replacement of a method was called. ``what`` is the method's name."""
+        frame = _caller(current_frame(2))
         if not is_users(frame) or os.getpid() != self._pid:
             return
         line, step = Line(frame.f_code.co_filename, frame.f_lineno), self._steps.count
         site = self._sites.get(line)
         if site is None:
-            self._sites[line] = _Site(step, step, told=loader_line(list(outwards(frame))) is not None)
-        elif not site.told and site.last_step != step:
+            self._sites[line] = _Site(
+                step, step, warned=loader_line(list(outwards(frame))) is not None
+            )
+        elif not site.warned and site.last_step != step:
             site.last_step = step
             site.steps += 1
-            site.told = self._is_often(site) and self._tell(line, what)
+            site.warned = self._is_often(site) and self._warn(line, what)
 
     def _is_often(self, site: _Site) -> bool:
-        return site.steps >= self._least_steps and site.steps >= self._part * (site.last_step - site.first_step + 1)
+        return site.steps >= self._least_steps and site.steps >= self._part * (
+            site.last_step - site.first_step + 1
+        )
 
-    def _tell(self, line: Line, what: str) -> bool:
+    def _warn(self, line: Line, what: str) -> bool:
         warnings.warn_explicit(self._words(what), UserWarning, line.file, line.number)
         return True
 
 
 def _caller(frame: FrameType) -> FrameType:
     while frame.f_back is not None and (
-        frame.f_code.co_filename in PASSES_ON or (frame.f_globals.get("__name__") or "").startswith("torchbus._seams")
+        frame.f_code.co_filename in PASSES_ON
+        or (frame.f_globals.get("__name__") or "").startswith("torchbus._seams")
     ):
         frame = frame.f_back
     return frame

@@ -1,4 +1,4 @@
-"""Values that are read from the device in every step."""
+"""Find values that the loop reads from the device in every step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torchbus.plugin import Steps
 
 from torchbus_gpu.lint.replacing import replaced
 from torchbus_gpu.lint.sites import Sites
-from torchbus_gpu.lint.steps import Steps
 
 WAITING = ("item", "cpu", "numpy", "tolist", "__float__", "__int__", "__bool__")
 STEPS, PART = 20, 0.9
@@ -18,7 +18,10 @@ SPELLED = {"__float__": "float(...)", "__int__": "int(...)", "__bool__": "a cond
 
 
 class Synchronisation:
-    """``.item()`` and its like, of a tensor on the session's device, on one line in 20 steps of which nearly all have it."""
+    """Warns of a line that calls ``.item()`` or the like in 20 steps, and in nearly every one.
+
+    Only tensors on the session's device count.
+    """
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
         self._sites = Sites(steps, self._words, STEPS, PART)
@@ -45,8 +48,12 @@ class Synchronisation:
         return make
 
     def _words(self, what: str) -> str:
-        costs = "the host waits until the GPU has done all that is queued" if self._device == "cuda" else "on a GPU this waits for all that is queued"
+        costs = (
+            "the host waits until the GPU has done all that is queued"
+            if self._device != "cpu"
+            else "on a GPU this waits for all that is queued"
+        )
         return (
-            f"{what} of a tensor in every step: {costs}. Keep the value on the device (detach() it, add it up) and read it every 50 steps or so, "
-            "or give the tensor to s.log"
+            f"{what} of a tensor in every step: {costs}. Keep the value on the device (detach() it,"
+            " add it up) and read it every 50 steps or so, or give the tensor to s.log"
         )

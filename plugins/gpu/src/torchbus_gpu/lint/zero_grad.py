@@ -1,4 +1,4 @@
-"""``zero_grad(set_to_none=False)``."""
+"""Find ``zero_grad(set_to_none=False)`` in the loop."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from typing import Any
 
 from torch.nn import Module
 from torch.optim import Optimizer
+from torchbus.plugin import Steps
 
 from torchbus_gpu.lint.replacing import replaced
 from torchbus_gpu.lint.sites import Sites
-from torchbus_gpu.lint.steps import Steps
 
 STEPS, PART = 3, 0.1
 
 
 class KeptGradients:
-    """Of an optimizer or a module, on one line in three steps."""
+    """Warns of a line that calls it in three steps, for an optimizer or a module."""
 
     def __init__(self, steps: Steps) -> None:
         self._sites = Sites(steps, _words, STEPS, PART)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with replaced(Optimizer, "zero_grad", self._noticing), replaced(Module, "zero_grad", self._noticing):
+        with (
+            replaced(Optimizer, "zero_grad", self._noticing),
+            replaced(Module, "zero_grad", self._noticing),
+        ):
             yield
 
     def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -37,4 +40,7 @@ class KeptGradients:
 
 
 def _words(what: str) -> str:
-    return f"{what} in the loop writes zeros into every gradient and keeps its memory: leave set_to_none out, unless the loop needs zeros for None"
+    return (
+        f"{what} in the loop writes zeros into every gradient and keeps its memory: leave"
+        " set_to_none out, unless the loop needs zeros for None"
+    )

@@ -1,1 +1,4 @@
-"""Where measurements come from: objects with a ``read() -> dict[str, float]``, names with their units."""
+"""Sources of measurements: objects with a ``read() -> dict[str, float]``.
+
+Names end with their units.
+"""

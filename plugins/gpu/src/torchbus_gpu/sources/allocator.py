@@ -1,20 +1,21 @@
-"""Torch's own figures of the GPU memory that it manages."""
+"""Torch's own figures of the device memory that it manages."""
 
 from __future__ import annotations
 
 import torch
+from torchbus.plugin import accelerators
 
 MIB = 2**20
 
 
 class Allocator:
-    """Memory of this process on one device; nothing before CUDA is in use."""
+    """Memory of this process on one device; nothing before the device is in use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def read(self) -> dict[str, float]:
-        found = torch.cuda.memory_stats(self._device)
+        found = accelerators.memory_stats(self._device)
         if not found:
             return {}
         return {

@@ -1,10 +1,10 @@
-"""The GPU of this rank: looked for when CUDA is in use, given up with one warning when it can't be read."""
+"""The GPU of this rank. If it can't be read, there is one warning."""
 
 from __future__ import annotations
 
 import pynvml
 import torch
-from torchbus.plugin import Context
+from torchbus.plugin import Context, accelerators
 
 from torchbus_gpu.notices import Notices
 from torchbus_gpu.sources.allocator import Allocator
@@ -12,7 +12,10 @@ from torchbus_gpu.sources.nvml import NvidiaGpu, uuid_of
 
 
 class OwnGpu:
-    """Reads nothing until the loop has initialised CUDA: asking for the UUID earlier would do so, and forbid a later fork."""
+    """Reads nothing until the loop has initialised the device.
+
+    Asking for the UUID initialises CUDA, after which the process can't fork ranks.
+    """
 
     def __init__(self, session: Context, notices: Notices) -> None:
         self._session = session
@@ -25,9 +28,11 @@ class OwnGpu:
         return "" if self._gpu is None else self._gpu.name
 
     def read(self) -> dict[str, float]:
-        if self._session.device.type != "cuda" or not torch.cuda.is_initialized():
+        device = self._session.device
+        if device.type == "cpu" or not accelerators.is_initialized(device.type):
             return {}
-        return self._from_driver() | Allocator(self._session.device).read()
+        driver = self._from_driver() if device.type == "cuda" else {}
+        return driver | Allocator(device).read()
 
     def close(self) -> None:
         if self._gpu is not None:
@@ -41,9 +46,9 @@ class OwnGpu:
             return self._gpu.read()
         except (pynvml.NVMLError, LookupError) as error:
             self._given_up = True
-            self._notices.tell(
-                f"rank {self._session.rank}: {self._session.device} is no longer measured: {error}. Training goes on; "
-                "nvidia-smi says whether the driver sees the GPU"
+            self._notices.warn(
+                f"rank {self._session.rank}: {self._session.device} is no longer measured: {error}."
+                " Training continues; nvidia-smi says whether the driver sees the GPU"
             )
             return {}
 

@@ -1,4 +1,4 @@
-"""The folder of one run: its name, its configuration, and files that are complete up to their last line."""
+"""The folder of one run: its name, its configuration, and its files of lines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 
 def new_name() -> str:
-    """"YYYYMMDD-HHMMSS-xxxx", in local time."""
+    """Return "YYYYMMDD-HHMMSS-xxxx", in local time."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write config.json, whole. Raises OSError, and leaves what was there before."""
+def write_config(folder: Path, config: Mapping[str, object]) -> None:
+    """Write config.json, whole. Raises OSError, and then leaves what was there before."""
     part = folder / "config.json.new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,16 +32,22 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 class JsonLines:
-    """One JSON object per line, written by one call of the system each: what was written is there, whatever becomes of the
-    process. NaN and infinities become strings. The file is made with its first line, and its folder if need be."""
+    """A file with one JSON object per line.
+
+    One system call writes a line, so it stays even if the process dies. NaN and infinities become
+    strings. The first line creates the file, and its folder if needed.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
         self._is_ragged = False
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Raises OSError where there is no room for the whole line: then nothing of it is in the file, or it is ended before the next one."""
+    def write(self, record: Mapping[str, object]) -> None:
+        """Write a line. Raises OSError if there is no room for all of it.
+
+        Then the file has nothing of it, or its part is ended before the next line.
+        """
         line = json.dumps({name: _safe(value) for name, value in record.items()}).encode() + b"\n"
         try:
             descriptor = self._opened()
@@ -51,7 +57,7 @@ class JsonLines:
                 self._take_back(descriptor, written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self.close()  # the file may be another one by the next time: a folder mounted anew
+            self.close()  # the next time, the file may be another one: a folder mounted again
             raise
         self._is_ragged = False
 
@@ -68,12 +74,12 @@ class JsonLines:
         return self._descriptor
 
     def _take_back(self, descriptor: int, written: int) -> None:
-        """Remove the beginning of a line for whose end there is no room."""
+        """Remove the beginning of a line, if there was no room for its end."""
         self._is_ragged = written > 0
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
             self._is_ragged = False
 
 
-def _safe(value: Any) -> Any:
+def _safe(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from torchbus.plugin import Context, Redactor, expect, hookimpl, warn
 from torchbus.trackers import chosen_by_rank0, describe_run
@@ -19,15 +18,17 @@ DEFAULT_ROOT = "torchbus-logs"
 
 
 class Local:
-    """``<log_dir>/<YYYYMMDD-HHMMSS-xxxx>/`` with config.json, and for each rank metrics-rank0.jsonl and system-rank0.jsonl.
+    """Writes a folder ``<log_dir>/<YYYYMMDD-HHMMSS-xxxx>/``.
 
-    Each line has "step", "epoch" (not before the first), "time_s" since the session began, and the values by name.
+    It has config.json, and for each rank metrics-rank0.jsonl and system-rank0.jsonl. Each line has
+    "step", "epoch" (not before the first one), "time_s" since the session began, and the values by
+    name.
 
-    What can't be written is counted, said, and tried again with the next record: training goes on (see ``Patient``). The first line after
-    a gap has "records_lost".
+    If a record can't be written, training continues (see ``Patient``). The session warns, counts
+    it, and tries again with the next record. The first line after a gap has "records_lost".
 
     Args:
-        log_dir: where run folders are made.
+        log_dir: the folder in which each run gets its own.
     """
 
     companions = ("log",)
@@ -39,7 +40,8 @@ class Local:
         self._pid = 0
         self._step = 0
         self._epoch: int | None = None
-        self._config: dict[str, Any] | None = None
+        self._config: dict[str, object] | None = None
+        self._hyperparams: dict[str, object] = {}
         self._lock = threading.Lock()
         self._metrics: JsonLines | None = None
         self._system: JsonLines | None = None
@@ -57,15 +59,19 @@ class Local:
         self._metrics = JsonLines(folder / f"metrics-rank{session.rank}.jsonl")
         self._system = JsonLines(folder / f"system-rank{session.rank}.jsonl")
         session.on_close.callback(self._close)
-        self._config = {"name": folder.name, **describe_run(session), "hyperparams": {}} if session.is_main else None
+        self._config = (
+            {"name": folder.name, **describe_run(session), "hyperparams": self._hyperparams}
+            if session.is_main
+            else None
+        )
         self._due = self._config is not None
         self._disk.begin(self._begin)
 
     @hookimpl
-    def hyperparameters(self, values: dict[str, Any]) -> None:
+    def hyperparameters(self, values: dict[str, object]) -> None:
         if self._config is not None and os.getpid() == self._pid:
-            told = self._redactor.plain(values)
-            self._config = {**self._config, "hyperparams": {**self._config["hyperparams"], **told}}
+            self._hyperparams = {**self._hyperparams, **self._redactor.plain(values)}
+            self._config = {**self._config, "hyperparams": self._hyperparams}
             self._due = True
             self._have_written(None, {})
 
@@ -75,28 +81,30 @@ class Local:
         self._write(self._metrics, metrics, time.monotonic() - self._started_s)
         self._warn()
 
-    @hookimpl
+    @hookimpl(optionalhook=True)
     def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:
         self._write(self._system, metrics, time_s)
 
     def _write(self, file: JsonLines | None, metrics: dict[str, float], time_s: float) -> None:
         epoch = {} if self._epoch is None else {"epoch": self._epoch}
-        self._have_written(file, {"step": self._step, **epoch, "time_s": round(time_s, 3), **metrics})
+        self._have_written(
+            file, {"step": self._step, **epoch, "time_s": round(time_s, 3), **metrics}
+        )
 
-    def _have_written(self, file: JsonLines | None, record: dict[str, Any]) -> None:
+    def _have_written(self, file: JsonLines | None, record: dict[str, object]) -> None:
         if os.getpid() != self._pid:
-            return  # a process that the loop has forked
+            return  # this is a process that the loop has forked
         with self._lock:
             if self._disk is not None:
                 self._disk.write(lambda lost: self._put(file, record, lost))
 
     def _begin(self, lost: int) -> bool:
-        """On the disk's thread, as all that follows with it."""
+        """Create the folder. Runs on the disk's thread, as everything that follows there."""
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         return self._put(None, {}, lost)
 
-    def _put(self, file: JsonLines | None, record: dict[str, Any], lost: int) -> bool:
+    def _put(self, file: JsonLines | None, record: dict[str, object], lost: int) -> bool:
         if self._due and self._config is not None and self.folder is not None:
             self._due = False
             try:
@@ -112,7 +120,10 @@ class Local:
     def _warn(self) -> None:
         if self._disk is not None and self._disk.first_error and not self._has_warned:
             self._has_warned = True
-            warn(f"local: a record could not be written into {self.folder}: {self._disk.first_error}. Training goes on, and so do attempts to write")
+            warn(
+                f"local: a record could not be written into {self.folder}:"
+                f" {self._disk.first_error}. Training continues, and later records are tried"
+            )
 
     def _close(self) -> None:
         with self._lock:
@@ -121,7 +132,10 @@ class Local:
             return
         lost = disk.end(self._close_files)
         if lost:
-            warn(f"local: {lost} of {disk.asked} records could not be written into {self.folder}: {disk.first_error}")
+            warn(
+                f"local: {lost} of {disk.asked} records could not be written into {self.folder}:"
+                f" {disk.first_error}"
+            )
 
     def _close_files(self, lost: int) -> bool:
         with suppress(OSError):
@@ -134,4 +148,9 @@ class Local:
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         lost = self._disk.lost if self._disk is not None else 0
-        return {"loggers": [f"local: each rank writes into {self.folder}" + (f"; {lost} records of this one could not be written" if lost else "")]}
+        return {
+            "loggers": [
+                f"local: each rank writes into {self.folder}"
+                + (f"; {lost} records of this one could not be written" if lost else "")
+            ]
+        }

@@ -1,4 +1,4 @@
-"""Writing to a disk that may be full, slow or gone."""
+"""Write to a disk that may be full, slow or gone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ TOO_SLOW = "the disk is too slow"
 PATIENCE_S = 0.25
 STARTS_WITHIN_S, ENDS_WITHIN_S = 30.0, 10.0
 WAITING_AT_MOST = 10_000
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EROFS)
-"""Of a disk, and not of the folder that somebody has named: they may be over by the next time."""
+PASSING = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EFBIG,
+    errno.ETIMEDOUT,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.ENOTCONN,
+    errno.EROFS,
+)
+"""Errors of the disk, not of the folder's name. They may be over by the next time."""
 
 
 class Call:
-    """One call on the disk's thread. ``done`` is held until it is over."""
+    """One call on the disk's thread. ``done`` is locked until it is over."""
 
     def __init__(self, function: Callable[[int], bool], is_record: bool) -> None:
         self.function = function
@@ -26,15 +37,17 @@ class Call:
         self.error: Exception | None = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is over."""
+        """Wait for it. Return whether it is over."""
         return self.done.acquire(timeout=timeout_s)
 
 
 class Patient:
-    """Has records written on a thread of its own, one after another. The loop waits for each, so that it is there whatever becomes of the
-    process; but no longer than ``PATIENCE_S``, and then not again until all that waits has been written.
+    """Writes records on a thread of its own, one after another.
 
-    ``asked`` records came, ``lost`` of them could not be written.
+    The loop waits for each, so that the record is there even if the process dies. It waits at most
+    ``PATIENCE_S``. If that is too short, it does not wait again until the thread has caught up.
+
+    ``asked``: the number of records. ``lost``: how many of them could not be written.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,7 +59,10 @@ class Patient:
         self._thread.start()
 
     def begin(self, function: Callable[[int], bool]) -> None:
-        """Make the folder. Raises the OSError of one that can't be made; a disk that is full or slow is waited for later."""
+        """Create the folder. Raises OSError if that is impossible.
+
+        If the disk is only full or slow, later records try again.
+        """
         call = self._submitted(function, False)
         if not call.wait(STARTS_WITHIN_S):
             self._late = call
@@ -54,8 +70,10 @@ class Patient:
             raise call.error
 
     def write(self, function: Callable[[int], bool]) -> None:
-        """Have ``function(lost)`` called; ``lost`` records before this one were not written. It returns whether it has told so. Raises what it
-        raises, but for an OSError."""
+        """Call ``function(lost)`` on the thread: ``lost`` records before this one were not written.
+
+        The function returns whether it has noted that. Its errors are raised here, but no OSError.
+        """
         self.asked += 1
         if self.asked - self.lost - self._written > WAITING_AT_MOST:
             self._lose(TOO_SLOW)
@@ -69,7 +87,7 @@ class Patient:
                 raise call.error
 
     def end(self, function: Callable[[int], bool]) -> int:
-        """Wait for what is still to be written, boundedly; returns how many records are lost in all."""
+        """Wait for the thread, for some seconds at most. Return how many records are lost."""
         call = self._submitted(function, False)
         self._calls.put(None)
         if not call.wait(ENDS_WITHIN_S):
@@ -99,7 +117,7 @@ class Patient:
             self.first_error = self.first_error or why
             if call.is_record:
                 self._lose(why)
-        except Exception as error:  # of what is written, not of where: raised to those who log it
+        except Exception as error:  # the record is to blame, not the disk: the caller gets it
             call.error = error
 
     def _lose(self, why: str) -> None:

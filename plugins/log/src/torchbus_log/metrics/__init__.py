@@ -1,4 +1,4 @@
 """From ``s.log`` to one number per name: kept on the device, reduced over steps and ranks.
 
-One collective per log point. Writes no file.
+There is one collective per log point. The modules here write no file.
 """

@@ -1,11 +1,11 @@
-"""What ranks tell each other at a log point: all numbers in one collective, with a check that they are the same ones."""
+"""How ranks exchange numbers at a log point: in one collective, which checks their names, too."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ NUMBERS_AT_FIRST = 512
 
 
 class Key(NamedTuple):
-    """What a number is, so that ranks can compare. ``may_lack``: a rank may have nothing to say of it."""
+    """What a number stands for, so that ranks can compare. ``may_lack``: a rank may not have it."""
 
     name: str
     reduce: str
@@ -25,15 +25,21 @@ class Key(NamedTuple):
 
 
 class Exchange:
-    """Every rank's numbers on every rank. The message has the same size everywhere: it grows when all ranks agree to."""
+    """Gives every rank the numbers of all ranks.
+
+    The message has the same size on all ranks. It grows when all ranks need more.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._capacity = NUMBERS_AT_FIRST
 
     def rows(self, step: int, keys: Sequence[Key], numbers: list[float]) -> list[list[float]]:
-        """The numbers of each rank, in rank order. One collective; two when there are more numbers than ever before. All ranks
-        call it. Raises RanksDiverged, on all of them, where the ranks come with different keys or at different steps."""
+        """Return the numbers of each rank, in rank order. All ranks call it.
+
+        This takes one collective, or two if there are more numbers than ever before. Raises
+        RanksDiverged on all ranks if their keys or their steps differ.
+        """
         if self._session.world_size == 1:
             return [numbers]
         header = [float(step), _digest(keys), float(len(numbers))]
@@ -46,15 +52,23 @@ class Exchange:
         return [row[HEADER : HEADER + len(numbers)] for row in gathered]
 
     def _completed(self, step: int, keys: Sequence[Key], numbers: list[float]) -> list[list[float]]:
-        """Ranks that had no batch of a divided evaluation say nothing, which stands for no samples. Raises RanksDiverged for any other
-        difference."""
-        told = self._session.all_gather_object((step, [tuple(key) for key in keys], numbers))
-        steps = {rank_step for rank_step, *_ in told}
-        certain = {tuple(key for key in theirs if not key[3]) for _, theirs, _ in told}
+        """Fill in zeros for ranks that had no batch of a divided evaluation.
+
+        Raises RanksDiverged for any other difference.
+        """
+        answers = self._session.all_gather_object((step, [tuple(key) for key in keys], numbers))
+        steps = {rank_step for rank_step, *_ in answers}
+        certain = {tuple(key for key in theirs if not key[3]) for _, theirs, _ in answers}
         if len(steps) > 1 or len(certain) > 1:
             self._raise_diverged(step, keys)
-        columns = [dict(zip(_numbered(theirs), _pairs(values), strict=False)) for _, theirs, values in told]
-        return [[number for key in _numbered(keys) for number in column.get(key, (0.0, 0.0))] for column in columns]
+        columns = [
+            dict(zip(_numbered(theirs), _pairs(values), strict=False))
+            for _, theirs, values in answers
+        ]
+        return [
+            [number for key in _numbered(keys) for number in column.get(key, (0.0, 0.0))]
+            for column in columns
+        ]
 
     def _gather(self, step: int, header: list[float], numbers: list[float]) -> list[list[float]]:
         message = torch.zeros(HEADER + self._capacity, dtype=torch.float64)
@@ -66,31 +80,48 @@ class Exchange:
         if job is not None:
             job.wait_in("the log point at step", step)
         dist.all_gather(gathered, mine)
-        told: list[list[float]] = torch.stack(gathered).tolist()
+        answers: list[list[float]] = torch.stack(gathered).tolist()
         if job is not None:
             job.go_on()
-        return told
+        return answers
 
     def _raise_diverged(self, step: int, keys: Sequence[Key]) -> None:
-        told = self._session.all_gather_object((step, [tuple(key) for key in keys]))
-        steps = [rank_step for rank_step, _ in told]
+        """Gather what the ranks have, and raise RanksDiverged, which names the difference."""
+        answers = self._session.all_gather_object((step, [tuple(key) for key in keys]))
+        steps = [rank_step for rank_step, _ in answers]
         if len(set(steps)) > 1:
-            raise RanksDiverged(f"the ranks came to a log point at different steps: {_by_rank(steps)}: all ranks must make the same steps")
-        counts = [Counter(name for name, *_ in theirs) for _, theirs in told]
-        for name in sorted(set().union(*counts)):
-            values = [count[name] for count in counts]
-            if len(set(values)) > 1:
-                raise RanksDiverged(
-                    f"s.log({name!r}) is to be reduced over ranks, but the number of its values up to step {step} is {_by_rank(values)}: "
-                    "call it on every rank alike, or with sync_dist=False"
-                )
-        odd = next(key for ours in zip(*(theirs for _, theirs in told), strict=True) if len(set(ours)) > 1 for key in ours)
-        raise RanksDiverged(f"s.log({odd[0]!r}) came in another order, at another step or with another reduce= on other ranks: call it alike")
+            raise RanksDiverged(
+                f"the ranks came to a log point at different steps: {_by_rank(steps)}: all ranks"
+                " must make the same steps"
+            )
+        names = [[name for name, *_ in theirs] for _, theirs in answers]
+        _refuse_unequal_counts(step, [Counter(theirs) for theirs in names])
+        odd = next(
+            key
+            for ours in zip(*(theirs for _, theirs in answers), strict=True)
+            if len(set(ours)) > 1
+            for key in ours
+        )
+        raise RanksDiverged(
+            f"s.log({odd[0]!r}) came in another order, at another step or with another reduce= on"
+            " other ranks: call it alike"
+        )
 
 
-def _numbered(keys: Sequence[Any]) -> list[tuple[Any, int]]:
-    """Keys that come several times, told apart."""
-    seen: Counter[Any] = Counter()
+def _refuse_unequal_counts(step: int, counts: Sequence[Counter[str]]) -> None:
+    for name in sorted(set().union(*counts)):
+        values = [count[name] for count in counts]
+        if len(set(values)) > 1:
+            raise RanksDiverged(
+                f"s.log({name!r}) is to be reduced over ranks, but the number of its values up"
+                f" to step {step} is {_by_rank(values)}: call it on every rank alike, or with"
+                " sync_dist=False"
+            )
+
+
+def _numbered(keys: Sequence[Sequence[object]]) -> list[tuple[tuple[object, ...], int]]:
+    """Number the occurrences of each key."""
+    seen: Counter[tuple[object, ...]] = Counter()
     found = []
     for key in map(tuple, keys):
         found.append((key, seen[key]))
@@ -103,8 +134,13 @@ def _pairs(numbers: list[float]) -> list[tuple[float, float]]:
 
 
 def _digest(keys: Sequence[Key]) -> float:
-    """A number that float64 holds exactly."""
-    return float(int.from_bytes(hashlib.blake2b(repr([tuple(key) for key in keys]).encode(), digest_size=6).digest(), "big"))
+    """Return a digest that float64 represents exactly."""
+    return float(
+        int.from_bytes(
+            hashlib.blake2b(repr([tuple(key) for key in keys]).encode(), digest_size=6).digest(),
+            "big",
+        )
+    )
 
 
 def _by_rank(values: Sequence[int]) -> str:

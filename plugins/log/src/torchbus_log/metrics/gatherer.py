@@ -1,72 +1,105 @@
-"""Gathers what is logged, and brings it to the host at log points."""
+"""Gather what the loop logs, and send it to the loggers at log points."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl
 
 from torchbus_log.autolog import Autolog
-from torchbus_log.metrics.exchange import Exchange, Key
+from torchbus_log.metrics.exchange import Exchange
 from torchbus_log.metrics.how import How
-from torchbus_log.metrics.records import Record, lines, merged, numbers_of
-from torchbus_log.metrics.rounds import Rounds
-from torchbus_log.metrics.values import Metric, Value, kept
+from torchbus_log.metrics.records import Record, lines
+from torchbus_log.metrics.reduction import computed, over_ranks, own_values
+from torchbus_log.metrics.values import Metric, Value
 from torchbus_log.passes import LoaderPass, Passes
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
-_new = tuple.__new__  # half the time of Record(...), in a call that comes in every step
+_new = tuple.__new__  # takes half the time of Record(...), in a call that every step makes
 
 
 class Gatherer:
-    """A log point is where all ranks are sure to be together: after every so many real optimizer steps, at the end of a
-    pass over a loader that feeds backwards, and once the session has ended everywhere. The end of an evaluation is none,
-    for rank 0 may do it alone: what it gathers waits for the next point.
+    """Sends values at log points, at which all ranks are together.
 
-    ``steps`` is the number of real steps so far: optimizers that step in turn make one together (see ``Rounds``); ``names`` are those that the
-    loop logs itself.
+    There is one after every so many real optimizer steps, and one at the end of each training pass.
+    The last one comes when the session has ended on all ranks. The end of an evaluation is not a
+    log point, because maybe only rank 0 evaluates: its values wait for the next one.
+
+    ``steps`` is the number of real steps so far. Optimizers that step in turn make one step
+    together (see ``Rounds``). ``names`` are those that the loop logs itself.
     """
 
-    def __init__(self, session: Context, every: int, passes: Passes, autolog: Autolog | None) -> None:
+    def __init__(
+        self, session: Context, every: int, passes: Passes, autolog: Autolog | None
+    ) -> None:
         self._session = session
         self._every = every
         self._autolog = autolog
         self._exchange = Exchange(session)
-        self._rounds = Rounds()
+        self._steps = session.steps.follow()
         self._point = 0
         self._is_late = False
         self._metrics: list[tuple[str, Metric, int]] = []
         self.passes = passes
-        self.steps = 0
         self.waiting: list[Record] = []
         self.names: set[str] = set()
 
-    # What the loop logs ----------------------------------------------------------------------------------------
+    # What the loop logs --------------------------------------------------------------------------
 
     def add(self, name: str, number: Value, how: How) -> None:
         """Gather a value for this step, or until the pass over the current loader ends, or both."""
-        passes = self.passes
         if how.on_epoch:
-            self.names.add(name)
-            total = passes.current.total(f"{name}_epoch" if how.on_step else name, how.reduce, how.sync_dist is not False, how.prog_bar)
-            total.add(number, self._samples(how))
+            self._add_to_pass(name, number, how)
         if how.in_step:
-            samples = self._samples(how) if how.sync_dist else 1.0
-            scale = samples if how.reduce == "mean" else 1.0
-            named, step = f"{name}_step" if how.on_epoch else name, self.steps if how.step is None else how.step
-            lack = passes.current.divided_evaluation
-            self.waiting.append(
-                Record(named, step, passes.epoch, (number,), scale, samples, how.reduce, how.sync_dist is True, how.prog_bar, lack)
-            )  # fmt: skip
+            self._add_to_step(name, number, how)
+
+    def _add_to_pass(self, name: str, number: Value, how: How) -> None:
+        self.names.add(name)
+        named = f"{name}_epoch" if how.on_step else name
+        total = self.passes.current.total(
+            named, how.reduce, how.sync_dist is not False, how.prog_bar
+        )
+        total.add(number, self._samples(how))
+
+    def _add_to_step(self, name: str, number: Value, how: How) -> None:
+        samples = self._samples(how) if how.sync_dist else 1.0
+        self.waiting.append(
+            Record(
+                name=f"{name}_step" if how.on_epoch else name,
+                step=self._steps.count if how.step is None else how.step,
+                epoch=self.passes.epoch,
+                parts=(number,),
+                scale=samples if how.reduce == "mean" else 1.0,
+                weight=samples,
+                reduce=how.reduce,
+                sync=how.sync_dist is True,
+                prog_bar=how.prog_bar,
+                may_lack=self.passes.current.divided_evaluation,
+            )
+        )
 
     def add_plainly(self, name: str, number: Value) -> None:
-        """The same for this step, where no option is given: in half the time."""
-        self.waiting.append(_new(Record, (name, self.steps, self.passes.epoch, (number,), 1.0, 1.0, "mean", False, False, False)))
+        """Gather a value for this step without options, in half the time."""
+        self.waiting.append(
+            _new(
+                Record,
+                (
+                    name,
+                    self._steps.count,
+                    self.passes.epoch,
+                    (number,),
+                    1.0,
+                    1.0,
+                    "mean",
+                    False,
+                    False,
+                    False,
+                ),
+            )
+        )
 
     def _samples(self, how: How) -> float:
         if how.reduce == "sum" and not self.passes.counts:
@@ -74,26 +107,26 @@ class Gatherer:
         return self.passes.samples if how.batch_size is None else float(how.batch_size)
 
     def add_metric(self, name: str, metric: Metric) -> None:
-        """Compute a metric object when the pass ends; outside of one, what it holds now."""
+        """Compute a metric object when the pass ends, or outside of a pass now."""
         if self.passes.current is self.passes.outside:
-            self._metrics.append((name, copy.deepcopy(metric), self.steps))
+            self._metrics.append((name, copy.deepcopy(metric), self._steps.count))
         else:
             self.passes.current.metrics[name] = metric
 
     def logged(self) -> None:
-        """The loop has logged something. Just after a log point, local values follow it at once."""
-        if self._point == self.steps > 0 or len(self.waiting) > LOCAL_VALUES_WAITING_AT_MOST:
-            self._tell_local()
+        """The loop has logged something. Just after a log point, send local values at once."""
+        if self._point == self._steps.count > 0 or len(self.waiting) > LOCAL_VALUES_WAITING_AT_MOST:
+            self._send_local()
 
-    # Where the loop is -----------------------------------------------------------------------------------------
+    # Where the loop is ---------------------------------------------------------------------------
 
     @hookimpl(trylast=True)
-    def batch_ready(self, batch: Any, iterator: LoaderIterator) -> None:
+    def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
         self.passes.took(batch, iterator)
 
     @hookimpl
     def loader_opened(self) -> None:
-        """A pass that a wrapper has exhausted before the loop used its last batches is over by now."""
+        """The pass before is over by now, even if a wrapper had read it ahead of the loop."""
         if self._is_late:
             self._is_late = False
             self.reach_point()
@@ -104,14 +137,13 @@ class Gatherer:
 
     @hookimpl(trylast=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self.steps += self._rounds.begins(optimizer)
         if self._autolog is not None:
-            self._autolog.stepped(optimizer, self.steps)
-        if self.steps % self._every == 0 and self.steps > self._point:
+            self._autolog.stepped(optimizer, self._steps.count)
+        if self._steps.count % self._every == 0 and self._steps.count > self._point:
             self.reach_point()
 
     @hookimpl(trylast=True)
-    def loader_end(self, loader: DataLoader[Any]) -> None:
+    def loader_end(self, loader: DataLoader[object]) -> None:
         ended = self.passes.end(loader)
         self._is_late |= ended is None and self.passes.current.trains
         if ended is not None:
@@ -121,10 +153,10 @@ class Gatherer:
                 if self._autolog is not None:
                     self._autolog.pause()
 
-    # Log points ------------------------------------------------------------------------------------------------
+    # Log points ----------------------------------------------------------------------------------
 
     def reach_point(self) -> None:
-        """Tell everything. All ranks call it."""
+        """Send everything. All ranks call it."""
         if self._autolog is not None:
             self.names.update([record.name for record in self.waiting])
             self.waiting += self._autolog.records(self.names)
@@ -132,63 +164,71 @@ class Gatherer:
             self._close(one)
         ready, self.waiting = self.waiting, []
         metrics, self._metrics = self._metrics, []
-        self._point = self.steps
-        values = self._over_ranks(ready, metrics)
+        self._point = self._steps.count
+        values = over_ranks(self._exchange, self._steps.count, ready, metrics)
         for name, metric, step in metrics:
-            computed = self._computed(name, metric, step)
-            ready += computed
-            values += [merged("sum", [pair]) for pair in numbers_of(computed)]
-        self._tell(ready, values)
+            more = computed(name, metric, step, self.passes.epoch)
+            ready += more
+            values += own_values(more)
+        self._send(ready, values)
 
-    def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """The ranks have met at the end of the session; or one has failed, and each tells what it knows by itself."""
+    def end(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Send everything at the end of the session.
+
+        If a rank has failed, each sends only what it knows by itself.
+        """
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.reach_point()
         else:
-            self._tell_local()
+            self._send_local()
 
-    def _over_ranks(self, ready: list[Record], metrics: list[tuple[str, Metric, int]]) -> list[float]:
-        """The value of each record: reduced over ranks, or this rank's."""
-        mine = numbers_of(ready)
-        shared = [index for index, record in enumerate(ready) if record.sync]
-        keys = [Key(ready[index].name, ready[index].reduce, ready[index].step, ready[index].may_lack) for index in shared]
-        keys += [Key(name, "metric", step) for name, _, step in metrics]
-        rows = self._exchange.rows(self.steps, keys, [number for index in shared for number in mine[index]])
-        values = [merged(record.reduce, [pair]) for record, pair in zip(ready, mine, strict=True)]
-        for place, index in enumerate(shared):
-            values[index] = merged(ready[index].reduce, [(row[2 * place], row[2 * place + 1]) for row in rows])
-        return values
-
-    def _tell_local(self) -> None:
-        """Tell what no other rank has a part in."""
-        ready = [record for record in self.waiting if not record.sync or self._session.world_size == 1]
+    def _send_local(self) -> None:
+        """Send the values that are not reduced over ranks."""
+        ready = [
+            record for record in self.waiting if not record.sync or self._session.world_size == 1
+        ]
         self.names.update([record.name for record in ready])
         if ready:
-            self.waiting = [record for record in self.waiting if record.sync and self._session.world_size > 1]
-            self._tell(ready, [merged(record.reduce, [pair]) for record, pair in zip(ready, numbers_of(ready), strict=True)])
+            self.waiting = [
+                record for record in self.waiting if record.sync and self._session.world_size > 1
+            ]
+            self._send(ready, own_values(ready))
 
-    def _tell(self, ready: list[Record], values: list[float]) -> None:
+    def _send(self, ready: list[Record], values: list[float]) -> None:
         for line in lines(ready, values):
             self._session.bus.hook.metrics_ready(
-                metrics=line.metrics, step=line.step, epoch=line.epoch, prog_bar=frozenset(line.prog_bar)
-            )  # fmt: skip
+                metrics=line.metrics,
+                step=line.step,
+                epoch=line.epoch,
+                prog_bar=frozenset(line.prog_bar),
+            )
 
     def _close(self, one: LoaderPass) -> None:
         """Turn what a pass has gathered into records."""
         for (name, reduce, sync, prog_bar), total in one.totals.items():
             self.waiting.append(
-                Record(name, self.steps, self.passes.epoch, total.parts(), 1.0, total.weight, reduce, sync, prog_bar, one.divided_evaluation)
+                Record(
+                    name,
+                    self._steps.count,
+                    self.passes.epoch,
+                    total.parts(),
+                    1.0,
+                    total.weight,
+                    reduce,
+                    sync,
+                    prog_bar,
+                    one.divided_evaluation,
+                )
             )
-        self._metrics += [(name, copy.deepcopy(metric), self.steps) for name, metric in one.metrics.items()]
+        self._metrics += [
+            (name, copy.deepcopy(metric), self._steps.count) for name, metric in one.metrics.items()
+        ]
         for metric in one.metrics.values():
             metric.reset()
         one.totals.clear()
         one.metrics.clear()
-
-    def _computed(self, name: str, metric: Metric, step: int) -> list[Record]:
-        """The values of a metric object, which reduces itself over ranks."""
-        value = metric.compute()
-        named = value if isinstance(value, Mapping) else {name: value}
-        return [
-            Record(one, step, self.passes.epoch, (kept(one, number),), 1.0, 1.0, "sum", False, False) for one, number in named.items()
-        ]  # fmt: skip

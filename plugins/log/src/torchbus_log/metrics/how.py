@@ -1,4 +1,4 @@
-"""How a value is to be logged: the options of ``s.log``."""
+"""The options of ``s.log``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REDUCTIONS = ("mean", "sum", "max", "min")
 
 @dataclass(slots=True)
 class How:
-    """``on_step`` is what ``on_epoch`` is not, unless it is given."""
+    """How to log a value. By default, ``on_step`` is the opposite of ``on_epoch``."""
 
     on_step: bool | None = None
     on_epoch: bool = False
@@ -33,11 +33,13 @@ PLAINLY = How()
 
 
 def how(options: dict[str, Any]) -> How:
-    """Raises UsageError for an unknown option or reduction."""
+    """Return the options. Raises UsageError for an unknown option or reduction."""
     if not options.keys() <= OPTIONS:
         unknown = sorted(options.keys() - OPTIONS)
-        raise UsageError(f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}")
-    told = How(**options)
-    if told.reduce not in REDUCTIONS:
-        raise UsageError(f"reduce={told.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
-    return told
+        raise UsageError(
+            f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}"
+        )
+    found = How(**options)
+    if found.reduce not in REDUCTIONS:
+        raise UsageError(f"reduce={found.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
+    return found

@@ -1,4 +1,4 @@
-"""What was logged since the last log point."""
+"""The values that were logged since the last log point."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torchbus_log.metrics.values import Value, to_host
 class Record(NamedTuple):
     """One name's contribution to a log point.
 
-    ``parts`` are numbers, or tensors still on their device, which ``reduce`` makes one of; times ``scale`` it is what all ranks add up.
-    They stand for ``weight`` samples. ``sync``: reduce it over ranks. ``may_lack``: other ranks may have nothing of this name.
+    ``parts`` are numbers, or tensors that are still on their device. ``reduce`` combines them to
+    one number, which is multiplied by ``scale`` and stands for ``weight`` samples. ``sync``: reduce
+    it over ranks. ``may_lack``: other ranks may have no value of this name.
     """
 
     name: str
@@ -39,14 +40,20 @@ class Line(NamedTuple):
 
 
 def numbers_of(records: Sequence[Record]) -> list[tuple[float, float]]:
-    """What each record tells other ranks: its total, and the samples that it stands for. Everything is copied at once."""
+    """Return the total of each record, and the samples that it stands for.
+
+    All tensors are copied to the host at once.
+    """
     host = iter(to_host(part for record in records for part in record.parts))
-    totals = [combine([next(host) for _ in record.parts], record.reduce) * record.scale for record in records]
+    totals = [
+        combine([next(host) for _ in record.parts], record.reduce) * record.scale
+        for record in records
+    ]
     return [(total, record.weight) for total, record in zip(totals, records, strict=True)]
 
 
 def merged(reduce: str, numbers: Iterable[tuple[float, float]]) -> float:
-    """One number of those of all ranks, or of one: those that stand for no samples are left out."""
+    """Combine numbers of several ranks, without those that stand for no samples."""
     there = [(total, weight) for total, weight in numbers if weight]
     if not there:
         return 0.0 if reduce == "sum" else float("nan")
@@ -55,11 +62,11 @@ def merged(reduce: str, numbers: Iterable[tuple[float, float]]) -> float:
 
 
 def lines(records: Iterable[Record], values: Iterable[float]) -> list[Line]:
-    """Numbers by step, in order; a name that comes twice at one step begins a new line."""
-    told: dict[int, list[Line]] = {}
+    """Group numbers by step, in order. A name that comes twice at one step begins a new line."""
+    found: dict[int, list[Line]] = {}
     seen: Counter[tuple[int, str]] = Counter()
     for record, value in zip(records, values, strict=True):
-        ones = told.setdefault(record.step, [])
+        ones = found.setdefault(record.step, [])
         place = seen[record.step, record.name]
         seen[record.step, record.name] += 1
         if place == len(ones):
@@ -68,4 +75,4 @@ def lines(records: Iterable[Record], values: Iterable[float]) -> list[Line]:
         line.metrics[record.name] = value
         if record.prog_bar:
             line.prog_bar.add(record.name)
-    return [line for step in sorted(told) for line in told[step]]
+    return [line for step in sorted(found) for line in found[step]]

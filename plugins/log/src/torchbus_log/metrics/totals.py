@@ -13,10 +13,10 @@ FOLD_AT = 64
 
 
 class Total:
-    """Everything logged under one name in one pass: few numbers, however many were added.
+    """All values of one name in one pass, as a few numbers.
 
-    ``reduce`` is "mean" (weighted by samples), "sum", "max" or "min". Tensors are put by and added up on their device, many
-    at once, in float64.
+    ``reduce`` is "mean" (weighted by samples), "sum", "max" or "min". Tensors are collected, and
+    reduced on their device, many at once, in float64.
     """
 
     def __init__(self, reduce: str) -> None:
@@ -27,7 +27,7 @@ class Total:
         self._count = 0
 
     def add(self, value: Value, weight: float) -> None:
-        """Add the value of ``weight`` samples; none at all where there are no samples."""
+        """Add the value of ``weight`` samples. Without samples, it does not count."""
         if weight == 0.0:
             return
         self.weight += weight
@@ -43,11 +43,17 @@ class Total:
             self._count = len(self._parts) % FOLD_AT
 
     def parts(self) -> list[Value]:
-        """A few numbers that ``combine`` makes one of."""
-        folded = [self._fold(torch.stack(values)) * factor for (*_, factor), values in self._waiting.items()]
+        """Return a few numbers, for ``combine``."""
+        folded = [
+            self._fold(torch.stack(values)) * factor
+            for (*_, factor), values in self._waiting.items()
+        ]
         numbers = [part for part in self._parts if not isinstance(part, Tensor)]
         tensors = [part for part in self._parts if isinstance(part, Tensor)]
-        return [*([combine(numbers, self.reduce)] if numbers else []), *self._by_device([*tensors, *folded])]
+        return [
+            *([combine(numbers, self.reduce)] if numbers else []),
+            *self._by_device([*tensors, *folded]),
+        ]
 
     def _by_device(self, tensors: list[Tensor]) -> list[Value]:
         alike: dict[torch.device, list[Tensor]] = {}
@@ -57,13 +63,23 @@ class Total:
 
     def _fold(self, values: Tensor) -> Tensor:
         wide = values.to(torch.float32 if values.device.type == "mps" else torch.float64)
-        return wide.max() if self.reduce == "max" else wide.min() if self.reduce == "min" else wide.sum()
+        return (
+            wide.max()
+            if self.reduce == "max"
+            else wide.min()
+            if self.reduce == "min"
+            else wide.sum()
+        )
 
 
 def combine(numbers: list[float], reduce: str) -> float:
-    """One number of several: their maximum, minimum, or (for "mean" and "sum") sum. NaN if one of them is."""
+    """Return the maximum, the minimum, or (for "mean" and "sum") the sum. NaN if one is NaN."""
     if reduce in ("max", "min"):
-        return math.nan if any(map(math.isnan, numbers)) else {"max": max, "min": min}[reduce](numbers, default=math.nan)
+        return (
+            math.nan
+            if any(map(math.isnan, numbers))
+            else {"max": max, "min": min}[reduce](numbers, default=math.nan)
+        )
     try:
         return math.fsum(numbers)
     except (ValueError, OverflowError):  # infinities of both signs

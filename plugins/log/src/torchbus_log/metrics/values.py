@@ -1,4 +1,4 @@
-"""What users log: checked, and kept where it is."""
+"""The values that users log: checked, and left on their device."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ Value: TypeAlias = float | Tensor
 
 @runtime_checkable
 class Metric(Protocol):
-    """An object that gathers a metric by itself, over ranks too, as torchmetrics' do."""
+    """An object that computes a metric by itself, also over ranks, as those of torchmetrics."""
 
     def update(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def compute(self) -> Any: ...
+    def compute(self) -> object: ...
 
     def reset(self) -> None: ...
 
 
 def check_name(name: object) -> str:
-    """A metric's name. Raises UsageError for anything but a string that is not empty."""
+    """Return a metric's name. Raises UsageError if it is no string, or empty."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"s.log({name!r}, ...): the name must be a string")
     return name
 
 
 def kept(name: str, value: Any) -> Value:
-    """The number of a Python or NumPy number, or of a tensor with one element in the host's memory. Any other tensor may be on a
-    device that one would wait for: of such a one, a copy that stays there, for the loop may go on to change it in place.
+    """Return the value of a number, or of a tensor with one element in the host's memory.
 
-    Raises UsageError naming the metric.
+    A tensor on a device is copied there: to read it would take long, and the loop may change it in
+    place. Raises UsageError, which names the metric.
     """
     try:
-        if type(value) is Tensor and value.is_cpu:  # to read it waits for nothing, and takes a tenth of the time of a copy
+        # to read it blocks nothing, and takes a tenth of the time of a copy
+        if type(value) is Tensor and value.is_cpu:
             number: Any = value.tolist()
             return number if type(number) is float else float(_only_element(name, value).item())
         if isinstance(value, Tensor):
@@ -53,19 +54,26 @@ def kept(name: str, value: Any) -> Value:
 
 def _only_element(name: str, value: Tensor) -> Tensor:
     if value.numel() != 1:
-        raise UsageError(f"s.log({name!r}, ...): a tensor of shape {tuple(value.shape)} is not one number: take its mean, say")
+        raise UsageError(
+            f"s.log({name!r}, ...): a tensor of shape {tuple(value.shape)} is not one number: take"
+            " its mean, for example"
+        )
     return value.reshape(())
 
 
 def to_host(values: Iterable[Value]) -> list[float]:
-    """Plain numbers, in the same order: one copy for each device and dtype that occurs."""
-    told = list(values)
-    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, value in enumerate(told):
+    """Return plain numbers in the same order, with one copy for each device and dtype."""
+    found: list[float] = []
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
+    for index, value in enumerate(values):
         if isinstance(value, Tensor):
-            alike.setdefault((value.device, value.dtype), []).append(index)
-    for indices in alike.values():
-        numbers = torch.stack([told[index] for index in indices]).tolist()  # type: ignore[misc]
-        for index, number in zip(indices, numbers, strict=True):
-            told[index] = float(number)
-    return told  # type: ignore[return-value]
+            indices, tensors = alike.setdefault((value.device, value.dtype), ([], []))
+            indices.append(index)
+            tensors.append(value)
+            found.append(0.0)  # replaced below
+        else:
+            found.append(value)
+    for indices, tensors in alike.values():
+        for index, number in zip(indices, torch.stack(tensors).tolist(), strict=True):
+            found[index] = float(number)
+    return found

@@ -1,4 +1,4 @@
-"""Whether one index means one sample on all ranks.
+"""Check that an index means the same sample on all ranks.
 
-Asks data sets for a few items and leaves them as they were.
+The modules here ask data sets for a few items, and leave them as they were.
 """

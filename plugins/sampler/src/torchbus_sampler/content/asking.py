@@ -1,4 +1,4 @@
-"""Asking a data set for a few items, and leaving it as it was."""
+"""Ask a data set for a few items, and leave it as it was."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MEMBERS_AT_MOST = 32
 
 
 class CanNotBeAsked(Exception):
-    """Why a data set's items can't be looked at beside the loop."""
+    """The items of a data set can't be looked at. The message says why."""
 
 
 def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
-    """What the first item holds, the last and one in between, by paths such as ``item 0[1]``; drawn under random numbers that are
-    alike on all ranks.
+    """Return the fields of the first item, the last one and one in between.
 
-    The process's random numbers, the numbers that the data set counts by and its own generators are put back; so is, unless it
-    ``keeps_open`` what it opens, everything else that it has set: workers that are forked must not inherit an open file.
-    Raises CanNotBeAsked.
+    They come by paths such as ``item 0[1]``, and are drawn with the same random numbers on all
+    ranks. Afterwards the random numbers of the process, the counters of the data set and its own
+    generators are restored. Unless it ``keeps_open`` its files, all its other attributes are, too:
+    forked workers must not inherit an open file. Raises CanNotBeAsked.
     """
     try:
         length = len(dataset)
@@ -47,67 +47,82 @@ def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
         random_streams.seed(SEED)
         with as_before(inside, keeps_open):
             items = zip(indices, _items(dataset, indices), strict=True)
-            return {path: field for index, item in items for path, field in fields_of(item, f"item {index}").items()}
+            return {
+                path: field
+                for index, item in items
+                for path, field in fields_of(item, f"item {index}").items()
+            }
     except Exception as error:
         raise CanNotBeAsked(f"item {indices[0]} raises {type(error).__name__}") from error
     finally:
         random_streams.write(before)
 
 
-def _items(dataset: Any, indices: list[int]) -> list[Any]:
-    """As torch's own fetcher does it."""
+def _items(dataset: Any, indices: list[int]) -> list[object]:
+    """Fetch items as torch's own fetcher does."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many else [dataset[index] for index in indices]
 
 
 @contextmanager
-def as_before(objects: list[Any], keeps_open: bool) -> Iterator[None]:
-    """What the block changes in the objects is put back."""
+def as_before(objects: list[object], keeps_open: bool) -> Iterator[None]:
+    """Restore what the block changes in the objects."""
     attributes = [(one, dict(vars(one))) for one in objects]
-    states = [state for _, held in attributes for value in held.values() if (state := _state(value)) is not None]
+    states = [
+        state
+        for _, held in attributes
+        for value in held.values()
+        if (state := _state(value)) is not None
+    ]
     try:
         yield
     finally:
         for one, held in attributes:
             _put_back(one, held, keeps_open)
-        for put, state in states:
-            put(state)
+        for put, before in states:
+            put(before)
 
 
-def _put_back(one: Any, held: dict[str, Any], keeps_open: bool) -> None:
+def _put_back(one: object, held: dict[str, object], keeps_open: bool) -> None:
     now = vars(one)
     if keeps_open:
         now.update({name: value for name, value in held.items() if type(value) in (int, float)})
-    elif any(now.get(name, now) is not value for name, value in held.items()) or len(now) != len(held):
+    elif any(now.get(name, now) is not value for name, value in held.items()) or len(now) != len(
+        held
+    ):
         now.clear()
         now.update(held)
 
 
-def _state(value: Any) -> tuple[Callable[[Any], Any], Any] | None:
-    """Where a random generator or a file stands, with the function that puts it back there."""
+def _state(value: Any) -> tuple[Callable[[Any], object], object] | None:
+    """Return the function that restores a random generator or a file, and its present state."""
     kind = type(value)
     if hasattr(kind, "bit_generator"):  # numpy's Generator
         return partial(setattr, value.bit_generator, "state"), value.bit_generator.state
     if isinstance(value, random.Random):
         return value.setstate, value.getstate()
-    if kind.__name__ in ("Generator", "RandomState"):  # torch's, and numpy's of old
+    if kind.__name__ in ("Generator", "RandomState"):  # torch's, and numpy's older one
         return value.set_state, value.get_state()
     if hasattr(kind, "seek") and hasattr(kind, "tell"):
         return value.seek, value.tell()
     return None
 
 
-def _is_read_once(value: Any) -> bool:
+def _is_read_once(value: object) -> bool:
     return hasattr(type(value), "__next__") and not hasattr(type(value), "seek")
 
 
-def _objects(dataset: Any) -> list[Any]:
-    """The data set, those that it is made of, and the transforms that they call; outermost first."""
-    found: dict[int, Any] = {}
+def _objects(dataset: object) -> list[object]:
+    """Return the data set, those that it consists of, and their transforms, outermost first."""
+    found: dict[int, object] = {}
     waiting = [dataset]
     while waiting and len(found) < OBJECTS_AT_MOST:
         one = waiting.pop(0)
-        if id(one) in found or not (isinstance(one, Dataset) or one is dataset or _is_transform(one)) or not hasattr(one, "__dict__"):
+        if (
+            id(one) in found
+            or not (isinstance(one, Dataset) or one is dataset or _is_transform(one))
+            or not hasattr(one, "__dict__")
+        ):
             continue
         found[id(one)] = one
         for value in vars(one).values():
@@ -115,5 +130,7 @@ def _objects(dataset: Any) -> list[Any]:
     return list(found.values())
 
 
-def _is_transform(one: Any) -> bool:
-    return callable(one) and not isinstance(one, type | FunctionType | MethodType | torch.nn.Module | torch.Tensor)
+def _is_transform(one: object) -> bool:
+    return callable(one) and not isinstance(
+        one, type | FunctionType | MethodType | torch.nn.Module | torch.Tensor
+    )

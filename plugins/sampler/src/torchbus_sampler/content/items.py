@@ -1,11 +1,11 @@
-"""What an item of a data set holds, in a few words and numbers that ranks can compare."""
+"""Describe an item of a data set by a few words and numbers, which ranks can compare."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,12 @@ SHOWN_NUMBERS = 3
 
 
 class Field(NamedTuple):
-    """One leaf of an item. ``kind``: its type, shape and dtype. ``number``: equal, but for rounding, where its values are
-    (0.0 for text). ``text``: a checksum of what has no numbers, "" for what has. ``shown``: for messages."""
+    """One leaf of an item.
+
+    ``kind``: its type, shape and dtype. ``number``: stands for its values; equal up to rounding if
+    they are (0.0 for text). ``text``: a checksum if it has no numbers, else "". ``shown``: words
+    for messages.
+    """
 
     kind: str
     number: float
@@ -26,15 +30,15 @@ class Field(NamedTuple):
     shown: str
 
     def like(self, other: Field) -> bool:
-        """Whether both hold the same; the last digits of a transform may differ between processors."""
+        """Whether both are equal, up to the last digits, which may differ between processors."""
         both_nan = math.isnan(self.number) and math.isnan(other.number)
         rounds = 1e-6 if "float" in self.kind or "complex" in self.kind else 1e-12
         near = both_nan or math.isclose(self.number, other.number, rel_tol=rounds, abs_tol=1e-30)
         return (self.kind, self.text) == (other.kind, other.text) and near
 
 
-def fields_of(value: Any, path: str = "") -> dict[str, Field]:
-    """The leaves of an item by their paths, such as ``[0]["image"]``; the first hundred of them."""
+def fields_of(value: object, path: str = "") -> dict[str, Field]:
+    """Return the first hundred leaves of an item by their paths, such as ``[0]["image"]``."""
     found: dict[str, Field] = {}
     for where, field in _walk(value, path, DEEP):
         found[where] = field
@@ -43,7 +47,7 @@ def fields_of(value: Any, path: str = "") -> dict[str, Field]:
     return found
 
 
-def _walk(value: Any, path: str, deep: int) -> Iterator[tuple[str, Field]]:
+def _walk(value: object, path: str, deep: int) -> Iterator[tuple[str, Field]]:
     parts = _parts(value) if deep else None
     if parts is None:
         yield path, _field(value)
@@ -52,41 +56,63 @@ def _walk(value: Any, path: str, deep: int) -> Iterator[tuple[str, Field]]:
         yield from _walk(part, path + name, deep - 1)
 
 
-def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """What a container holds, each with its step in the path; None for a leaf."""
+def _parts(value: object) -> list[tuple[str, object]] | None:
+    """Return the members of a container, each with its step in the path, or None for a leaf."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", value[key]) for key in value]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", part) for name, part in zip(value._fields, value, strict=True)]
     if isinstance(value, list | tuple):
-        return None if _are_numbers(value) else [(f"[{place}]", part) for place, part in enumerate(value)]
-    if _is_plain(value) or hasattr(value, "__array__") or hasattr(value, "tobytes") or callable(value):
+        return (
+            None
+            if _are_numbers(value)
+            else [(f"[{place}]", part) for place, part in enumerate(value)]
+        )
+    if (
+        _is_plain(value)
+        or hasattr(value, "__array__")
+        or hasattr(value, "tobytes")
+        or callable(value)
+    ):
         return None
     held = getattr(value, "__dict__", None)
     return [(f".{name}", part) for name, part in held.items()] if held else None
 
 
-def _field(value: Any) -> Field:
+def _field(value: object) -> Field:
     kind = type(value).__name__
     numbers = _numbers(value)
     if numbers is not None:
-        shape = "" if isinstance(value, bool | int | float) else f" {tuple(numbers.shape)} {str(numbers.dtype).removeprefix('torch.')}"
+        shape = (
+            ""
+            if isinstance(value, bool | int | float)
+            else f" {tuple(numbers.shape)} {str(numbers.dtype).removeprefix('torch.')}"
+        )
         return Field(kind + shape, weighted(numbers), "", _shown(kind + shape, numbers))
     if isinstance(value, str | bytes):
         return Field(kind, 0.0, _checksum(value), repr(value[:SHOWN_CHARACTERS]))
     if isinstance(value, set | frozenset):
-        return Field(kind, 0.0, _checksum(repr(sorted(map(repr, value)))), f"{kind} of {len(value)}")
+        return Field(
+            kind, 0.0, _checksum(repr(sorted(map(repr, value)))), f"{kind} of {len(value)}"
+        )
     text = kind if callable(value) or " at 0x" in repr(value) else repr(value)
     return Field(kind, 0.0, _checksum(text), text[:SHOWN_CHARACTERS])
 
 
 def _shown(kind: str, numbers: Tensor) -> str:
-    first = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in numbers.reshape(-1)[:SHOWN_NUMBERS].tolist()]
-    return first[0] if numbers.numel() == 1 else f"{kind} {', '.join(first)}{', ...' if numbers.numel() > SHOWN_NUMBERS else ''}"
+    first = [
+        f"{value:.6g}" if isinstance(value, float) else str(value)
+        for value in numbers.reshape(-1)[:SHOWN_NUMBERS].tolist()
+    ]
+    return (
+        first[0]
+        if numbers.numel() == 1
+        else f"{kind} {', '.join(first)}{', ...' if numbers.numel() > SHOWN_NUMBERS else ''}"
+    )
 
 
-def _numbers(value: Any) -> Tensor | None:
-    """A leaf's values as a tensor, None if it has none that can be read."""
+def _numbers(value: object) -> Tensor | None:
+    """Return a leaf's values as a tensor, or None if it has none that can be read."""
     if isinstance(value, str | bytes | set | frozenset) or value is None:
         return None
     try:
@@ -100,7 +126,7 @@ def _numbers(value: Any) -> Tensor | None:
 
 
 def weighted(numbers: Tensor) -> float:
-    """A sum in which each place has a weight of its own: the same values in another order give another number."""
+    """Sum the values with a weight for each place, so that another order gives another number."""
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers)
     flat = numbers.reshape(-1).to("cpu", torch.float64)
@@ -108,12 +134,14 @@ def weighted(numbers: Tensor) -> float:
     return float((flat * (1 + places.square().mul(0.6180339887498949).frac())).sum())
 
 
-def _are_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+def _are_numbers(values: Sequence[object]) -> bool:
     return len(values) > 8 and all(isinstance(value, bool | int | float) for value in values)
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | complex | str | bytes | set | frozenset | Tensor)
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(
+        value, bool | int | float | complex | str | bytes | set | frozenset | Tensor
+    )
 
 
 def _checksum(text: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""Whether a loader is divided, and why.
+"""Decide whether a loader is divided, and why.
 
-Listens to modes and backwards. The division itself is in ``order``.
+The modules here look at models' modes and at backwards. ``order`` does the division itself.
 """

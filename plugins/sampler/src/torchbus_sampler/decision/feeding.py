@@ -1,53 +1,69 @@
-"""Which loaders the backward passes are fed from, and what there is to say about it."""
+"""Find out which loaders feed the backwards, and warn if that does not fit the decision."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import BackwardCall, Context, Origin, Taken, UsageError, as_list, inventory, warn
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    Origin,
+    Taken,
+    UsageError,
+    as_list,
+    inventory,
+    warn,
+)
 
 UNFED = (
-    "a loader over {} was divided over the ranks, but fed no backward: what was computed from it is one rank's share. Iterate it under "
-    "torch.no_grad() or after model.eval()"
+    "a loader over {} was divided over the ranks, but fed no backward: each rank computed with its"
+    " own share of it. Iterate it under torch.no_grad() or after model.eval()"
 )
-WHOLE = "{} is {}, and so is not divided: every rank computes the same batches. But they feed backward: {}"
+WHOLE = (
+    "{} is {}, and so is not divided: every rank computes the same batches. But they feed"
+    " backward: {}"
+)
 IN_EVAL_MODE = (
-    "to train, call model.train() before the loop (from_pretrained leaves models in eval mode; to freeze some layers, call eval() on these "
-    "only), or divide its batches with s.shard(...)"
+    "to train, call model.train() before the loop (from_pretrained leaves models in eval mode; to"
+    " freeze some layers, call eval() on these only), or divide its batches with s.shard(...)"
 )
 WITHOUT_GRADIENTS = "to train, take its batches outside torch.no_grad() and inference_mode"
 
 
 class Feeding:
-    """Loaders of divided passes that have fed a backward train. Of a pass that counts as evaluation, a step is refused."""
+    """The loaders that train: a divided pass over them has fed a backward.
+
+    It rejects an optimizer step on the batches of a pass that counts as evaluation.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        self._trains: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._trains: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
         self._origin: Origin | None = None
         self._whole: Origin | None = None
         self._warned: set[str] = set()
         self._waited_for: list[tuple[type, Origin]] = []
+        self._backwards = self._steps = 0
 
-    def __contains__(self, loader: DataLoader[Any]) -> bool:
+    def __contains__(self, loader: DataLoader[object]) -> bool:
         return loader in self._trains
 
     def __bool__(self) -> bool:
-        """Whether any loader has."""
+        """Whether any loader trains."""
         return len(self._trains) > 0
 
-    def add(self, loader: DataLoader[Any]) -> None:
-        """It has fed a backward."""
+    def add(self, loader: DataLoader[object]) -> None:
+        """The loader has fed a backward."""
         self._trains.add(loader)
 
     def backward(self, call: BackwardCall) -> None:
         """The loop calls ``backward``."""
+        self._backwards += 1
         feeding = self._session.batches.feeding
         if feeding and (len(feeding) > 1 or feeding[0].origin is not self._origin):
             self._look(call, feeding)
@@ -64,24 +80,40 @@ class Feeding:
             self._warn(_words(self._whole))
 
     def step(self, optimizer: Optimizer) -> None:
-        """The loop calls ``optimizer.step``. Raises UsageError where a model is trained with batches that every rank has."""
+        """The loop calls ``optimizer.step``.
+
+        Raises UsageError if it trains a model on batches that every rank has.
+        """
+        self._steps += 1
         whole = self._whole
-        if whole is not None and inventory.models_of([parameter for group in optimizer.param_groups for parameter in group["params"]]):
+        if whole is not None and inventory.models_of(
+            [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ):
             raise UsageError(_words(whole))
 
     def wait_for(self, kind: type, origin: Origin) -> None:
-        """A pass over a data set of this class is over. Somebody keeps its batches, which may feed a backward yet, though its loader be gone."""
+        """A pass over a data set of this class is over, but something still holds its batches.
+
+        They may feed a backward later, even if the loader is gone.
+        """
         self._waited_for.append((kind, origin))
 
     def say_waited_for(self) -> None:
-        """At the end: of some passes none has come."""
+        """At the end, warn if batches of such a pass have fed no backward."""
         for kind, origin in self._waited_for:
             if not origin.fed:
                 self.say_unfed(kind)
 
     def say_unfed(self, kind: type) -> None:
-        """A loader over a data set of this class was divided for nothing."""
-        if self._session.is_main and not any(text.startswith("a loader over") for text in self._warned):
+        """Warn that a loader over a data set of this class was divided for nothing.
+
+        In a loop that steps without ever calling backward, this is unknown.
+        """
+        if self._steps and not self._backwards:
+            return
+        if self._session.is_main and not any(
+            text.startswith("a loader over") for text in self._warned
+        ):
             self._warn(UNFED.format(kind.__name__))
 
     def _warn(self, text: str) -> None:
@@ -92,17 +124,21 @@ class Feeding:
 
 
 def _words(origin: Origin) -> str:
-    why = origin.evaluates.removeprefix("not divided, ").removeprefix("divided without padding, ").removesuffix(" and shard_eval=True")
+    why = (
+        origin.evaluates.removeprefix("not divided, ")
+        .removeprefix("divided without padding, ")
+        .removesuffix(" and shard_eval=True")
+    )
     return WHOLE.format(origin.name, why, IN_EVAL_MODE if "eval mode" in why else WITHOUT_GRADIENTS)
 
 
-def only_parameters(roots: Sequence[Any]) -> bool:
-    """Whether a graph leads to parameters and nothing else: the gradient of an input (an attack on it, say) trains nothing."""
+def only_parameters(roots: Sequence[object]) -> bool:
+    """Whether a graph leads only to parameters: the gradient of an input, say, trains nothing."""
     leaves = _leaves(roots)
     return bool(leaves) and all(isinstance(leaf, Parameter) for leaf in leaves)
 
 
-def _leaves(roots: Sequence[Any]) -> list[Tensor]:
+def _leaves(roots: Sequence[object]) -> list[Tensor]:
     found: list[Tensor] = []
     waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     seen = set(waiting)

@@ -1,4 +1,4 @@
-"""The models whose mode tells training from evaluation."""
+"""The models whose mode distinguishes training from evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from torchbus.plugin import hookimpl, inventory
 
 
 class DecidingModels:
-    """Those that an optimizer trains: a transform, or a loss made of modules, may stay in training mode for ever, and a teacher in eval mode."""
+    """The models that an optimizer trains.
+
+    Other modules do not count: a transform or a loss may always be in training mode, and a teacher
+    always in eval mode.
+    """
 
     def __init__(self) -> None:
         self._called: weakref.WeakSet[Module] = weakref.WeakSet()
@@ -32,13 +36,22 @@ class DecidingModels:
         self._trained = weakref.WeakSet()
 
     def now(self) -> list[Module]:
-        """Without an optimizer those that were called, and before any was, all that there are."""
+        """Return them. Without an optimizer, return the called models, or else all models."""
         if not self._trained and (parameters := self._parameters()):
             self._trained = weakref.WeakSet(inventory.models_of(parameters))
-        deciding = list(self._trained) or list(self._called) or inventory.outermost(inventory.alive(Module))
+        deciding = (
+            list(self._trained)
+            or list(self._called)
+            or inventory.outermost(inventory.alive(Module))
+        )
         return [model for model in deciding if not inventory.is_internal(model)]
 
     def _parameters(self) -> list[Tensor]:
-        """As the optimizers have them now: a strategy may have put parts of them in their place."""
-        held = [parameter for optimizer in self._optimizers for group in optimizer.param_groups for parameter in group["params"]]
+        """Return what the optimizers hold now: a strategy may have replaced it by shards."""
+        held = [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
         return [*held, *self._adopted.values()]

@@ -1,4 +1,4 @@
-"""Options about divided loaders, where no loader is divided."""
+"""Reject options about divided loaders if no loader is divided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torchbus.plugin import Context, UsageError, warn
 
 
 def checked(divides: bool, **options: object) -> dict[str, object]:
-    """Raises UsageError if any of these options is set where ``replace_sampler`` is not."""
+    """Raise UsageError if one of these options is set, and ``replace_sampler`` is False."""
     if not divides:
         _refuse(options, "replace_sampler=False")
     return options
@@ -15,12 +15,18 @@ def checked(divides: bool, **options: object) -> dict[str, object]:
 def _refuse(options: dict[str, object], because: str) -> None:
     asked = [f"{name}={value!r}" for name, value in options.items() if value]
     if asked:
-        raise UsageError(f"{', '.join(asked)} with {because}: no loader is divided, so it would do nothing. Leave one of them out")
+        raise UsageError(
+            f"{', '.join(asked)} with {because}: no loader is divided, so it would do nothing."
+            " Leave one of them out"
+        )
 
 
 def look(session: Context, options: dict[str, object], divides: bool) -> None:
-    """On several ranks without a strategy that divides loaders, refuse them; on one rank say that there is no ledger."""
+    """On several ranks without a dividing strategy, reject them. On one rank, warn of no ledger."""
     if session.world_size > 1 and not divides:
         _refuse(options, f"strategy={session.options['strategy']!r}")
     if session.world_size == 1 and options["sample_ledger"]:
-        warn("sample_ledger: one rank takes every sample, in the script's own order, so nothing is written")
+        warn(
+            "sample_ledger: one rank takes every sample, in the script's own order, so nothing is"
+            " written"
+        )

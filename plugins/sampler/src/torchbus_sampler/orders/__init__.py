@@ -1,4 +1,5 @@
-"""Orders of torch's own samplers as arrays, of which a rank reads its slice of each step.
+"""Orders of torch's own samplers as arrays, from which a rank reads its slice in each step.
 
-Knows samplers and the memory that ranks share. Which loader is divided is decided in ``decision``.
+The modules here know samplers, and the memory that ranks share. ``decision`` decides which loader
+is divided.
 """

@@ -1,4 +1,4 @@
-"""A part of an order in memory: the indices, and a checksum at each block's end."""
+"""A part of an order in memory: the indices, and a checksum at the end of each block."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Fill = Callable[[Tensor], None]
 
 
 class OrderArray:
-    """``length`` indices, each an int64, and behind them the blocks' checksums, in one buffer of ``words(length)`` numbers. The checksum of
-    a block is of everything up to its end."""
+    """``length`` indices, each an int64, and after them the checksums of the blocks.
+
+    All are in one buffer of ``words(length)`` numbers. A block's checksum covers all up to its end.
+    """
 
     def __init__(self, view: memoryview, length: int) -> None:
         self._view = view
@@ -27,24 +29,24 @@ class OrderArray:
         return self._view[start:stop].tolist()
 
     def checksum(self, stop: int) -> int:
-        """Of all blocks as far as the one that holds the last of the first ``stop`` indices."""
+        """Return the checksum of all blocks up to the one with index number ``stop - 1``."""
         return int(self._view[self.length + (stop - 1) // BLOCK])
 
 
 def words(length: int) -> int:
-    """Numbers that an array of so many indices takes."""
+    """Return how many numbers an array of so many indices has."""
     return length + -(-length // BLOCK)
 
 
 def own(length: int, fill: Fill) -> OrderArray:
-    """An array in this process's own memory."""
+    """Make an array in this process's own memory."""
     view = memoryview(array.array("q", [0]) * words(length))
     write(view, length, fill)
     return OrderArray(view, length)
 
 
 def write(view: memoryview, length: int, fill: Fill) -> None:
-    """Draw the indices, and add up the blocks."""
+    """Draw the indices, and compute the checksums."""
     if not length:
         return
     fill(torch.frombuffer(view, dtype=torch.int64, count=length))
@@ -55,7 +57,7 @@ def write(view: memoryview, length: int, fill: Fill) -> None:
 
 
 def checksum_of(indices: Any, before: int = 0) -> int:
-    """Of numbers that are kept somewhere else: a list or tuple of them, a range, a tensor or an array; read in blocks."""
+    """Return the checksum of a list, tuple, range, tensor or array of numbers, read in blocks."""
     if isinstance(indices, range):
         return zlib.crc32(repr(indices).encode(), before)
     for start in range(0, len(indices), BLOCK):
@@ -65,7 +67,7 @@ def checksum_of(indices: Any, before: int = 0) -> int:
 
 
 def digest(indices: list[Any], before: int) -> int:
-    """A number that is equal on all ranks whose indices have been the same so far."""
+    """Return a number that is equal on all ranks with the same indices so far."""
     try:
         return zlib.crc32(array.array("q", indices).tobytes(), before)
     except (TypeError, OverflowError):

@@ -1,4 +1,4 @@
-"""The order of one pass, as far as it has been drawn."""
+"""The order of one pass, as far as it is drawn."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ from torchbus_sampler.orders.memory import Memory
 
 
 class Order(Protocol):
-    """``total`` indices. ``checksum``: of what there is beside the pieces to tell orders apart."""
+    """``total`` indices. ``checksum``: of what an order consists of besides its pieces."""
 
     total: int
     checksum: int
 
     def reach(self, start: int, stop: int) -> None:
-        """Draw what the sampler has drawn once it has yielded ``stop`` indices. Those before ``start`` are not read any more."""
+        """Draw all that the sampler has drawn when it has yielded ``stop`` indices.
+
+        Indices before ``start`` will not be read again.
+        """
 
     def finish(self, start: int) -> None:
-        """Draw what it has drawn once it has been asked for more than it has."""
+        """Draw all that the sampler has drawn when it has raised StopIteration."""
 
     def indices(self, start: int, stop: int) -> list[Any]:
-        """What it yields; drawn by ``reach`` before."""
+        """Return what it yields. Call ``reach`` before."""
 
     def digest(self, stop: int) -> int:
-        """A number that is equal on ranks whose orders are alike in the piece that holds ``stop - 1``, as far as the end of its block."""
+        """Return a number that is equal on ranks with the same order.
+
+        It covers the piece that has index number ``stop - 1``, up to the end of its block.
+        """
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
 
 
 class Range:
-    """SequentialSampler: nothing is drawn, and nothing is kept."""
+    """The order of SequentialSampler, which draws and keeps nothing."""
 
     checksum = 0
 
@@ -57,7 +63,7 @@ class Range:
 
 
 class Drawing:
-    """Pieces of the order, each an array; those that the pass has left behind are let go."""
+    """Pieces of the order, each an array. Those before the pass's place are released."""
 
     checksum = 0
 
@@ -98,7 +104,9 @@ class Drawing:
         return found
 
     def digest(self, stop: int) -> int:
-        begin, piece = next((begin, piece) for begin, end, piece in self._pieces if begin < stop <= end)
+        begin, piece = next(
+            (begin, piece) for begin, end, piece in self._pieces if begin < stop <= end
+        )
         return piece.checksum(stop - begin)
 
     def close(self) -> None:
@@ -106,7 +114,7 @@ class Drawing:
 
 
 class Chosen(Drawing):
-    """SubsetRandomSampler: its indices at the places that are drawn."""
+    """The order of SubsetRandomSampler: its indices at the places that are drawn."""
 
     def __init__(self, draws: Draws, memory: Memory, chosen: Sequence[Any]) -> None:
         super().__init__(draws, memory)

@@ -1,4 +1,4 @@
-"""How torch's samplers draw: how many indices at a time, by which call, and what they draw beyond the last one."""
+"""How torch's samplers draw: how many indices at a time, by which call, and what after the last."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import WeightedRandomSampler
 
-CHUNK = 32  # torch draws so many with replacement at a time
-PIECES = (2**12, 2**22)  # of a generator that nobody else draws from, more can be drawn ahead; the first piece and the largest
+CHUNK = 32  # with replacement, torch draws so many at a time
+# the first piece and the largest one, if nobody else draws from the generator
+PIECES = (2**12, 2**22)
 SCRATCH = 2**16
 
 
 class Draws(Protocol):
-    """``total``: indices in a pass. ``generator``: from which all is drawn. ``shared``: pieces may be large, so that the ranks of a node should
-    have them together. ``name``: what else than the generator's state decides about a piece; equal names and states draw the same."""
+    """The draws of one pass.
+
+    ``total``: the number of indices. ``generator``: the one that they are drawn from. ``shared``:
+    pieces may be large, so the ranks of a node should share them. ``name``: with the same name, and
+    the same state of the generator, two ranks draw the same.
+    """
 
     total: int
     generator: Generator
@@ -26,21 +31,27 @@ class Draws(Protocol):
     def name(self) -> str: ...
 
     def piece(self, drawn: int, start: int, stop: int) -> int:
-        """How many indices are drawn next, of ``drawn`` so far, for those from ``start`` to ``stop`` to be there."""
+        """Return how many indices to draw next, to get those from ``start`` to ``stop``.
+
+        ``drawn`` are drawn already.
+        """
 
     def fill(self, out: Tensor) -> None:
-        """Draw them."""
+        """Draw the indices."""
 
     def pass_by(self, length: int) -> None:
-        """Draw them, and keep none."""
+        """Draw the indices, and keep none."""
 
     def finish(self) -> None:
-        """Draw what the sampler draws when it is asked for more than it has."""
+        """Draw what the sampler draws before it raises StopIteration."""
 
 
 class Permutations:
-    """One permutation of ``length`` after another: RandomSampler without replacement, and the places of SubsetRandomSampler. ``one_more``: a
-    pass that ends with a whole permutation draws another."""
+    """One permutation of ``length`` after another.
+
+    RandomSampler without replacement draws so, and SubsetRandomSampler its places. ``one_more``: a
+    pass that ends with a whole permutation draws another one.
+    """
 
     shared = True
 
@@ -61,7 +72,7 @@ class Permutations:
         torch.randperm(self._length, generator=self.generator, out=out)
 
     def pass_by(self, length: int) -> None:
-        nowhere = torch.empty(1, dtype=torch.int64).expand(self._length)  # all of it is one number
+        nowhere = torch.empty(1, dtype=torch.int64).expand(self._length)  # memory of one number
         torch.randperm(self._length, generator=self.generator, out=nowhere)
 
     def finish(self) -> None:
@@ -70,7 +81,7 @@ class Permutations:
 
 
 class Weighted:
-    """All at once, by weights."""
+    """All indices at once, by weights."""
 
     shared = True
 
@@ -91,7 +102,9 @@ class Weighted:
 
     def fill(self, out: Tensor) -> None:
         sampler = self._sampler
-        torch.multinomial(sampler.weights, self.total, sampler.replacement, generator=self.generator, out=out)
+        torch.multinomial(
+            sampler.weights, self.total, sampler.replacement, generator=self.generator, out=out
+        )
 
     def pass_by(self, length: int) -> None:
         self.fill(torch.empty(length, dtype=torch.int64))
@@ -101,9 +114,12 @@ class Weighted:
 
 
 class WithReplacement:
-    """Independent numbers. ``ahead``: nobody else draws from the generator, so that pieces may be larger than what is needed now."""
+    """Independent indices.
 
-    shared = False  # small, so that each rank draws for itself
+    ``ahead``: nobody else draws from the generator, so pieces may be larger than needed now.
+    """
+
+    shared = False  # pieces are small, so each rank draws for itself
     name = "with replacement"
 
     def __init__(self, high: int, total: int, generator: Generator, ahead: bool) -> None:
@@ -117,7 +133,10 @@ class WithReplacement:
             return start // CHUNK * CHUNK - drawn  # to be passed by
         least = -(-stop // CHUNK) * CHUNK - drawn
         smallest, largest = PIECES
-        return min(max(least, min(max(drawn, smallest), largest)) if self._ahead else least, self.total - drawn)
+        return min(
+            max(least, min(max(drawn, smallest), largest)) if self._ahead else least,
+            self.total - drawn,
+        )
 
     def fill(self, out: Tensor) -> None:
         torch.randint(self._high, (len(out),), generator=self.generator, out=out)

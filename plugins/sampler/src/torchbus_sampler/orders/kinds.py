@@ -1,14 +1,20 @@
-"""Which samplers are torch's own, so that their order is known without iterating them."""
+"""Recognise torch's own samplers. Their order is known without iterating them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from torchbus_sampler.orders.drawing import Chosen, Drawing, Order, Range
 from torchbus_sampler.orders.draws import Permutations, Weighted, WithReplacement
@@ -18,24 +24,33 @@ MODULE = "torch.utils.data.sampler"
 
 
 def is_known(sampler: Any) -> bool:
-    """Whether it is one of torch's classes, not a class of the script's made from it, that draws as those do which this module knows."""
+    """Whether it is one of torch's classes, not derived from one, and draws as this module does."""
     kind: type = type(sampler)
-    if kind not in MAKE or not _is_untouched(kind) or not _is_common(getattr(sampler, "generator", None)):
+    if (
+        kind not in MAKE
+        or not _is_untouched(kind)
+        or not _is_common(getattr(sampler, "generator", None))
+    ):
         return False
     if kind is SubsetRandomSampler and not _is_plain(sampler.indices):
         return False
-    if kind is WeightedRandomSampler and not (isinstance(sampler.weights, Tensor) and sampler.weights.device.type == "cpu"):
+    if kind is WeightedRandomSampler and not (
+        isinstance(sampler.weights, Tensor) and sampler.weights.device.type == "cpu"
+    ):
         return False
     return draws_as_known(kind)
 
 
-def is_batching(inner: Any) -> bool:
+def is_batching(inner: object) -> TypeGuard[BatchSampler]:
     """Whether it is torch's own BatchSampler."""
     return type(inner) is BatchSampler and _is_untouched(BatchSampler)
 
 
-def begin(sampler: Any, memory: Memory) -> Order:
-    """The order of a pass that begins now. Draws a seed where the sampler does; raises what it raises."""
+def begin(sampler: object, memory: Memory) -> Order:
+    """Return the order of a pass that begins now.
+
+    It draws a seed if the sampler does, and raises what the sampler raises.
+    """
     return MAKE[type(sampler)](sampler, memory)
 
 
@@ -44,7 +59,11 @@ def _sequential(sampler: SequentialSampler, memory: Memory) -> Order:
 
 
 def _random(sampler: RandomSampler, memory: Memory) -> Order:
-    length, generator, is_own = len(sampler.data_source), sampler.generator, sampler.generator is None
+    length, generator, is_own = (
+        len(sampler.data_source),
+        sampler.generator,
+        sampler.generator is None,
+    )
     if is_own:
         generator = Generator()
         generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
@@ -58,7 +77,9 @@ def _subset(sampler: SubsetRandomSampler, memory: Memory) -> Order:
     length = len(sampler.indices)
     if not length:
         return Range(0)
-    return Chosen(Permutations(length, length, _generator(sampler), one_more=False), memory, sampler.indices)
+    return Chosen(
+        Permutations(length, length, _generator(sampler), one_more=False), memory, sampler.indices
+    )
 
 
 def _weighted(sampler: WeightedRandomSampler, memory: Memory) -> Order:
@@ -66,47 +87,65 @@ def _weighted(sampler: WeightedRandomSampler, memory: Memory) -> Order:
 
 
 MAKE: dict[type, Callable[[Any, Memory], Order]] = {
-    SequentialSampler: _sequential, RandomSampler: _random, SubsetRandomSampler: _subset, WeightedRandomSampler: _weighted,
-}  # fmt: skip
+    SequentialSampler: _sequential,
+    RandomSampler: _random,
+    SubsetRandomSampler: _subset,
+    WeightedRandomSampler: _weighted,
+}
 
 
-def _generator(sampler: Any) -> Generator:
-    return torch.default_generator if sampler.generator is None else sampler.generator  # type: ignore[no-any-return]
+def _generator(sampler: SubsetRandomSampler | WeightedRandomSampler) -> Generator:
+    generator: Generator | None = sampler.generator
+    return torch.default_generator if generator is None else generator
 
 
 def _is_untouched(kind: type) -> bool:
-    return getattr(kind.__iter__, "__module__", "") == MODULE  # type: ignore[attr-defined]
+    return getattr(getattr(kind, "__iter__", None), "__module__", "") == MODULE
 
 
-def _is_common(generator: Any) -> bool:
-    """None, or a generator of the script's own on the CPU."""
+def _is_common(generator: object) -> bool:
+    """Whether it is None, or a generator of the script's own on the CPU."""
     if generator is None:
         return True
-    return isinstance(generator, Generator) and generator.device.type == "cpu" and generator is not torch.default_generator
+    return (
+        isinstance(generator, Generator)
+        and generator.device.type == "cpu"
+        and generator is not torch.default_generator
+    )
 
 
-def _is_plain(indices: Any) -> bool:
-    return type(indices) in (list, tuple, range) or (hasattr(indices, "tolist") and getattr(indices, "ndim", 0) == 1)
+def _is_plain(indices: object) -> bool:
+    return type(indices) in (list, tuple, range) or (
+        hasattr(indices, "tolist") and getattr(indices, "ndim", 0) == 1
+    )
 
 
 @cache
 def draws_as_known(kind: type) -> bool:
-    """Whether this version of torch draws as this module has it: tried once, on a few indices."""
+    """Whether this version of torch draws as this module does. Tried once, on a few indices."""
     with torch.random.fork_rng(devices=[]):
         return all(_is_alike(make, stop) for make in EXAMPLES[kind] for stop in (7, 40, 41))
 
 
 def _is_alike(make: Callable[[Generator], Any], stop: int) -> bool:
-    (sampler, generator), (other, its) = ((make(one), one) for one in (Generator().manual_seed(7), Generator().manual_seed(7)))
+    (sampler, generator), (other, its) = (
+        (make(one), one) for one in (Generator().manual_seed(7), Generator().manual_seed(7))
+    )
     torch.default_generator.manual_seed(3)
-    drawn = [index for _, index in zip(range(stop), sampler, strict=False)] if stop <= len(sampler) else [*sampler]
+    drawn = (
+        [index for _, index in zip(range(stop), sampler, strict=False)]
+        if stop <= len(sampler)
+        else [*sampler]
+    )
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(3)
     order = begin(other, Memory())
     order.reach(0, len(drawn))
     if stop > len(other):
         order.finish(0)
-    stand_alike = torch.equal(generator.get_state(), its.get_state()) and torch.equal(state, torch.get_rng_state())
+    stand_alike = torch.equal(generator.get_state(), its.get_state()) and torch.equal(
+        state, torch.get_rng_state()
+    )
     return stand_alike and order.indices(0, len(drawn)) == drawn
 
 
@@ -119,9 +158,12 @@ EXAMPLES: dict[type, list[Callable[[Generator], Any]]] = {
         lambda generator: RandomSampler(range(9), True, 40, generator),
         lambda generator: RandomSampler(range(9), True, 40),
     ],
-    SubsetRandomSampler: [lambda generator: SubsetRandomSampler(range(0, 80, 2), generator), lambda generator: SubsetRandomSampler(range(40))],
+    SubsetRandomSampler: [
+        lambda generator: SubsetRandomSampler(range(0, 80, 2), generator),
+        lambda generator: SubsetRandomSampler(range(40)),
+    ],
     WeightedRandomSampler: [
         lambda generator: WeightedRandomSampler([0.5, 2.0, 1.0], 40, True, generator),
         lambda generator: WeightedRandomSampler([1.0] * 40, 40, False, None),
     ],
-}  # fmt: skip
+}

@@ -1,4 +1,7 @@
-"""Where the arrays of an order lie: one for all ranks of a node where it is large, one in each rank otherwise."""
+"""Memory for the arrays of an order.
+
+The ranks of a node share a large array. Each rank has its own copy of a small one.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,19 @@ from torchbus_sampler.orders.array import OrderArray, own
 from torchbus_sampler.orders.draws import Draws
 from torchbus_sampler.orders.shared import NoRoom, NotShared, shared
 
-SHARED_FROM = 2**20  # samples: below this an array takes less time to draw than to ask for
-TOO_SMALL = "the order of {} samples does not fit into shared memory ({}): each rank keeps one of its own, {:.1f} GB"
+SHARED_FROM = 2**20  # samples; it is faster to draw a smaller array than to ask for it
+TOO_SMALL = (
+    "the order of {} samples does not fit into shared memory ({}): each rank keeps its own copy,"
+    " {:.1f} GB"
+)
 
 
 class Memory:
-    """``store``: by which the ranks of this node find one another; None where there is one. Nobody waits for a rank that does not draw: the
-    first to come draws, and those that come while it does wait for it."""
+    """Gives arrays, which the ranks of a node share through ``store``; None if there is one rank.
+
+    The first rank that asks draws the array. Ranks that ask meanwhile wait for it. No rank waits
+    for one that does not draw.
+    """
 
     def __init__(self, store: SealedStore | None = None, shared_from: int = SHARED_FROM) -> None:
         self._store = store
@@ -28,7 +37,10 @@ class Memory:
         self._offered: list[tuple[str, weakref.ref[OrderArray]]] = []
 
     def array(self, length: int, draws: Draws) -> OrderArray:
-        """The next ``length`` indices. The generator stands behind them afterwards, whoever has drawn them."""
+        """Return the next ``length`` indices.
+
+        Afterwards the generator is in the state after these draws, even if another rank drew them.
+        """
         if self._store is not None and draws.shared and length >= self._shared_from:
             try:
                 return self._shared(self._store, length, draws)
@@ -47,7 +59,7 @@ class Memory:
         return found
 
     def _forget(self, store: SealedStore) -> None:
-        """The store need not know of arrays that this rank has drawn and let go."""
+        """Remove from the store the arrays that this rank has drawn and released."""
         over = [name for name, array in self._offered if array() is None]
         self._offered = [(name, array) for name, array in self._offered if name not in over]
         with contextlib.suppress(RuntimeError):  # the store has gone
@@ -55,7 +67,7 @@ class Memory:
                 store.delete_key(name)
 
     def _name(self, length: int, draws: Draws) -> str:
-        """Equal on ranks that would draw the same, for the same time."""
+        """Return a name that is equal on ranks that would draw the same, as often as before."""
         state = bytes(draws.generator.get_state().tolist())
         what = blake2b(state + f"{length} {draws.name}".encode(), digest_size=16).hexdigest()
         self._drawn[what] += 1
@@ -63,7 +75,7 @@ class Memory:
 
 
 def memory_of(world: World) -> Memory:
-    """For the ranks of this rank's node."""
+    """Return the memory for the ranks of this node."""
     if world.store is None or world.local_world_size < 2:
         return Memory()
     return Memory(world.store.within(f"orders/{world.node_rank}"))

@@ -1,4 +1,7 @@
-"""Where a rank's share of a global batch begins and how long it is: ``share_out`` and ``one_each`` without walking the other ranks' shares."""
+"""The start and length of a rank's share of a global batch.
+
+This does what ``share_out`` and ``one_each`` do, without going through the other ranks' shares.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ class Portion(NamedTuple):
 
 
 class Portions:
-    """How global batches are cut. ``batch_size``: of the script's own batches; 1 for a sampler of single indices, which are shared out in
-    shares of at least one (``at_least``)."""
+    """How global batches are split.
+
+    ``batch_size``: that of the script's own batches, or 1 for a sampler of single indices.
+    ``at_least``: the smallest share, if possible.
+    """
 
     def __init__(self, num_ranks: int, batch_size: int, at_least: int) -> None:
         self._num_ranks = num_ranks
@@ -22,7 +28,11 @@ class Portions:
         self._at_least = at_least
 
     def of(self, rank: int, count: int) -> Portion:
-        """Of a global batch of ``count`` samples: one batch each where there are as many full ones, otherwise shares as even as can be."""
+        """Return the share of a global batch of ``count`` samples.
+
+        If there is a full batch for each rank, each gets one. Otherwise shares are as even as
+        possible.
+        """
         size = self._batch_size
         if count == self._num_ranks * size:
             return Portion(rank * size, size)
@@ -30,7 +40,10 @@ class Portions:
         return even(rank, count, self._num_ranks, self._at_least if largest <= size else 1)
 
     def own(self, rank: int, count: int) -> Portion:
-        """The script's batches as they are, one for each rank as far as they go; as ``of`` where one has a single sample."""
+        """Give each rank one of the script's own batches, as long as there are some.
+
+        If a batch has only one sample, split as ``of`` does.
+        """
         size = self._batch_size
         whole, rest = divmod(count, size)
         if whole + bool(rest) > 1 and (size < 2 or rest == 1):
@@ -39,7 +52,7 @@ class Portions:
 
 
 def even(rank: int, count: int, num_ranks: int, at_least: int) -> Portion:
-    """The same as ``share_sizes``: as even as can be, with at least so many each where possible, rank 0 first."""
+    """Split as evenly as ``share_sizes``: at least so many each if possible, rank 0 first."""
     sharers = min(num_ranks, max(1, count // at_least))
     size, rest = divmod(count, sharers)
     if rank >= sharers:

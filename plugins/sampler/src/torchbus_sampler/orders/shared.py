@@ -1,8 +1,9 @@
-"""An array that the ranks of a node share: a file in memory that has no name, so that the kernel frees it when the last rank lets go of it or
-is killed.
+"""An array that the ranks of a node share.
 
-Each rank that wants it offers a file of its own; the store takes the first. Its rank draws, under a lock on the file. The others open
-it through /proc, wait for the lock and map it to read.
+It is a file in memory without a name. The kernel frees it when the last rank releases it, or is
+killed. Each rank that wants the array offers a file of its own, and the store takes the first. Its
+rank draws while it holds a lock on the file. The others open the file through /proc, wait for the
+lock, and map the file for reading.
 """
 
 from __future__ import annotations
@@ -25,25 +26,32 @@ LOCK_ASKED_EVERY_S = 0.01
 
 
 class NotShared(Exception):
-    """Another rank's array can't be had: that rank has failed or let go of it, or the file is on another host."""
+    """Another rank's array is not available: the rank has failed or released it."""
 
 
 class NoRoom(Exception):
-    """There is not as much shared memory, for the reason given."""
+    """There is too little shared memory. The message gives the reason."""
 
 
 def shared(store: SealedStore, name: str, length: int, draws: Draws) -> SharedArray:
-    """The array under that name, drawn by the first rank that asks for it. Raises NotShared or NoRoom, before anything is drawn."""
+    """Return the array of that name, which the first rank that asks for it draws.
+
+    Raises NotShared or NoRoom before anything is drawn.
+    """
     file = _File(HEADER_BYTES + words(length) * ITEM_BYTES)
     try:
         winner = store.compare_set(name, "", file.address).decode()
     except RuntimeError as error:
         raise NotShared("the store has gone") from error
-    return _drawn(file, length, draws) if winner == file.address else _opened(winner, file.size, length, draws)
+    return (
+        _drawn(file, length, draws)
+        if winner == file.address
+        else _opened(winner, file.size, length, draws)
+    )
 
 
 class _File:
-    """Locked until ``unlock``; closed with this object."""
+    """A file in memory, locked until ``unlock``. It is closed with this object."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -52,7 +60,9 @@ class _File:
             weakref.finalize(self, os.close, self.fd)
             os.ftruncate(self.fd, size)
         except (OSError, AttributeError) as error:
-            raise NoRoom(getattr(error, "strerror", None) or "this system has no memfd_create") from error
+            raise NoRoom(
+                getattr(error, "strerror", None) or "this system has no memfd_create"
+            ) from error
         import fcntl  # not on every system
 
         fcntl.flock(self.fd, fcntl.LOCK_EX)
@@ -66,10 +76,12 @@ class _File:
 
 
 class SharedArray(OrderArray):
-    """``file``: kept open by the rank that has drawn it, for those that come later; None in the others."""
+    """``file``: the rank that has drawn it keeps it open for later ranks. None on the others."""
 
     def __init__(self, fd: int, length: int, file: _File | None) -> None:
-        super().__init__(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))[HEADER_BYTES:].cast("q"), length)
+        super().__init__(
+            memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))[HEADER_BYTES:].cast("q"), length
+        )
         self.file = file
 
 
@@ -104,7 +116,7 @@ def _opened(address: str, size: int, length: int, draws: Draws) -> SharedArray:
 
 
 def _wait(fd: int) -> None:
-    """Until the rank that draws has done so, or has ended."""
+    """Wait until the rank that draws has finished, or has ended."""
     import fcntl
 
     while True:
@@ -115,7 +127,7 @@ def _wait(fd: int) -> None:
 
 
 def _state(fd: int, token: bytes) -> bytes:
-    """Of the generator, after the draws. Raises NotShared where there is none."""
+    """Return the generator's state after the draws. Raises NotShared if there is none."""
     header = os.pread(fd, HEADER_BYTES, 0)
     if header[:TOKEN_BYTES] != token:
         raise NotShared("it was not drawn")

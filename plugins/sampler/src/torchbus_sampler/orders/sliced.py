@@ -1,4 +1,4 @@
-"""A divided order of one of torch's samplers: each step reads this rank's slice of it, however many ranks there are."""
+"""A divided order of one of torch's samplers. Each step reads only this rank's slice of it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from torchbus_sampler.orders.portions import Portion, Portions
 
 
 class SlicedOrder(DividedOrder):
-    """Draws as its base does, and gives the same, where the sampler is not one of torch's."""
+    """Reads slices if the sampler is one of torch's, and draws as its base class if not."""
 
     def __init__(self, *place: Any, memory: Memory) -> None:
         super().__init__(*place)
         self._memory = memory
         self._skipped = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        batching = kinds.is_batching(self._inner)
-        sampler = self._inner.sampler if batching else self._inner  # type: ignore[attr-defined]
+    def __iter__(self) -> Iterator[object]:
+        inner: object = self._inner
         self._skipped = 0
-        if (batching or not self._batched) and kinds.is_known(sampler):
-            return Slices(self, sampler, self._inner.batch_size if batching else None)  # type: ignore[attr-defined]
+        if kinds.is_batching(inner):
+            if kinds.is_known(inner.sampler):
+                return Slices(self, inner.sampler, inner.batch_size)
+        elif not self._batched and kinds.is_known(inner):
+            return Slices(self, inner, None)
         return super().__iter__()
 
     def forget(self, count: int) -> None:
@@ -37,7 +39,10 @@ class SlicedOrder(DividedOrder):
 
 
 class Slices:
-    """The iterator. Torch draws at the first ``next``, and so does it. ``batch_size`` None: the sampler gives one index at a time."""
+    """The iterator. Like torch, it draws at the first ``next``.
+
+    If ``batch_size`` is None, the sampler gives one index at a time.
+    """
 
     def __init__(self, order: SlicedOrder, sampler: Any, batch_size: int | None) -> None:
         self._order = order
@@ -49,26 +54,37 @@ class Slices:
         self._drops = bool(getattr(order._inner, "drop_last", False))
         self._step = 0
         self._over = False
-        self._last: list[Any] = []
+        self._last: list[object] = []
         self._drawn: Any = None  # begun at the first step
 
     def __iter__(self) -> Slices:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         start, count, portion = self._take()
         order = self._order
         mine = self._drawn.indices(start + portion.start, start + portion.start + portion.length)
         if not mine and not order._pad:
             self._end()
-        self._last = mine or self._last or self._drawn.indices(start, start + self._portion(0, start, count).length)
+        self._last = (
+            mine
+            or self._last
+            or self._drawn.indices(start, start + self._portion(0, start, count).length)
+        )
         weight = portion.length * order._num_ranks / count if order._pad else 1.0
-        order.pending.append(Share(weight, self._position(start, start + count), tuple(mine), count))
+        order.pending.append(
+            Share(weight, self._position(start, start + count), tuple(mine), count)
+        )
         return self._last[0] if self._single else self._last
 
     def skip(self, count: int) -> None:
-        """Go past so many steps. Raises StopIteration where there are not as many."""
-        repeats = count > 1 and not self._step and not self._portions.of(self._order._rank, self._step_size).length  # what it had at first
+        """Skip so many steps. Raises StopIteration if there are fewer."""
+        # a rank without samples repeats its first batch, which it has to read
+        repeats = (
+            count > 1
+            and not self._step
+            and not self._portions.of(self._order._rank, self._step_size).length
+        )
         for steps in (1, count - 1) if repeats else (count,):
             if steps > 0:
                 self._step += steps - 1
@@ -77,7 +93,7 @@ class Slices:
         self._order._skipped += count
 
     def _take(self) -> tuple[int, int, Portion]:
-        """Where the next step begins, how many samples it has, and which are this rank's."""
+        """Return where the next step begins, how many samples it has, and this rank's portion."""
         if self._over:
             raise StopIteration
         if self._drawn is None:
@@ -117,7 +133,9 @@ class Slices:
 
     def _position(self, start: int, stop: int) -> int:
         drawn = self._drawn
-        return zlib.crc32(struct.pack("<qqqq", start, stop, drawn.digest(stop), drawn.checksum), self._base)
+        return zlib.crc32(
+            struct.pack("<qqqq", start, stop, drawn.digest(stop), drawn.checksum), self._base
+        )
 
     def _end(self) -> None:
         self._over = True

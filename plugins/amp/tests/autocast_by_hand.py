@@ -1,4 +1,6 @@
-"""One small training, twice: as it is written without a thought of precision, and with autocast and GradScaler by hand."""
+"""One small training, twice: as it is written without a thought of precision, and with autocast and
+GradScaler by hand.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torchbus.testing.models import parameter_values, small_net
 
 MIXED = [("16-mixed", torch.float16), ("bf16-mixed", torch.bfloat16)]
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -22,20 +25,19 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+    return small_net(16)
 
 
 def batches() -> list[Tensor]:
     return list(torch.randn(8, 4, 3, generator=torch.Generator().manual_seed(1)))
 
 
-def values(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-
-
-def unchanged(make: Make, overflow: int = -1, closures: bool = False, model: Any = None) -> tuple[Tensor, int]:
-    """A loop that knows nothing of precision: parameters and the number of the scheduler's steps."""
+def unchanged(
+    make: Make, overflow: int = -1, closures: bool = False, model: Any = None
+) -> tuple[Tensor, int]:
+    """A loop that knows nothing of precision: parameters and the number of the
+    scheduler's steps.
+    """
     model = model or net()
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
@@ -55,10 +57,12 @@ def unchanged(make: Make, overflow: int = -1, closures: bool = False, model: Any
             closure()
             optimizer.step()
         scheduler.step()
-    return values(model), scheduler.last_epoch
+    return parameter_values(model), scheduler.last_epoch
 
 
-def by_hand(make: Make, dtype: torch.dtype, overflow: int = -1, device: str = "cpu") -> tuple[Tensor, int]:
+def by_hand(
+    make: Make, dtype: torch.dtype, overflow: int = -1, device: str = "cpu"
+) -> tuple[Tensor, int]:
     model = net().to(device)
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
@@ -76,4 +80,4 @@ def by_hand(make: Make, dtype: torch.dtype, overflow: int = -1, device: str = "c
         scaler.update()
         if scaler.get_scale() >= before:
             scheduler.step()
-    return values(model), scheduler.last_epoch
+    return parameter_values(model), scheduler.last_epoch

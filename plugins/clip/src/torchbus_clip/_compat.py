@@ -1,0 +1,15 @@
+"""Private names of torch that clipping uses; nothing else in this package uses one.
+
+All were seen in 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+sparse_values: Callable[[Tensor], Tensor] = Tensor._values
+"""Of a sparse tensor that may not be coalesced. Without it: AttributeError when the plugin is
+imported.
+"""

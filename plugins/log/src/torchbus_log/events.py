@@ -1,0 +1,39 @@
+"""Events that torchbus-log adds: what was logged, on its way to loggers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchbus.plugin import hookspec
+
+HOT = ("skip_logging", "log_metrics")
+
+
+@hookspec
+def hyperparameters(values: dict[str, Any]) -> None:
+    """``s.log_hyperparams`` was called: values as the user gave them. Once per call."""
+
+
+@hookspec(firstresult=True)
+def skip_logging() -> bool | None:
+    """*Hot.* ``s.log`` or ``s.log_dict`` was called. True: nothing is logged."""
+
+
+@hookspec
+def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
+    """*Hot.* ``s.log`` or ``s.log_dict`` was called: values as the user gave them, and the keyword
+    options of the call.
+    """
+
+
+@hookspec
+def metrics_ready(
+    metrics: dict[str, float], step: int, epoch: int | None, prog_bar: frozenset[str]
+) -> None:
+    """A log point has been reached: plain numbers, reduced over ranks where that was asked for, by
+    name. ``step`` is the number of real optimizer steps they belong to, ``epoch`` counts passes
+    over the training loader from 0 (None before the first), ``prog_bar`` are the names that are
+    meant for a progress bar. On every rank, from the loop's own thread; fired by torchbus-log.
+    Loggers listen to this. The last ones come when the block has ended and the ranks have met,
+    after ``session_end``: close on ``session.on_close``.
+    """

@@ -1,0 +1,96 @@
+"""What can not be logged, and what is logged however the block ends."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torchbus import session
+from torchbus.errors import UsageError
+from torchbus.testing import RecordingLogger
+from torchmetrics import MeanMetric
+
+
+def test_nan_and_infinity_are_values():
+    hears = RecordingLogger()
+    with session(strategy=None, logger=hears) as s:
+        for value in (math.nan, math.inf, -math.inf):
+            s.log("x", torch.tensor(value), on_epoch=True, on_step=True)
+    assert [str(value) for _, value in hears.of("x_step")] == ["nan", "inf", "-inf"]
+    assert math.isnan(hears.of("x_epoch")[0][1])
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(0), ValueError("boom")])
+def test_however_the_block_ends_nothing_is_lost(error):
+    hears = RecordingLogger()
+    try:
+        with session(strategy=None, logger=hears, autolog=False) as s:
+            s.log("x", 1.0, sync_dist=True)
+            if error is not None:
+                raise error
+    except (SystemExit, ValueError):
+        pass
+    assert hears.of("x") == [(0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.log("loss", "low"), "s.log('loss', 'low'): a str is not a number"),
+        (lambda s: s.log("loss", None), "s.log('loss', None): a NoneType is not a number"),
+        (
+            lambda s: s.log("loss", torch.ones(2, 3)),
+            "s.log('loss', ...): a tensor of shape (2, 3) is not one number: take its mean, for example",
+        ),
+        (
+            lambda s: s.log("loss", torch.tensor(1j)),
+            "s.log('loss', tensor(0.+1.j)): a tensor of torch.complex64 is not a number",
+        ),
+        (lambda s: s.log(3, 1.0), "s.log(3, ...): the name must be a string"),
+        (lambda s: s.log("", 1.0), "s.log('', ...): the name must be a string"),
+        (
+            lambda s: s.log("loss", 1.0, sync=True),
+            "s.log has no option 'sync': there are batch_size, on_epoch, on_step, prog_bar, reduce, step, sync_dist",
+        ),
+        (
+            lambda s: s.log("loss", 1.0, reduce="median"),
+            "reduce='median' is unknown: use one of mean, sum, max, min",
+        ),
+        (
+            lambda s: s.log("acc", MeanMetric(), on_step=True),
+            "s.log('acc', ..., on_step=True): a MeanMetric is computed at the end of the pass, not in a step",
+        ),
+    ],
+)
+@pytest.mark.parametrize("logger", [None, RecordingLogger()])
+def test_what_can_not_be_logged(call, words, logger):
+    with session(strategy=None, logger=logger) as s, pytest.raises(UsageError) as error:
+        call(s)
+    assert str(error.value) == words
+
+
+def test_a_value_of_many_samples_under_vmap_is_not_a_number():
+    with (
+        session(strategy=None, logger=RecordingLogger()) as s,
+        pytest.raises(UsageError, match=r"(?s)BatchedTensor.*is not a number"),
+    ):
+        torch.func.vmap(lambda x: s.log("loss", x))(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"log_every_n_steps": 0}, "log_every_n_steps=0: it must be 1 or more"),
+        (
+            {"log_every_n_steps": 2.5},
+            "log_every_n_steps=2.5 is a float: it must be a number of optimizer steps",
+        ),
+        ({"autolog": "no"}, "autolog='no' is a str: it must be True or False"),
+        ({"log_dir": 3}, "log_dir=3 is a int: it must be a path"),
+    ],
+)
+def test_options_are_checked(options, words):
+    with pytest.raises(UsageError) as error:
+        session(strategy=None, **options)
+    assert str(error.value) == words

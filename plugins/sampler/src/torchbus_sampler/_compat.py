@@ -1,0 +1,40 @@
+"""Private names of torch that the sampler uses; nothing else in this package uses one.
+
+All were seen in 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+from torch.utils.data import _utils, dataloader
+from torchbus.plugin import require
+
+index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
+"""What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass.
+"""
+
+auto_collation: Callable[[Any], bool] = attrgetter("_auto_collation")
+"""Whether a loader makes batches. Without it: AttributeError at the first pass."""
+
+pin_memory: Callable[..., Any] = _utils.pin_memory.pin_memory
+"""Without it: AttributeError when the plugin is imported."""
+
+
+def on_the_way(iterator: Any) -> int:
+    """Batches that workers load, 0 without workers.
+
+    Without ``_send_idx`` or ``_rcvd_idx``: see ``check``.
+    """
+    return getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
+
+
+@cache
+def check() -> None:
+    """Raise UsageError where batches on their way would be taken for none."""
+    for name in ("_send_idx", "_rcvd_idx"):
+        need = "tells which batches the workers of a resumed loader load"
+        require(dataloader._MultiProcessingDataLoaderIter, name, need)

@@ -1,0 +1,248 @@
+"""Replace the order of captured loaders by this rank's share of it."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    LoaderIterator,
+    Origin,
+    Pass,
+    Unsupported,
+    hookimpl,
+)
+
+from torchbus_sampler._compat import auto_collation, index_sampler
+from torchbus_sampler.content.comparison import OWN, Contents
+from torchbus_sampler.decision.decisions import BYPASSED, Decision, decide
+from torchbus_sampler.decision.feeding import Feeding
+from torchbus_sampler.decision.models import DecidingModels
+from torchbus_sampler.ledger import Ledger
+from torchbus_sampler.order import length_of
+from torchbus_sampler.orders.memory import memory_of
+from torchbus_sampler.passes import divided_order, unpack
+from torchbus_sampler.stateful import kind_of_order, settle
+from torchbus_sampler.stream import Once, divided_stream, probe
+from torchbus_sampler.workers import SeedWorker
+
+
+class Divider:
+    """Divides loaders when they are iterated. Registered only if there are several ranks."""
+
+    def __init__(
+        self, session: Context, batch: str, shard_eval: bool, ledger: Ledger | None
+    ) -> None:
+        self._session = session
+        self._global = batch == "global"
+        self._shard_eval = shard_eval
+        self._ledger = ledger
+        if ledger is not None:
+            session.on_close.callback(ledger.close)
+        self._models = DecidingModels()
+        session.bus.register(self._models, "sampler.models")
+        self._decisions: weakref.WeakKeyDictionary[DataLoader[object], Decision] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._feeding = Feeding(session)
+        self._contents = Contents(session)
+        self._memory = memory_of(session.world)
+        self._passes: weakref.WeakKeyDictionary[DataLoader[object], Origin] = (
+            weakref.WeakKeyDictionary()
+        )
+        # loaders from which rank 0 got other batches than the script's own
+        self._parts: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+        self._evaluated: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+        session.batches.follow()
+
+    @property
+    def _batches_per_step(self) -> int:
+        return 1 if self._global else self._session.world.data.parts
+
+    @hookimpl
+    def loader_start(self, loader: DataLoader[object]) -> Pass | None:
+        if not self._session.captures(loader):
+            return None
+        if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
+            self._contents.compare(loader)
+        decision = self._decisions[loader] = self._decide(loader)
+        self._session.random.use("order")  # until the iterator exists, which draws a seed
+        if not isinstance(loader.dataset, IterableDataset):
+            replacements = (
+                self._order(loader, decision) if decision.divide or decision.evaluation else {}
+            )
+        else:
+            replacements = self._stream(loader) if decision.divide else {}
+        if loader.num_workers and replacements:
+            replacements["worker_init_fn"] = SeedWorker(
+                self._session.world.data.part, loader.worker_init_fn
+            )
+        if replacements and getattr(loader, "in_order", True) is False:
+            replacements["in_order"] = True  # else nobody knows which batch is which
+        if self._ledger is not None:
+            self._ledger.begin(loader)
+        return Pass(**replacements) if replacements else None
+
+    def _order(self, loader: DataLoader[object], decision: Decision) -> dict[str, object]:
+        """Return this rank's share. In evaluation, return the whole order from the same stream."""
+        batched, pad = auto_collation(loader), not decision.evaluation
+        part, parts, batches = (
+            (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
+        )
+        order = kind_of_order(loader, self._memory)(
+            index_sampler(loader),
+            part,
+            parts,
+            batches,
+            batched,
+            self._session.random,
+            pad,
+            loader.dataset,
+            pad and self._may_be_a_look(loader),
+        )
+        return {"batch_sampler" if batched else "sampler": order}
+
+    def _may_be_a_look(self, loader: DataLoader[object]) -> bool:
+        """Whether the script may just look at a first batch: others train, or it was evaluated."""
+        return loader not in self._feeding and (bool(self._feeding) or loader in self._evaluated)
+
+    def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
+        """Divide it if the ranks' first items agree. If not, the dataset divides itself."""
+        digest, head = probe(loader.dataset)
+        if len(set(self._session.all_gather_object(digest))) > 1:
+            self._decisions[loader] = Decision(
+                False, "not divided, its dataset divides itself (the ranks' first items differ)"
+            )
+            return {} if head is None else {"dataset": Once(head)}
+        return divided_stream(loader, self._session.world.data, self._batches_per_step, head)
+
+    @hookimpl
+    def loader_bypassed(self, loader: DataLoader[object]) -> None:
+        if self._session.captures(loader) and self._decide(loader).divide:
+            raise Unsupported(BYPASSED.format(type(loader).__name__))
+
+    @hookimpl
+    def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        decision, origin = self._decisions.get(loader), iterator.origin
+        self._session.random.use(
+            "evaluation" if decision is not None and decision.evaluation else "own"
+        )
+        if decision is None:
+            return
+        self._passes[loader] = origin
+        divided = divided_order(iterator.order)
+        settle(divided, iterator)
+        origin.ragged = divided is not None and divided.is_ragged
+        if decision.evaluation:
+            self._evaluated.add(loader)
+            origin.evaluates, origin.alike = decision.why, not decision.divide
+
+    @hookimpl
+    def loader_length(self, loader: DataLoader[object]) -> int | None:
+        if not self._session.captures(loader) or not self._decision_for_length(loader).divide:
+            return None
+        return length_of(loader, self._session.world.data.parts, self._batches_per_step)
+
+    def _decision_for_length(self, loader: DataLoader[object]) -> Decision:
+        """Return the decision for the latest pass.
+
+        Between two passes of a loader that trains, the mode of the models decides.
+        """
+        known, latest = self._decisions.get(loader), self._passes.get(loader)
+        if known is None:
+            return self._decide(loader)
+        if (
+            loader in self._feeding
+            and (known.divide or known.evaluation)
+            and (latest is None or latest.is_over)
+        ):
+            return decide(loader, self._models.now(), False, self._shard_eval)
+        return known
+
+    @hookimpl
+    def batch_ready(
+        self,
+        loader: DataLoader[object],
+        batch: object,
+        order: Pass | None,
+        iterator: LoaderIterator,
+    ) -> object:
+        if loader not in self._decisions:
+            return None
+        divided = divided_order(order)
+        share, instead = unpack(batch, divided)
+        if self._ledger is not None:
+            self._ledger.take(loader, iterator.taken - 1, share)
+        if not iterator.origin.evaluates:
+            self._session.random.use("own")
+            iterator.origin.share = share
+            if iterator.taken == 1 + (divided is not None and divided.began_whole):
+                self._parts.add(loader)
+        return instead
+
+    @hookimpl
+    def batches_skipped(self, loader: DataLoader[object], order: Pass | None, count: int) -> None:
+        decision, divided = self._decisions.get(loader), divided_order(order)
+        if decision is not None and decision.divide and not decision.evaluation:
+            self._feeding.add(loader)  # it fed one in an earlier run
+        if divided is not None:
+            divided.forget(count)
+
+    @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        self._feeding.backward(call)
+
+    @hookimpl
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._feeding.step(optimizer)
+
+    @hookimpl
+    def loader_end(self, loader: DataLoader[object], order: Pass | None) -> None:
+        latest, decision = self._passes.get(loader), self._decisions.get(loader)
+        if (
+            latest is None
+            or decision is None
+            or not decision.divide
+            or latest.evaluates
+            or latest.fed
+        ):
+            return
+        if self._session.batches.waiting(latest):
+            self._feeding.wait_for(type(loader.dataset), latest)
+        elif not self._session.batches.may_have_fed(loader):
+            self._feeding.say_unfed(type(loader.dataset))
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        if error is None:
+            for loader in self._parts:
+                if loader not in self._feeding and not self._session.batches.may_have_fed(loader):
+                    self._feeding.say_unfed(type(loader.dataset))
+            self._feeding.say_waited_for()
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        if not isinstance(thing, DataLoader):
+            return None
+        decision = (
+            Decision(True, "divided") if thing in self._feeding else self._decisions.get(thing)
+        )
+        if decision is None:
+            return (
+                "not iterated yet" if self._session.captures(thing) else "left alone: not adopted"
+            )
+        if not decision.divide or decision.evaluation:
+            return decision.why
+        parts = self._session.world.data.parts
+        over = f"{parts} ranks" if parts == self._session.world_size else f"{parts} groups of ranks"
+        if self._global:
+            return f"divided, each batch over {over}"
+        return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
+
+    def _decide(self, loader: DataLoader[object]) -> Decision:
+        if self._contents.are_own(loader):
+            return Decision(False, OWN)
+        return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)
