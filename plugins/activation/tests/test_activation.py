@@ -1,4 +1,6 @@
-"""The numbers of a loop without it; blocks computed twice in training and once in evaluation; nothing renamed."""
+"""The numbers of a loop without it; blocks computed twice in training and once in evaluation;
+nothing renamed.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_once_in_evaluation():
 def test_memory_is_given_back():
     def kept(model: nn.Module) -> int:
         sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (sizes.append(tensor.numel()), tensor)[1], lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: (sizes.append(tensor.numel()), tensor)[1], lambda tensor: tensor
+        ):
             model(torch.randn(512, 6, dtype=DTYPE))
         return sum(sizes)
 

@@ -23,4 +23,6 @@ def test_accuracy_on_digits_within_two_points_over_three_seeds(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     accuracy = {name: sum(values) / len(values) for name, values in found.items()}
     assert set(accuracy) == set(ALGORITHMS) and accuracy["allreduce"] > 0.95
-    assert {name: value for name, value in accuracy.items() if value < accuracy["allreduce"] - 0.02} == {}
+    assert {
+        name: value for name, value in accuracy.items() if value < accuracy["allreduce"] - 0.02
+    } == {}

@@ -1,7 +1,10 @@
-"""Every algorithm on two ranks: one model at the end, nearly as good as with allreduce; what ranks tell each other stays exact."""
+"""Every algorithm on two ranks: one model at the end, nearly as good as with allreduce; what ranks
+tell each other stays exact.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,40 +18,9 @@ from torchbus.testing import fork_script
 from torchbus_compress.codecs import Bfloat16, Bytes
 from torchbus_compress.plugin import ALGORITHMS
 
-HEAD = f"""
-import json, torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-ALGORITHMS = {ALGORITHMS}
-found = {{}}
-"""
-TRAIN = HEAD + """
-def run(algorithm):
-    torch.manual_seed(0)
-    x = torch.randn(320, 20)
-    y = (x[:, :3].sum(1) > 0).long()
-    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
-        model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        mine = slice(s.rank * 160, s.rank * 160 + 160)
-        losses = []
-        for epoch in range(5):
-            for a, b in zip(x[mine].split(16), y[mine].split(16)):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(a), b)
-                plain = s.reduce(loss)
-                loss.backward()
-                losses.append(abs(loss.item() - plain.item()))
-                optimizer.step()
-        weight = model[0].weight
-        text = s.explain() if algorithm in ("bytegrad", "local_sgd") else ""
-    return [float((model(x).argmax(1) == y).float().mean()), max(losses), text], model
+SCRIPTS = Path(__file__).parent / "scripts"
 
-for algorithm in ALGORITHMS:
-    found[algorithm], _ = run(algorithm)
-print(json.dumps(found))
-"""
+TRAIN = SCRIPTS / "train_compressed.py"
 
 
 @pytest.fixture(scope="module")
@@ -73,26 +45,14 @@ def test_explain_names_it(trained):
     assert "gradients   local_sgd: models are averaged, not gradients" in trained["local_sgd"][2]
 
 
-ONE_MODEL = HEAD + """
-for algorithm in ALGORITHMS:
-    with session(strategy="ddp", devices=3, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
-        model = nn.Linear(5, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = DataLoader(TensorDataset(torch.randn(40, 5)), batch_size=4)
-        for step in range(9):
-            optimizer.zero_grad()
-            model(torch.randn(4, 5) + s.rank).square().mean().backward()
-            optimizer.step()
-        for _ in loader:
-            pass
-        found[algorithm] = [torch.equal(model.weight.detach(), other) for other in s.all_gather(model.weight.detach())]
-print(json.dumps(found))
-"""
+ONE_MODEL = SCRIPTS / "one_model.py"
 
 
 @pytest.mark.slow
 def test_after_an_epoch_all_ranks_have_one_model():
-    assert fork_script(ONE_MODEL, timeout_s=115).json() == {algorithm: [True] * 3 for algorithm in ALGORITHMS}
+    assert fork_script(ONE_MODEL, timeout_s=115).json() == {
+        algorithm: [True] * 3 for algorithm in ALGORITHMS
+    }
 
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
@@ -104,7 +64,9 @@ def test_a_byte_is_off_by_half_a_step_at_most(numbers):
     sent = Bytes().encode(rows)
     step = float(rows.max() - rows.min()) / 255
     assert sent.dtype == torch.uint8 and sent.shape[1] == len(numbers) + 16
-    assert float((Bytes().decode(sent, torch.float64) - rows).abs().max()) <= step * 0.5000001 + 1e-9 * float(rows.abs().max())
+    assert float(
+        (Bytes().decode(sent, torch.float64) - rows).abs().max()
+    ) <= step * 0.5000001 + 1e-9 * float(rows.abs().max())
 
 
 @given(NUMBERS)
@@ -118,8 +80,14 @@ def test_bfloat16_keeps_two_digits(numbers):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ("sign", "gradient_algorithm='sign' is unknown: use one of 'allreduce', 'fp16', 'bf16', 'powersgd', 'bytegrad', 'local_sgd',"),
-        ("qadam", "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum"),
+        (
+            "sign",
+            "gradient_algorithm='sign' is unknown: use one of 'allreduce', 'fp16', 'bf16', 'powersgd', 'bytegrad', 'local_sgd',",
+        ),
+        (
+            "qadam",
+            "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum",
+        ),
     ],
 )
 def test_wrong_names(algorithm, words):
@@ -129,7 +97,10 @@ def test_wrong_names(algorithm, words):
 
 
 def test_it_needs_a_reducer():
-    with pytest.raises(UsageError, match="gradient_algorithm='fp16' changes what torch's DDP reducer sends, which .* use strategy='ddp'"):
+    with pytest.raises(
+        UsageError,
+        match="gradient_algorithm='fp16' changes what torch's DDP reducer sends, which .* use strategy='ddp'",
+    ):
         session(strategy=None, gradient_algorithm="fp16").start()
 
 
@@ -137,14 +108,37 @@ def test_it_needs_a_reducer():
 @pytest.mark.parametrize(
     ("strategy", "options", "algorithms", "words"),
     [
-        ("fsdp", {}, ALGORITHMS[1:], "changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp'"),
-        ("ddp_sharded", {"shard_gradients": True}, ("fp16", "async"), "changes what torch's DDP reducer sends, which this strategy does not use"),
-        ("ddp_sharded", {}, ("local_sgd", "decentralized", "low_precision_decentralized", "async"), "each parameter is stepped by one rank"),
+        (
+            "fsdp",
+            {},
+            ALGORITHMS[1:],
+            "changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp'",
+        ),
+        (
+            "ddp_sharded",
+            {"shard_gradients": True},
+            ("fp16", "async"),
+            "changes what torch's DDP reducer sends, which this strategy does not use",
+        ),
+        (
+            "ddp_sharded",
+            {},
+            ("local_sgd", "decentralized", "low_precision_decentralized", "async"),
+            "each parameter is stepped by one rank",
+        ),
     ],
 )
-def test_refused_beside_strategies_that_do_not_use_it(strategy, options, algorithms, words, ranks) -> None:
+def test_refused_beside_strategies_that_do_not_use_it(
+    strategy, options, algorithms, words, ranks
+) -> None:
     """Before the loop begins."""
     for algorithm in algorithms if ranks == 1 else algorithms[:1]:
-        given = {"strategy": strategy, "devices": ranks, "accelerator": "cpu", "launch": "fork", "gradient_algorithm": algorithm}
+        given = {
+            "strategy": strategy,
+            "devices": ranks,
+            "accelerator": "cpu",
+            "launch": "fork",
+            "gradient_algorithm": algorithm,
+        }
         with pytest.raises(UsageError, match=words), session(**given, **options):
             pytest.fail("the loop began")

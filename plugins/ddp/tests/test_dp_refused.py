@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.testing import Result, fork_script
 
-from .dp_script import HEAD
+HEAD = (Path(__file__).parent / "scripts" / "dp_head.py").read_text()
 
-REFUSED = HEAD + """
+REFUSED = (
+    HEAD
+    + """
 class Trim(nn.Linear):
     def forward(self, x):
         return super().forward(x)[:, : int((x[:, 0] > 0).sum()) + 1]
@@ -22,6 +26,7 @@ x = torch.cat([torch.ones(2, 3), -torch.ones(2, 3)])
 with dp() as s:
     {body}
 """
+)
 
 
 def refuse(body: str) -> Result:
@@ -31,7 +36,10 @@ def refuse(body: str) -> Result:
 def test_outputs_whose_other_dimensions_depend_on_the_samples_are_refused():
     result = refuse("model = s.adopt(Trim(3, 4)); model(x); model(x)")
     assert result.ok(1)
-    assert "output 0 of Trim has the shapes (2, 3), (2, 1) on the ranks, which have 2, 2 samples in dim 0: dp can't put them" in result.stderr
+    assert (
+        "output 0 of Trim has the shapes (2, 3), (2, 1) on the ranks, which have 2, 2 samples in dim 0: dp can't put them"
+        in result.stderr
+    )
 
 
 def test_counts_that_forward_makes_are_refused():
@@ -41,7 +49,9 @@ def test_counts_that_forward_makes_are_refused():
 
 
 def test_ranks_that_do_not_see_the_same_batch_are_found_out():
-    result = refuse("torch.manual_seed(0); model = s.adopt(nn.Linear(3, 1)); model(x * (s.rank + 1)).square().mean().backward()")
+    result = refuse(
+        "torch.manual_seed(0); model = s.adopt(nn.Linear(3, 1)); model(x * (s.rank + 1)).square().mean().backward()"
+    )
     assert result.ok(1)
     assert "strategy='dp': the ranks had different losses" in result.stderr
 
@@ -49,10 +59,22 @@ def test_ranks_that_do_not_see_the_same_batch_are_found_out():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"batch_dim": -1}, "batch_dim=-1: count dimensions from 0, since outputs may have fewer than inputs"),
-        ({"batch_dim": "0"}, "batch_dim='0' is a str: it must be the number of a dimension, from 0"),
-        ({"loss_reduction": "max"}, "loss_reduction='max' is unknown: use 'mean' or 'sum', or None where forward returns no loss"),
-        ({"sync_loss": True}, "sync_loss: an option of strategy='ddp', and the strategy here is 'dp': leave it out, or say strategy='ddp'"),
+        (
+            {"batch_dim": -1},
+            "batch_dim=-1: count dimensions from 0, since outputs may have fewer than inputs",
+        ),
+        (
+            {"batch_dim": "0"},
+            "batch_dim='0' is a str: it must be the number of a dimension, from 0",
+        ),
+        (
+            {"loss_reduction": "max"},
+            "loss_reduction='max' is unknown: use 'mean' or 'sum', or None if forward returns no loss",
+        ),
+        (
+            {"sync_loss": True},
+            "sync_loss: an option of strategy='ddp', and the strategy here is 'dp': leave it out, or say strategy='ddp'",
+        ),
     ],
 )
 def test_wrong_options(options, words):

@@ -6,7 +6,8 @@ from .gradients_script import facts, run
 
 
 def test_a_parameter_that_one_rank_changes_alone_is_found_out() -> None:
-    result = run("""
+    result = run(
+        """
         net = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for step in range(6):
@@ -16,20 +17,25 @@ def test_a_parameter_that_one_rank_changes_alone_is_found_out() -> None:
             if s.rank == 1 and step == 1:
                 with torch.no_grad():
                     net.weight.mul_(2)
-    """, fails=True)  # fmt: skip
+    """,
+        fails=True,
+    )
     assert result.status == 1
     assert "RanksDiverged: a parameter is not the same on all ranks any more" in result.stderr
 
 
 def test_steps_that_one_rank_skips_are_found_out() -> None:
-    result = run("""
+    result = run(
+        """
         net = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
         for step in range(4):
             net(data[s.rank]).mean().backward()
             if s.rank == 0 or step != 1:
                 optimizer.step()
-    """, fails=True)  # fmt: skip
+    """,
+        fails=True,
+    )
     assert result.status == 1
     assert "optimizer steps: 2 on rank 0, 1 on rank 1" in result.stderr
 

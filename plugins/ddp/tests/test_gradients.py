@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .gradients_script import facts, run
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def test_gradients_and_loss_are_the_mean_over_ranks() -> None:
-    found = facts(run("""
+    found = facts(
+        run("""
         net = nn.Linear(3, 1)
         whole = nn.functional.linear(data.reshape(16, 3), net.weight.detach().clone().requires_grad_(), net.bias.detach())
         loss = net(data[s.rank]).square().mean()
         loss.backward()
         found["loss"] = [loss.item(), whole.square().mean().item()]
         found["equal"] = torch.equal(*s.all_gather(net.weight.grad))
-    """))
+    """)
+    )
     assert abs(found["loss"][0] - found["loss"][1]) < 1e-12
     assert found["equal"]
 
 
 def test_none_stays_none_where_no_rank_made_a_gradient() -> None:
-    found = facts(run("""
+    found = facts(
+        run("""
         used, by_one, unused = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
         optimizer = torch.optim.SGD([*used.parameters(), *by_one.parameters(), *unused.parameters()], lr=0.1)
         hidden = used(data[s.rank])
@@ -27,31 +34,18 @@ def test_none_stays_none_where_no_rank_made_a_gradient() -> None:
         found["none"] = [layer.weight.grad is None for layer in (used, by_one, unused)]
         found["equal"] = torch.equal(*s.all_gather(by_one.weight.grad))
         found["zero"] = not by_one.weight.grad.any().item()
-    """))
+    """)
+    )
     assert found == {"none": [False, False, True], "equal": True, "zero": False}
 
 
-COUNTED = """
-class Counter:
-    elements = 0
-
-    @hookimpl
-    def configure_ddp(self, module, options):
-        ddp = nn.parallel.DistributedDataParallel(module, **options)
-        ddp.register_comm_hook(None, self.count)
-        return ddp
-
-    def count(self, state, bucket):
-        self.elements += bucket.buffer().numel()
-        future = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
-
-counter = Counter()
-"""
+COUNTED = (SCRIPTS / "gradients_counted.py").read_text()
 
 
 def test_a_group_that_no_rank_reaches_is_not_sent() -> None:
-    found = facts(run("""
+    found = facts(
+        run(
+            """
         big, small = nn.Linear(512, 300), nn.Linear(300, 1)
         optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (big, small)]
         x = torch.randn(4, 512)
@@ -65,14 +59,19 @@ def test_a_group_that_no_rank_reaches_is_not_sent() -> None:
             counter.elements = 0
             small(hidden).mean().backward()
             found["both"] = counter.elements
-    """, options="counter", before=COUNTED))  # fmt: skip
+    """,
+            options="counter",
+            before=COUNTED,
+        )
+    )
     assert found["both"] >= 512 * 300 + 300 + 301
     assert 301 <= found["small"] < 512 * 300
     assert found["none"]
 
 
 def test_the_loss_is_left_alone_where_writing_it_would_do_harm() -> None:
-    found = facts(run("""
+    found = facts(
+        run("""
         net = nn.Linear(3, 1)
         net(data[s.rank]).mean().backward()  # from here on each rank has its own random numbers
 
@@ -88,34 +87,45 @@ def test_the_loss_is_left_alone_where_writing_it_would_do_harm() -> None:
         base = rows.clone().detach()
         rows[0].backward()
         found["base"] = torch.equal(base, rows.detach())
-    """))
+    """)
+    )
     assert found == {"plain": False, "root": False, "retained": True, "view": True, "base": True}
 
 
 def test_sync_loss_false_leaves_every_loss_local() -> None:
-    found = facts(run("""
+    found = facts(
+        run(
+            """
         loss = nn.Linear(3, 1)(data[s.rank]).square().mean()
         loss.backward()
         found["differs"] = not torch.equal(*s.all_gather(loss))
-    """, options="sync_loss=False"))  # fmt: skip
+    """,
+            options="sync_loss=False",
+        )
+    )
     assert found["differs"]
 
 
 def test_gradients_that_were_assigned_are_averaged_at_the_step() -> None:
-    found = facts(run("""
+    found = facts(
+        run("""
         net = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
         for parameter, gradient in zip(net.parameters(), torch.autograd.grad(net(data[s.rank]).square().mean(), net.parameters())):
             parameter.grad = gradient
         optimizer.step()
         found["equal"] = torch.equal(*s.all_gather(net.weight))
-    """))
+    """)
+    )
     assert found["equal"]
 
 
 def test_a_rank_without_samples_adds_exact_zeros() -> None:
-    """Its own gradient, NaN here, is dropped, and input gradients are still there for the loop to read."""
-    found = facts(run("""
+    """Its own gradient, NaN here, is dropped, and input gradients are still there for the loop to
+    read.
+    """
+    found = facts(
+        run("""
         from torchbus._batches.share import Share
         net = nn.Linear(3, 1)
         x = data[0].clone().requires_grad_()
@@ -127,12 +137,14 @@ def test_a_rank_without_samples_adds_exact_zeros() -> None:
         found["exact"] = torch.allclose(net.weight.grad, alone, atol=1e-15)
         found["input"] = x.grad is not None
         found["loss"] = loss.isfinite().item()
-    """))
+    """)
+    )
     assert found == {"equal": True, "exact": True, "input": True, "loss": True}
 
 
 def test_buffers_are_rank_0s_after_backward_even_if_replaced() -> None:
-    found = facts(run("""
+    found = facts(
+        run("""
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -149,7 +161,8 @@ def test_buffers_are_rank_0s_after_backward_even_if_replaced() -> None:
             net(data[s.rank] * 2).mean().backward()
         found["equal"] = [torch.equal(*s.all_gather(buffer)) for buffer in net.buffers()]
         found["moved"] = net.norm.num_batches_tracked.item()
-    """))
+    """)
+    )
     assert found == {"equal": [True] * 4, "moved": 4}
 
 
@@ -159,7 +172,8 @@ def test_sync_batchnorm_needs_gpus() -> None:
 
 
 def test_the_model_is_as_it_was() -> None:
-    found = facts(run("""
+    found = facts(
+        run("""
         import copy, io
         net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
         before = (type(net), repr(net), list(net.state_dict()), list(net.__dict__))
@@ -177,5 +191,6 @@ def test_the_model_is_as_it_was() -> None:
         read = torch.load(buffer, weights_only=False)
         found["saved"] = all(torch.equal(a, b) for a, b in zip(read.parameters(), net.parameters()))
         found["copied"] = copy.deepcopy(net)(data[0]).shape == (8, 1)
-    """))
+    """)
+    )
     assert found == {"calls": ["forward", "gradient"], "same": True, "saved": True, "copied": True}

@@ -1,35 +1,26 @@
-"""Optimizers over tensors that belong to the samples of a rank, and over tensors that only look as if they did."""
+"""Optimizers over tensors that belong to the samples of a rank, and over tensors that only look as
+if they did.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
 import pytest
 from torchbus.testing import Result, fork_script
 
-HEAD = """
-import gc, json, torch, weakref
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-torch.set_default_dtype(torch.float64)
-torch.manual_seed(0)
-data = torch.randn(22, 3)  # the last step has 3 samples on each rank, the others 4
-net = nn.Linear(3, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-found = {"alike": []}
+SCRIPTS = Path(__file__).parent / "scripts"
 
-def train(x):
-    optimizer.zero_grad()
-    net(x).square().mean().backward()
-    optimizer.step()
-"""
+HEAD = (SCRIPTS / "own_head.py").read_text()
 
 
 def run(body: str, strategy: str = "ddp", devices: int = 2) -> Result:
     line = f'with session(strategy="{strategy}", devices={devices}, launch="fork") as s:'
-    return fork_script("\n".join([HEAD, line, indent(dedent(body), "    "), "print(json.dumps(found))"]))
+    return fork_script(
+        "\n".join([HEAD, line, indent(dedent(body), "    "), "print(json.dumps(found))"])
+    )
 
 
 def facts(body: str, **options: Any) -> dict[str, Any]:
@@ -54,10 +45,18 @@ CODES = """
 """
 
 
-@pytest.mark.parametrize("make", ["(0.1 * torch.randn(x.shape)).requires_grad_()", "nn.Parameter(x.clone())", "(x * 0 + s.rank).requires_grad_()"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "(0.1 * torch.randn(x.shape)).requires_grad_()",
+        "nn.Parameter(x.clone())",
+        "(x * 0 + s.rank).requires_grad_()",
+    ],
+)
 def test_a_tensor_with_a_row_for_each_sample_stays_each_rank_s_own(make: str) -> None:
     found = facts(CODES.format(make=make))
-    assert not any(found["alike"][1:])  # the first noise is drawn before ranks draw numbers of their own
+    # the first noise is drawn before ranks draw numbers of their own
+    assert not any(found["alike"][1:])
     assert found["weights"]
     assert ("UserWarning" in found["said"]) is found["alike"][0]
 
@@ -88,9 +87,14 @@ def test_equal_tensors_with_such_rows_are_said_and_adopt_says_otherwise() -> Non
     """
     own, shared = facts(body.format(adopt="")), facts(body.format(adopt="s.adopt(weight)"))
     assert not own["alike"]
-    assert "SGD: a tensor of shape (4, 3), which no module owns, has a row for each sample of the batch" in own["said"]
-    assert "s.adopt(tensor) before its optimizer is made" in own["said"]
-    assert "SGD steps tensors that have a row for each sample of this rank's batch" in " ".join(own["told"].split())
+    assert (
+        "SGD: a tensor of shape (4, 3), which no module owns, has a row for each sample of the batch"
+        in own["said"]
+    )
+    assert "s.adopt(tensor) before you make its optimizer" in own["said"]
+    assert "SGD steps tensors that have a row for each sample of this rank's batch" in " ".join(
+        own["told"].split()
+    )
     assert shared["alike"]
     assert "UserWarning" not in shared["said"]
     assert "for each sample" not in shared["told"]
@@ -107,7 +111,10 @@ def test_other_tensors_that_differ_between_ranks_are_shared_and_said() -> None:
     found["alike"] = torch.equal(*s.all_gather(weight))
     """)
     assert found["alike"]
-    assert "SGD: a tensor of shape (3,), which no module owns and which is not the same on all ranks, gets rank 0's values" in found["said"]
+    assert (
+        "SGD: a tensor of shape (3,), which no module owns and which differs between ranks, gets rank 0's values"
+        in found["said"]
+    )
 
 
 def test_tensors_of_other_shapes_that_have_no_such_rows_are_refused() -> None:
@@ -117,18 +124,21 @@ def test_tensors_of_other_shapes_that_have_no_such_rows_are_refused() -> None:
     torch.optim.SGD([torch.zeros(2 + s.rank, requires_grad=True)], lr=1.0)
     """)
     assert result.status
-    assert "comes with the parameters of SGD (1 tensors) where rank 0 comes with" in result.stderr
+    assert "comes with the parameters of SGD (1 tensors), but rank 0 comes with" in result.stderr
 
 
 def test_where_all_ranks_have_the_whole_batch_the_tensor_is_theirs_in_common() -> None:
-    found = facts("""
+    found = facts(
+        """
     for (x,) in DataLoader(TensorDataset(data), batch_size=4):
         code = x.clone().requires_grad_()
         steps = torch.optim.SGD([code], lr=1.0)
         net(code).mean().backward()
         steps.step()
         found["alike"].append(torch.equal(*s.all_gather(code)))
-    """, strategy="dp")  # fmt: skip
+    """,
+        strategy="dp",
+    )
     assert all(found["alike"])
 
 

@@ -16,9 +16,15 @@ def strategy(s: Session) -> DDP:
 
 
 def test_a_word_and_an_object_are_two_spellings_of_one_thing():
-    by_word = session(strategy="ddp", bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo")
-    by_object = session(DDP(bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo"))
-    by_strategy = session(strategy=DDP(bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo"))
+    by_word = session(
+        strategy="ddp", bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo"
+    )
+    by_object = session(
+        DDP(bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo")
+    )
+    by_strategy = session(
+        strategy=DDP(bucket_cap_mb=50, loss_reduction="sum", sync_loss=False, backend="gloo")
+    )
     assert vars(strategy(by_word)) == vars(strategy(by_object)) == vars(strategy(by_strategy))
 
 
@@ -84,7 +90,10 @@ def test_a_backend_that_can_not_be(backend):
     assert result.ok(1)
     error = [line for line in result.stderr.splitlines() if "UsageError: " in line]
     assert len(error) == 1 and f"backend='{backend}'" in error[0]
-    assert "see `torchbus doctor` for those that are" in error[0] or "use backend='gloo' on CPU" in error[0]
+    assert (
+        "see `torchbus doctor` for those that are" in error[0]
+        or "use backend='gloo' on CPU" in error[0]
+    )
 
 
 META = """
@@ -102,4 +111,7 @@ with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
 def test_a_model_on_the_meta_device_is_refused():
     result = run_script(META)
     assert result.ok(1) and result.stdout == "made\n"
-    assert "UsageError: Sequential is on the meta device, so its parameters have no values: model.to_empty(device=...)" in result.stderr
+    assert (
+        "UsageError: Sequential is on the meta device, so its parameters have no values: call model.to_empty(device=...)"
+        in result.stderr
+    )

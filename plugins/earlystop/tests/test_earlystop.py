@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, run_script, torch_state
+from torchbus.testing import assert_torch_unchanged, fork_script, torch_state
 
 from torchbus_earlystop import EarlyStop
 
@@ -25,15 +25,18 @@ def stops_after(values: list[float], **options: Any) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(("values", "options", "expected"), [
-    ([3, 2, 1, 0], {"patience": 1}, None),
-    ([3, 2, 2, 1], {"patience": 1}, 2),
-    ([3, 2, 2.5, 1.9, 2, 2], {"patience": 2}, 5),
-    ([1, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 4),
-    ([1, 0.99, 0.98], {"patience": 2, "min_delta": 0.1}, 2),
-    ([1, 0.95, 0.91, 0.89, 0.8], {"patience": 3, "min_delta": 0.1}, None),
-    ([1, float("nan"), float("nan")], {"patience": 2}, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        ([3, 2, 1, 0], {"patience": 1}, None),
+        ([3, 2, 2, 1], {"patience": 1}, 2),
+        ([3, 2, 2.5, 1.9, 2, 2], {"patience": 2}, 5),
+        ([1, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 4),
+        ([1, 0.99, 0.98], {"patience": 2, "min_delta": 0.1}, 2),
+        ([1, 0.95, 0.91, 0.89, 0.8], {"patience": 3, "min_delta": 0.1}, None),
+        ([1, float("nan"), float("nan")], {"patience": 2}, 2),
+    ],
+)
 def test_when(values: list[float], options: dict[str, Any], expected: int | None) -> None:
     assert stops_after(values, **options) == expected
 
@@ -67,7 +70,7 @@ def test_a_plain_loop_goes_on_without_training() -> None:
 
 
 def test_the_end_is_that_of_all_ranks() -> None:
-    result = run_script("""
+    result = fork_script("""
         import json
         from torchbus import session
         with session(early_stop="val", patience=2, strategy="ddp", devices=2, launch="fork") as s:
@@ -100,31 +103,46 @@ def test_its_state() -> None:
 
 def test_the_verb_without_a_value_to_watch() -> None:
     """It would always be False: a loop that waits for it never ends."""
-    with session() as s, pytest.raises(UsageError, match=r"^s\.should_stop without early_stop=\.\.\.: it would always be the same\. Say session"):
+    with (
+        session() as s,
+        pytest.raises(
+            UsageError,
+            match=r"^s\.should_stop without early_stop=\.\.\.: it would always be the same\. Say session",
+        ),
+    ):
         _ = s.should_stop
     with session(early_stop=None, patience=5) as s:  # switched off by the script
         assert s.should_stop is False
 
 
-@pytest.mark.parametrize("options", [{"patience": 3}, {"early_stop_mode": "max"}, {"min_delta": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"patience": 3}, {"early_stop_mode": "max"}, {"min_delta": 0.0}]
+)
 def test_options_without_a_value_to_watch(options: dict[str, Any]) -> None:
     name, value = next(iter(options.items()))
-    with pytest.raises(UsageError, match=rf"^{name}={value!r} without early_stop=\.\.\.: it would do nothing"):
+    with pytest.raises(
+        UsageError, match=rf"^{name}={value!r} without early_stop=\.\.\.: it would do nothing"
+    ):
         session(**options)
 
 
 def test_an_object_without_a_value_to_watch() -> None:
-    with pytest.raises(UsageError, match=r"^patience=3, mode='max' without monitor=\.\.\.: it would do nothing"):
+    with pytest.raises(
+        UsageError, match=r"^patience=3, mode='max' without monitor=\.\.\.: it would do nothing"
+    ):
         EarlyStop(patience=3, mode="max")
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"early_stop": 3}, "the name of a value"),
-    ({"early_stop": "x", "patience": 0}, "at least one value"),
-    ({"early_stop": "x", "patience": 1.5}, "a number of values"),
-    ({"early_stop": "x", "min_delta": -1}, "0 or more"),
-    ({"early_stop": "x", "early_stop_mode": "best"}, "'min' or 'max'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"early_stop": 3}, "the name of a value"),
+        ({"early_stop": "x", "patience": 0}, "at least one value"),
+        ({"early_stop": "x", "patience": 1.5}, "a number of values"),
+        ({"early_stop": "x", "min_delta": -1}, "0 or more"),
+        ({"early_stop": "x", "early_stop_mode": "best"}, "'min' or 'max'"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)

@@ -15,7 +15,12 @@ def model(**properties: Any) -> dict[str, Any]:
 
 
 def operation(name: str, result: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"operationId": name, "tags": ["api"], "parameters": list(parameters), "responses": {"200": {"description": "", "schema": result}}}
+    return {
+        "operationId": name,
+        "tags": ["api"],
+        "parameters": list(parameters),
+        "responses": {"200": {"description": "", "schema": result}},
+    }
 
 
 def reference(name: str) -> dict[str, str]:
@@ -31,40 +36,95 @@ TOKEN = parameter("X-Neptune-Api-Token", "header")
 OPERATIONS = parameter("operations", "body", schema={"type": "array", "items": {"type": "object"}})
 PATHS: dict[str, dict[str, Any]] = {
     "backend": {
-        "/api/backend/v1/clients/config": {"get": operation("getClientConfig", reference("Config"), TOKEN, parameter("alpha", "query"))},
-        "/api/backend/v1/authorization/oauth-token": {"get": operation("exchangeApiToken", reference("Tokens"), TOKEN)},
-        "/api/backend/v1/projects/get": {"get": operation("getProject", reference("Project"), parameter("projectIdentifier", "query"))},
+        "/api/backend/v1/clients/config": {
+            "get": operation(
+                "getClientConfig", reference("Config"), TOKEN, parameter("alpha", "query")
+            )
+        },
+        "/api/backend/v1/authorization/oauth-token": {
+            "get": operation("exchangeApiToken", reference("Tokens"), TOKEN)
+        },
+        "/api/backend/v1/projects/get": {
+            "get": operation(
+                "getProject", reference("Project"), parameter("projectIdentifier", "query")
+            )
+        },
     },
     "leaderboard": {
         "/api/leaderboard/v1/experiments": {
-            "get": operation("getExperiment", reference("Experiment"), parameter("experimentId", "query")),
+            "get": operation(
+                "getExperiment", reference("Experiment"), parameter("experimentId", "query")
+            ),
             "post": operation(
-                "createExperiment", reference("Experiment"),
-                parameter("experimentCreationParams", "body"), parameter("X-Neptune-CliVersion", "header"),
+                "createExperiment",
+                reference("Experiment"),
+                parameter("experimentCreationParams", "body"),
+                parameter("X-Neptune-CliVersion", "header"),
             ),
         },
-        "/api/leaderboard/v1/ping": {"post": operation("ping", {"type": "object"}, parameter("experimentId", "query"))},
+        "/api/leaderboard/v1/ping": {
+            "post": operation("ping", {"type": "object"}, parameter("experimentId", "query"))
+        },
         "/api/leaderboard/v1/operations": {
-            "post": operation("executeOperations", {"type": "array", "items": reference("Problem")}, parameter("experimentId", "query"), OPERATIONS)
+            "post": operation(
+                "executeOperations",
+                {"type": "array", "items": reference("Problem")},
+                parameter("experimentId", "query"),
+                OPERATIONS,
+            )
         },
         "/api/leaderboard/v1/attributes": {
-            "get": operation("getExperimentAttributes", reference("Attributes"), parameter("experimentId", "query"))
+            "get": operation(
+                "getExperimentAttributes",
+                reference("Attributes"),
+                parameter("experimentId", "query"),
+            )
         },
     },
-}  # fmt: skip
+}
 UPLOADS = (
-    "fileSetFileMultipartUploadStart", "fileSetFileMultipartUploadFinish", "fileSetFileMultipartUploadPart", "fileSetFileUpload",
+    "fileSetFileMultipartUploadStart",
+    "fileSetFileMultipartUploadFinish",
+    "fileSetFileMultipartUploadPart",
+    "fileSetFileUpload",
     "uploadFileSetAttributeTar",
-)  # fmt: skip
-PATHS["leaderboard"] |= {f"/api/leaderboard/v1/upload/{name}": {"post": operation(name, {"type": "object"})} for name in UPLOADS}
-SIZES = {"enabled": True, "minChunkSize": 5242880, "maxChunkSize": 1073741824, "maxChunkCount": 1000, "maxSinglePartSize": 5242880}
+)
+PATHS["leaderboard"] |= {
+    f"/api/leaderboard/v1/upload/{name}": {"post": operation(name, {"type": "object"})}
+    for name in UPLOADS
+}
+SIZES = {
+    "enabled": True,
+    "minChunkSize": 5242880,
+    "maxChunkSize": 1073741824,
+    "maxChunkCount": 1000,
+    "maxSinglePartSize": 5242880,
+}
 DEFINITIONS = {
-    "Upload": model(**{name: {"type": "boolean" if name == "enabled" else "integer"} for name in SIZES}),
-    "Versions": model(minRecommendedVersion=TEXT, minCompatibleVersion=TEXT, maxCompatibleVersion=TEXT),
-    "Config": model(apiUrl=TEXT, applicationUrl=TEXT, pyLibVersions=reference("Versions"), multiPartUpload=reference("Upload")),
+    "Upload": model(
+        **{name: {"type": "boolean" if name == "enabled" else "integer"} for name in SIZES}
+    ),
+    "Versions": model(
+        minRecommendedVersion=TEXT, minCompatibleVersion=TEXT, maxCompatibleVersion=TEXT
+    ),
+    "Config": model(
+        apiUrl=TEXT,
+        applicationUrl=TEXT,
+        pyLibVersions=reference("Versions"),
+        multiPartUpload=reference("Upload"),
+    ),
     "Tokens": model(accessToken=TEXT, refreshToken=TEXT),
-    "Project": model(id=TEXT, name=TEXT, organizationName=TEXT, projectKey=TEXT, version={"type": "integer"}),
-    "Experiment": model(id=TEXT, type=TEXT, shortId=TEXT, organizationName=TEXT, projectName=TEXT, trashed={"type": "boolean"}),
+    "Project": model(
+        id=TEXT, name=TEXT, organizationName=TEXT, projectKey=TEXT, version={"type": "integer"}
+    ),
+    "Experiment": model(
+        id=TEXT,
+        type=TEXT,
+        shortId=TEXT,
+        organizationName=TEXT,
+        projectName=TEXT,
+        trashed={"type": "boolean"},
+    ),
     "Problem": model(errorDescription=TEXT),
     "Attributes": model(attributes={"type": "array", "items": {"type": "object"}}),
 }
@@ -73,14 +133,39 @@ DEFINITIONS = {
 def values(address: str) -> dict[str, Any]:
     """By the last word of the path."""
     claims = {"exp": time.time() + 3600, "azp": "client", "iss": f"{address}/auth"}
-    coded = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({"alg": "HS256", "typ": "JWT"}, claims)]
+    coded = [
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+        for part in ({"alg": "HS256", "typ": "JWT"}, claims)
+    ]
     access = ".".join([*coded, "c2ln"])
-    run = {"id": "11111111-1111-1111-1111-111111111111", "type": "run", "shortId": "DIG-1", "organizationName": "team", "projectName": "digits"}
+    run = {
+        "id": "11111111-1111-1111-1111-111111111111",
+        "type": "run",
+        "shortId": "DIG-1",
+        "organizationName": "team",
+        "projectName": "digits",
+    }
     return {
-        "config": {"apiUrl": address, "applicationUrl": address, "pyLibVersions": {}, "multiPartUpload": SIZES},
+        "config": {
+            "apiUrl": address,
+            "applicationUrl": address,
+            "pyLibVersions": {},
+            "multiPartUpload": SIZES,
+        },
         "oauth-token": {"accessToken": access, "refreshToken": access},
-        "token": {"access_token": access, "refresh_token": access, "expires_in": 3600, "token_type": "Bearer"},
-        "get": {"id": "22222222-2222-2222-2222-222222222222", "name": "digits", "organizationName": "team", "projectKey": "DIG", "version": 2},
+        "token": {
+            "access_token": access,
+            "refresh_token": access,
+            "expires_in": 3600,
+            "token_type": "Bearer",
+        },
+        "get": {
+            "id": "22222222-2222-2222-2222-222222222222",
+            "name": "digits",
+            "organizationName": "team",
+            "projectKey": "DIG",
+            "version": 2,
+        },
         "experiments": {**run, "trashed": False},
         "ping": {},
         "operations": [],
@@ -90,10 +175,15 @@ def values(address: str) -> dict[str, Any]:
 
 def description(address: str, paths: dict[str, Any]) -> dict[str, Any]:
     return {
-        "swagger": "2.0", "info": {"title": "recorded", "version": "1"}, "host": address.removeprefix("http://"), "schemes": ["http"],
-        "consumes": ["application/json"], "produces": ["application/json"],
-        "paths": paths, "definitions": DEFINITIONS,
-    }  # fmt: skip
+        "swagger": "2.0",
+        "info": {"title": "recorded", "version": "1"},
+        "host": address.removeprefix("http://"),
+        "schemes": ["http"],
+        "consumes": ["application/json"],
+        "produces": ["application/json"],
+        "paths": paths,
+        "definitions": DEFINITIONS,
+    }
 
 
 def answer(path: str, body: Any, address: str) -> Any:

@@ -51,29 +51,65 @@ def server(tmp_path):
 
 def token(port: object) -> str:
     address = f"http://127.0.0.1:{port}"
-    return base64.b64encode(json.dumps({"api_address": address, "api_url": address, "api_key": "hush"}).encode()).decode()
+    return base64.b64encode(
+        json.dumps({"api_address": address, "api_url": address, "api_key": "hush"}).encode()
+    ).decode()
 
 
-def run(folder, port, *words, script=SCRIPT, start_timeout_s=500, finish_timeout_s=500, timeout_s=PATIENCE_S):
-    environment = {"OAUTHLIB_INSECURE_TRANSPORT": "1", "NEPTUNE_API_TOKEN": None, "NEPTUNE_MODE": None}
-    result = run_script(script, token(port), start_timeout_s, finish_timeout_s, *words, env=environment, cwd=folder, timeout_s=timeout_s)
+def run(
+    folder,
+    port,
+    *words,
+    script=SCRIPT,
+    start_timeout_s=500,
+    finish_timeout_s=500,
+    timeout_s=PATIENCE_S,
+):
+    environment = {
+        "OAUTHLIB_INSECURE_TRANSPORT": "1",
+        "NEPTUNE_API_TOKEN": None,
+        "NEPTUNE_MODE": None,
+    }
+    result = run_script(
+        script,
+        token(port),
+        start_timeout_s,
+        finish_timeout_s,
+        *words,
+        env=environment,
+        cwd=folder,
+        timeout_s=timeout_s,
+    )
     assert result.ok() and result.stdout.count("looped") == 1 and "ended" in result.stdout
     assert token(port) not in result.stdout + result.stderr
     return result
 
 
 def operations(server) -> list[dict]:
-    return [each for one in server.requests() if one["path"].endswith("/operations") for each in one["body"]]
+    return [
+        each
+        for one in server.requests()
+        if one["path"].endswith("/operations")
+        for each in one["body"]
+    ]
 
 
 def points(server, name: str) -> list[tuple[float, float]]:
-    series = [each["logFloats"]["entries"] for each in operations(server) if each["path"] == f"metrics/{name}"]
+    series = [
+        each["logFloats"]["entries"]
+        for each in operations(server)
+        if each["path"] == f"metrics/{name}"
+    ]
     return [(entry["step"], entry["value"]) for entries in series for entry in entries]
 
 
 def created(server) -> list[str | None]:
     """The names given to the runs that were made."""
-    return [one["body"].get("customId") for one in server.requests() if one["path"].endswith("/experiments")]
+    return [
+        one["body"].get("customId")
+        for one in server.requests()
+        if one["path"].endswith("/experiments")
+    ]
 
 
 def test_everything_arrives_in_one_run(tmp_path, server):
@@ -81,7 +117,8 @@ def test_everything_arrives_in_one_run(tmp_path, server):
     assert len(created(server)) == 1
     assert points(server, "loss") == [(float(step), 1 / (step + 1)) for step in range(100)]
     assert any(each["path"].startswith("monitoring/rank0/") for each in operations(server))
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and "server" not in path.parts]  # what it received
+    # what it received
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and "server" not in path.parts]
     assert [path.name for path in files if token(server.port).encode() in path.read_bytes()] == []
 
 
@@ -94,8 +131,14 @@ def test_three_ranks_have_one_run(tmp_path, server, ranks):
     assert len(created(server)) == len(reporting) and len(set(created(server))) == 1
     assert (created(server)[0] is None) == (ranks == "main")
     values = [(float(step), step / 2) for step in range(20)]
-    assert [points(server, f"rank{rank}") for rank in range(3)] == [values if rank in reporting else [] for rank in range(3)]
-    monitored = {each["path"].split("/")[1] for each in operations(server) if each["path"].startswith("monitoring/")}
+    assert [points(server, f"rank{rank}") for rank in range(3)] == [
+        values if rank in reporting else [] for rank in range(3)
+    ]
+    monitored = {
+        each["path"].split("/")[1]
+        for each in operations(server)
+        if each["path"].startswith("monitoring/")
+    }
     assert monitored == {f"rank{rank}" for rank in reporting}
 
 
@@ -103,16 +146,31 @@ def test_three_ranks_have_one_run(tmp_path, server, ranks):
 def test_no_server_at_the_start(tmp_path):
     """Values go into the client's offline files."""
     result = run(tmp_path, 9, start_timeout_s=3, timeout_s=120.0)
-    assert "neptune did not start, it goes on offline" in result.stderr and "offline, its start failed" in result.stdout
+    assert (
+        "neptune did not start, it goes on offline" in result.stderr
+        and "offline, its start failed" in result.stdout
+    )
     (queue,) = (tmp_path / ".neptune" / "offline").glob("*/data-1.log")
     operations = [json.loads(line)["obj"] for line in queue.read_text().splitlines()]
-    assert sum(len(one["values"]) for one in operations if one["type"] == "LogFloats" and one["path"] == ["metrics", "loss"]) == 100
+    assert (
+        sum(
+            len(one["values"])
+            for one in operations
+            if one["type"] == "LogFloats" and one["path"] == ["metrics", "loss"]
+        )
+        == 100
+    )
 
 
 @pytest.mark.slow
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
-    """The loop runs to its end, the finish is bounded, and the client keeps what it could not send."""
+    """The loop runs to its end, the finish is bounded, and the client keeps what it
+    could not send.
+    """
     result = run(tmp_path, server.port, server.process.pid, finish_timeout_s=8, timeout_s=120.0)
-    assert re.search(r"Failed to sync all operations in .* You have [1-9]\d* operations saved on disk", result.stdout + result.stderr)
+    assert re.search(
+        r"Failed to sync all operations in .* You have [1-9]\d* operations saved on disk",
+        result.stdout + result.stderr,
+    )
     (queue,) = (tmp_path / ".neptune" / "async").glob("*/data-*.log")
     assert queue.read_text().count('["metrics", "loss"]') == 100 > len(points(server, "loss"))

@@ -32,7 +32,9 @@ sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8", close
 
 @dataclass
 class Shown:
-    """What a terminal showed: its ``lines`` at the end, the lines ``seen`` whenever a bar had been drawn, and the ``bars`` among them."""
+    """What a terminal showed: its ``lines`` at the end, the lines ``seen`` whenever a bar had been
+    drawn, and the ``bars`` among them.
+    """
 
     status: int | None
     lines: list[str]
@@ -42,7 +44,9 @@ class Shown:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Callable[..., Shown]:
-    """``terminal(source, columns)`` runs a script in a terminal of that width: forked from a server that has torch imported already."""
+    """``terminal(source, columns)`` runs a script in a terminal of that width: forked from a server
+    that has torch imported already.
+    """
 
     def run(source: str, columns: int = 80) -> Shown:
         leader, follower = pty.openpty()

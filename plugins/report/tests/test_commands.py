@@ -24,7 +24,12 @@ def logs(write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.parametrize("terminal_columns", ["80", "200"])
-def test_runs_as_a_table(logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal_columns: str) -> None:
+def test_runs_as_a_table(
+    logs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    terminal_columns: str,
+) -> None:
     monkeypatch.setenv("COLUMNS", terminal_columns)
     assert main(["runs"]) == 0
     head, first, second, *_ = capsys.readouterr().out.splitlines()
@@ -36,29 +41,66 @@ def test_runs_as_a_table(logs: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_runs_as_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "torchbus-logs", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["run"][-4:] for one in found] == ["aaaa", "bbbb", "cccc"] and found[0]["steps"] == 49
+    assert [one["run"][-4:] for one in found] == ["aaaa", "bbbb", "cccc"] and found[0][
+        "steps"
+    ] == 49
 
 
-def test_a_report_of_runs_by_path_name_beginning_and_last(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "torchbus-logs/20260214-103000-aaaa", "20260214-11", "last", "last", "-o", "out.html"]) == 0
+def test_a_report_of_runs_by_path_name_beginning_and_last(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "report",
+                "torchbus-logs/20260214-103000-aaaa",
+                "20260214-11",
+                "last",
+                "last",
+                "-o",
+                "out.html",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.startswith("out.html: 3 runs, ")
     text = Path("out.html").read_text()
-    assert text.startswith("<!doctype html>") and "cccc" in text and "ended in mid-line on 2 files" in text
+    assert (
+        text.startswith("<!doctype html>")
+        and "cccc" in text
+        and "ended in mid-line on 2 files" in text
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["report", "2026"], "'2026' may be any of 20260214-103000-aaaa, 20260214-114500-bbbb, 20260215-090000-cccc: write more of the name"),
-    (["report", "x"], "there is no run 'x' in torchbus-logs; `torchbus runs` lists them (3 in torchbus-logs)"),
-    (["report", "last", "-o", "no/such/folder.html"], "no/such/folder.html can't be written: No such file or directory"),
-    (["report", "a", "--folder", "elsewhere"], "there is no folder elsewhere"),
-    (["runs", "elsewhere"], "there is no folder elsewhere"),
-])  # fmt: skip
-def test_bad_input(logs: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["report", "2026"],
+            "'2026' may be any of 20260214-103000-aaaa, 20260214-114500-bbbb, 20260215-090000-cccc: write more of the name",
+        ),
+        (
+            ["report", "x"],
+            "there is no run 'x' in torchbus-logs; `torchbus runs` lists them (3 in torchbus-logs)",
+        ),
+        (
+            ["report", "last", "-o", "no/such/folder.html"],
+            "no/such/folder.html can't be written: No such file or directory",
+        ),
+        (["report", "a", "--folder", "elsewhere"], "there is no folder elsewhere"),
+        (["runs", "elsewhere"], "there is no folder elsewhere"),
+    ],
+)
+def test_bad_input(
+    logs: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
 
 
-def test_too_many_runs(write_run: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_runs(
+    write_run: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folders = [str(write_run(f"run{number}", steps=1, ranks=1)) for number in range(17)]
     assert main(["report", *folders]) == 2
     assert "name at most 16" in capsys.readouterr().err

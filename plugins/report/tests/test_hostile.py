@@ -1,13 +1,10 @@
-"""Whatever stands in a run's folder, by accident or by somebody's will: a line about that run, and the others as ever."""
+"""Whatever stands in a run's folder, by accident or by somebody's will: a line about that run, and
+the others as ever.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
-import shutil
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,65 +12,80 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torchbus._cli import main
 
 from torchbus_report import read
 from torchbus_report.page import page
 from torchbus_report.runs import summary
 
-Write = Callable[..., Path]
-GOOD, BAD = "20260214-103000-good", "20260215-000000-bad"
-KNOWN = ["name", "started", "world_size", "device", "strategy", "options", "command", "step", "epoch", "time_s", "loss", "lr", "records_lost"]
+from .hostile_files import BAD, GOOD, KINDS, called, fill
 
-numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 1e308, -1e308, 5e-324, 2**63, 2**64, -1, 0])
-odd = ["nan", "inf", "\ud800", "a\x00b", "\x1b[2J\x1b]0;x\x07", "\u202eevil", "<script>alert(1)</script>", "x" * 5_000]
+KNOWN = [
+    "name",
+    "started",
+    "world_size",
+    "device",
+    "strategy",
+    "options",
+    "command",
+    "step",
+    "epoch",
+    "time_s",
+    "loss",
+    "lr",
+    "records_lost",
+]
+numbers = (
+    st.integers()
+    | st.floats()
+    | st.sampled_from([10**400, -(10**400), 1e308, -1e308, 5e-324, 2**63, 2**64, -1, 0])
+)
+odd = [
+    "nan",
+    "inf",
+    "\ud800",
+    "a\x00b",
+    "\x1b[2J\x1b]0;x\x07",
+    "\u202eevil",
+    "<script>alert(1)</script>",
+    "x" * 5_000,
+]
 words = st.text(max_size=20) | st.sampled_from(odd)
 leaves = st.none() | st.booleans() | numbers | words
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4), max_leaves=10)
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=10,
+)
 objects = st.dictionaries(st.sampled_from(KNOWN) | words, values, max_size=8)
-records = st.fixed_dictionaries({"time_s": numbers, "step": numbers, "loss": numbers}, optional={"epoch": values, "lr": numbers, "x": numbers})
-huge = [b'{"step":1e999,"time_s":1e999,"loss":1e999}', b"[" * 100_000, b'{"a":' * 50_000, b"1" * 5_000, b'{"time_s":1,"loss":' + b"9" * 5_000 + b"}"]
+records = st.fixed_dictionaries(
+    {"time_s": numbers, "step": numbers, "loss": numbers},
+    optional={"epoch": values, "lr": numbers, "x": numbers},
+)
+huge = [
+    b'{"step":1e999,"time_s":1e999,"loss":1e999}',
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b"1" * 5_000,
+    b'{"time_s":1,"loss":' + b"9" * 5_000 + b"}",
+]
 raw = st.sampled_from(huge)
-texts = (objects | records | values).map(lambda value: json.dumps(value).encode()) | raw | st.binary(max_size=60)
+texts = (
+    (objects | records | values).map(lambda value: json.dumps(value).encode())
+    | raw
+    | st.binary(max_size=60)
+)
 files = st.lists(texts, max_size=6).map(b"\n".join)
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def link(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
-
-
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.write(b'{"step": 3, "time_s": 1, "loss": 2}\n')
-        file.truncate(10 << 30)
-
-
-def nested(path: Path) -> None:
-    path.write_text('{"a":' * 900 + "1" + "}" * 900)
-
-
-KINDS: dict[str, Callable[[Path], None]] = {
-    "fifo": fifo, "folder": Path.mkdir, "sparse": sparse, "nested": nested, "endless": link("/dev/zero"), "outside": link("/etc/passwd"),
-    "itself": link("config.json"), "nowhere": link("gone"), "up": link("../20260214-103000-good/config.json"),
-}  # fmt: skip
-NAMES = ["config.json", "metrics-rank0.jsonl", "metrics-rank1.jsonl", "metrics-rank999999999.jsonl", "system-rank0.jsonl", "metrics-rank٣.jsonl"]
-contents = st.dictionaries(st.sampled_from(NAMES), files | st.sampled_from(sorted(KINDS)), max_size=4)
-
-
-def fill(folder: Path, told: dict[str, Any]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for name, content in told.items():
-        KINDS[content](folder / name) if isinstance(content, str) else (folder / name).write_bytes(content)
-
-
-def called(*argv: str) -> tuple[int, str, str]:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        return main(list(argv)), out.getvalue(), err.getvalue()
+NAMES = [
+    "config.json",
+    "metrics-rank0.jsonl",
+    "metrics-rank1.jsonl",
+    "metrics-rank999999999.jsonl",
+    "system-rank0.jsonl",
+    "metrics-rank٣.jsonl",
+]
+contents = st.dictionaries(
+    st.sampled_from(NAMES), files | st.sampled_from(sorted(KINDS)), max_size=4
+)
 
 
 class Tags(HTMLParser):
@@ -89,18 +101,20 @@ class Tags(HTMLParser):
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
 
-@pytest.fixture
-def logs(write_run: Write, tmp_path: Path) -> Path:
-    write_run(GOOD, "baseline")
-    return tmp_path / "torchbus-logs"
-
-
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(contents)
 def test_a_bad_run_does_not_hide_the_others(logs: Path, told: dict[str, Any]) -> None:
     fill(logs / BAD, told)
     status, out, err = called("runs", str(logs))
-    assert (status, err) == (0, "") and f"{GOOD}  baseline  2" in " ".join(out.split("\n")) and "0.08629" in out
+    assert (
+        (status, err) == (0, "")
+        and f"{GOOD}  baseline  2" in " ".join(out.split("\n"))
+        and "0.08629" in out
+    )
     assert out.replace("\n", "").isprintable()
     status, out, err = called("runs", str(logs), "--json")
     found = {one["run"]: one for one in json.loads(out, parse_constant=pytest.fail)}
@@ -108,58 +122,29 @@ def test_a_bad_run_does_not_hide_the_others(logs: Path, told: dict[str, Any]) ->
     if any(name.startswith(("config", "metrics-rank0", "metrics-rank1")) for name in told):
         assert BAD in found
     text = page([read(logs / GOOD), read(logs / BAD)])
-    assert (Tags(text).scripts, Tags(text).handlers) == (1, []) and "root:" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
+    assert (
+        (Tags(text).scripts, Tags(text).handlers) == (1, [])
+        and "root:" not in text
+        and not any("\ud800" <= one <= "\udfff" for one in text)
+    )
 
 
-@pytest.mark.parametrize(("kind", "words"), [
-    ("fifo", "can't be read: it is no regular file"), ("folder", "can't be read: it is no regular file"),
-    ("sparse", "has a line longer than 1 MiB: the rest is left out"), ("endless", "is a link that leads out of the folder"),
-    ("outside", "is a link that leads out of the folder"), ("up", "is a link that leads out of the folder"),
-    ("nowhere", "can't be read: No such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("fifo", "can't be read: it is not a regular file"),
+        ("folder", "can't be read: it is not a regular file"),
+        ("sparse", "has a line longer than 1 MiB: the rest is left out"),
+        ("endless", "is a link that leads out of the folder"),
+        ("outside", "is a link that leads out of the folder"),
+        ("up", "is a link that leads out of the folder"),
+        ("nowhere", "can't be read: No such file"),
+    ],
+)
 def test_what_is_said_of_a_file(logs: Path, kind: str, words: str) -> None:
     fill(logs / BAD, {"config.json": b"{}", "metrics-rank0.jsonl": kind})
     (note,) = summary.of(read(logs / BAD)).notes
     assert note.startswith(f"metrics-rank0.jsonl {words}")
-    assert [point.step for point in read(logs / BAD).metrics[0].points] == ([3] if kind == "sparse" else [])
-
-
-def test_a_configuration_that_is_too_much(logs: Path) -> None:
-    fill(logs / BAD, {"config.json": "sparse"})
-    assert read(logs / BAD).config_error == "config.json is longer than 1 MiB"
-    fill(logs / BAD, {"config.json": b"[" * 100_000})
-    assert read(logs / BAD).config_error == "config.json is damaged: it is nested too deeply"
-
-
-def test_a_link_to_a_folder_elsewhere_is_not_followed_unless_named(logs: Path, tmp_path: Path) -> None:
-    shutil.copytree(logs / GOOD, tmp_path / "elsewhere")
-    (logs / BAD).symlink_to(tmp_path / "elsewhere")
-    found = {one["run"]: one for one in json.loads(called("runs", str(logs), "--json")[1])}
-    assert found[BAD]["steps"] == 0 and found[BAD]["notes"][0].startswith("is a link that leads out of the folder: name ")
-    assert summary.of(read(logs / BAD)).steps == 49
-
-
-def test_secrets_of_older_configurations_are_hidden(logs: Path) -> None:
-    fill(logs / BAD, {"config.json": json.dumps({"hyperparams": {"pwd": "old-secret-1"}, "command": ["--api-key=old-secret-2"]}).encode()})
-    assert "old-secret" not in page([read(logs / BAD)])
-
-
-def test_many_metrics_make_a_page(logs: Path) -> None:
-    fill(logs / BAD, {"metrics-rank0.jsonl": json.dumps({"step": 1, "time_s": 1} | {f"m{number}": number for number in range(20_000)}).encode()})
-    assert "19700 more metrics are not drawn." in page([read(logs / BAD)])
-
-
-def test_a_page_that_can_not_be_written_leaves_the_old_one(logs: Path, tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full")
-    (tmp_path / "out.html").write_text("old")
-    (tmp_path / "out.html.part").symlink_to("/dev/full")
-    status, _, err = called("report", str(logs / GOOD), "-o", str(tmp_path / "out.html"))
-    assert status == 2 and "out.html can't be written: No space left on device" in err and (tmp_path / "out.html").read_text() == "old"
-
-
-def test_lost_records_are_said(logs: Path) -> None:
-    lines = b'{"step": 1, "time_s": 1, "loss": 2}\n{"step": 9, "time_s": 2, "records_lost": 7}\n'
-    fill(logs / BAD, {"config.json": b"{}", "metrics-rank0.jsonl": lines})
-    run = read(logs / BAD)
-    assert summary.of(run).notes == ["7 records could not be written"] and all("records_lost" not in point.values for point in run.metrics[0].points)
+    assert [point.step for point in read(logs / BAD).metrics[0].points] == (
+        [3] if kind == "sparse" else []
+    )

@@ -66,7 +66,10 @@ def test_the_effective_batch_size() -> None:
 
 
 def test_very_large_batches_are_said() -> None:
-    with session(Accumulating(3), scale_lr="linear"), pytest.warns(UserWarning, match=r"12288 samples \(4096 x 1 ranks x 3 accumulated\)"):
+    with (
+        session(Accumulating(3), scale_lr="linear"),
+        pytest.warns(UserWarning, match=r"12288 samples \(4096 x 1 ranks x 3 accumulated\)"),
+    ):
         list(DataLoader(range(8), batch_size=4096))  # type: ignore[arg-type]
 
 
@@ -111,15 +114,21 @@ def test_an_error_that_is_not_of_memory_passes() -> None:
 
 @pytest.mark.parametrize("start", [0, -1, 2.5, True])
 def test_a_search_starts_with_a_number_of_samples(start: object) -> None:
-    with session(Scale()) as s, pytest.raises(UsageError, match=r"find_batch_size\(start=.*at least 1"):
+    with (
+        session(Scale()) as s,
+        pytest.raises(UsageError, match=r"find_batch_size\(start=.*at least 1"),
+    ):
         s.find_batch_size(lambda batch_size: None, start)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"scale_lr": "cubic"}, "'linear' or 'sqrt'"),
-    ({"scale_lr": "linear", "warmup_steps": -1}, "0 or more"),
-    ({"scale_lr": "linear", "warmup_steps": 2.5}, "a number of steps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scale_lr": "cubic"}, "'linear' or 'sqrt'"),
+        ({"scale_lr": "linear", "warmup_steps": -1}, "0 or more"),
+        ({"scale_lr": "linear", "warmup_steps": 2.5}, "a number of steps"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         session(**options)
@@ -130,12 +139,22 @@ def test_an_optimizer_without_a_rate_to_scale(defaults: dict[str, Any]) -> None:
     class Own(torch.optim.Optimizer):
         def step(self, closure: Any = None) -> None: ...
 
-    with session(Accumulating(4), scale_lr="linear"), pytest.raises(UsageError, match=r"^scale_lr=\.\.\. with Own: its groups have no number 'lr'"):
+    with (
+        session(Accumulating(4), scale_lr="linear"),
+        pytest.raises(
+            UsageError, match=r"^scale_lr=\.\.\. with Own: its groups have no number 'lr'"
+        ),
+    ):
         Own(nn.Linear(1, 1).parameters(), defaults)
     with session(scale_lr="linear"):  # once is nothing to scale
         Own(nn.Linear(1, 1).parameters(), defaults)
 
 
 def test_find_batch_size_of_no_function() -> None:
-    with session() as s, pytest.raises(UsageError, match=r"^find_batch_size\(3\): pass a function of the batch size"):
+    with (
+        session() as s,
+        pytest.raises(
+            UsageError, match=r"^find_batch_size\(3\): pass a function of the batch size"
+        ),
+    ):
         s.find_batch_size(3)

@@ -1,89 +1,17 @@
-"""fsdp: what a loop reads from divided tensors, writes into them and draws for them is what it is in one process."""
+"""fsdp: what a loop reads from divided tensors, writes into them and draws for them is what it is
+in one process.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from torchbus.testing import fork_script
 
-SCRIPT = """
-import copy, json, numpy, torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-from torchbus import session
-torch.set_default_dtype(torch.float64)
+SCRIPTS = Path(__file__).parent / "scripts"
 
-def init(model):
-    model.eval()  # random numbers are alike on all ranks
-    torch.manual_seed(3)
-
-def assigned(weight):
-    weight.data[0, 1] = 5.0
-    weight.data[weight.data.abs() < 0.2] = 0.0
-    with torch.no_grad():
-        weight[2] = weight[0] * 2
-
-def rows(model, weight):
-    weight.grad[0].zero_()
-    weight.grad[1:, 0:2].mul_(0.5).add_(weight.grad[1, 2:4])
-    weight.grad[:, 3].clamp_(min=0.0)
-    last = weight.data[-1]
-    last += 1.0
-    last[2] = last[0]
-    weight.data[..., 0][1] = 0.25
-    with torch.no_grad():
-        weight[1].copy_(torch.arange(4.0))
-        nn.init.constant_(model[2].weight[0], 0.5)
-    return [weight.grad.tolist(), weight.data[1].tolist(), last.tolist(), (last * 2).sum().item()]
-
-WAYS = {
-    "numpy": lambda model, weight: weight.detach().cpu().numpy(),
-    "numpy of a sum": lambda model, weight: weight.grad.abs().mean().numpy(),
-    "numpy of a list": lambda model, weight: numpy.array([p.grad.norm() for p in model.parameters()]),
-    "tolist": lambda model, weight: weight.tolist(),
-    "format": lambda model, weight: float(f"{weight.grad.norm():.6f}"),
-    "deepcopy": lambda model, weight: [float(sum(p.norm() for p in copy.deepcopy(dict(model.named_parameters())).values()))],
-    "data, parts": lambda model, weight: setattr(weight, "data", weight.data.clamp(-0.2, 0.2)),
-    "data, whole": lambda model, weight: setattr(weight, "data", torch.arange(12.0).view(3, 4)),
-    "data, back again": lambda model, weight: nn.utils.vector_to_parameters(torch.arange(19.0), model.parameters()),
-    "indices": lambda model, weight: assigned(weight),
-    "rows": lambda model, weight: numpy.hstack([numpy.ravel(one) for one in rows(model, weight)]),
-    "init": lambda model, weight: (init(model), nn.init.xavier_uniform_(weight), nn.init.trunc_normal_(model[2].weight)),
-    "noise": lambda model, weight: (init(model), weight.data.add_(torch.randn_like(weight))),
-    "mask": lambda model, weight: (init(model), weight.data.mul_(torch.empty_like(weight.data).bernoulli_(0.5))),
-}
-
-def outcome(way, mine=slice(None)):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))  # 3 rows, and 1: parts of different sizes, and none
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1))
-    seen = []
-    for batch in x:
-        optimizer.zero_grad()
-        model(batch[mine]).square().mean().backward()
-        optimizer.step()
-        read = way(model, model[0].weight)
-        seen += numpy.ravel(read).tolist() if isinstance(read, (numpy.ndarray, numpy.float64, list, float)) else []
-    return seen + [number for value in model.state_dict().values() for number in value.flatten().tolist()]
-
-before = set(vars(DTensor))
-found = {name: [outcome(way)] for name, way in WAYS.items()}
-with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork") as s:
-    for name, way in WAYS.items():
-        found[name] += s.all_gather_object(outcome(way, slice(4 * s.rank, 4 * s.rank + 4)))
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    try:
-        model.weight.detach().numpy()[0] = 1.0
-    except ValueError as error:
-        found["written into an array"] = str(error)
-    try:
-        model.weight.data = torch.ones(3, 2)
-    except Exception as error:
-        found["another shape"] = str(error)
-found["left"] = sorted(set(vars(DTensor)) - before)
-print(json.dumps(found))
-"""
+SCRIPT = SCRIPTS / "as_whole.py"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +20,16 @@ def found():
 
 
 READS = ["numpy", "numpy of a sum", "numpy of a list", "tolist", "format", "deepcopy"]
-WRITES = ["data, parts", "data, whole", "data, back again", "indices", "rows", "init", "noise", "mask"]
+WRITES = [
+    "data, parts",
+    "data, whole",
+    "data, back again",
+    "indices",
+    "rows",
+    "init",
+    "noise",
+    "mask",
+]
 
 
 @pytest.mark.parametrize("way", [*READS, *WRITES])
@@ -104,7 +41,10 @@ def test_as_in_one_process(found, way):
 
 def test_what_would_be_lost_is_an_error(found):
     assert "read-only" in found["written into an array"]
-    assert "values of shape (3, 2) and torch.float64 for a parameter of shape (2, 2)" in found["another shape"]
+    assert (
+        "values of shape (3, 2) and torch.float64 for a parameter of shape (2, 2)"
+        in found["another shape"]
+    )
 
 
 def test_nothing_is_left_behind(found):

@@ -1,34 +1,17 @@
-"""Ranks that go different ways after the first steps, where backward is compared at its end alone, end in an error that says where each is."""
+"""Ranks that go different ways after the first steps, where backward is compared at its end alone,
+end in an error that says where each is.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from torchbus.testing import fork_script
 
-LOOP = """
-import torch
-from torch import nn
-from torchbus import session
+SCRIPTS = Path(__file__).parent / "scripts"
 
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-
-def step(net, optimizer):
-    optimizer.zero_grad()
-    net(x).square().mean().backward()
-    optimizer.step()
-
-with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_timeout=5.0) as s:
-    torch.manual_seed(0)
-    net, other, x = Net(), Net(), torch.ones(2, 4)
-    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
-    for number in range(16):
-        if number == 12:
-            {odd}
-        step(net, optimizer)
-    print("trained to the end")
-"""
+LOOP = (SCRIPTS / "diverging.py").read_text()
 FORWARD = "the forward of Net, model 1 (training), after 0 optimizer steps"
 WAIT = "the ranks wait for each other in different places, for good: "
 PLACES = "the ranks are at different places of the loop: "
@@ -43,10 +26,20 @@ DIVERGING = {  # what is done after twelve good steps, and what is said
     ),
     "a forward of another model": (
         "net(x) if s.rank == 0 else other(x)",
-        (PLACES, "rank 0 at the forward of Net, model 1 (training)", "rank 1 at the forward of Net, model 2 (training)"),
+        (
+            PLACES,
+            "rank 0 at the forward of Net, model 1 (training)",
+            "rank 1 at the forward of Net, model 2 (training)",
+        ),
     ),
-    "a forward too many": ("net(x) if s.rank == 0 else None", (WAIT, f"rank 0 waits in {FORWARD}", "rank 1 waits in backward 13")),
-    "a loop that one rank leaves": ("if s.rank == 1: break", (PLACES, "rank 0 at the forward of Net", "rank 1 at the end of the block")),
+    "a forward too many": (
+        "net(x) if s.rank == 0 else None",
+        (WAIT, f"rank 0 waits in {FORWARD}", "rank 1 waits in backward 13"),
+    ),
+    "a loop that one rank leaves": (
+        "if s.rank == 1: break",
+        (PLACES, "rank 0 at the forward of Net", "rank 1 at the end of the block"),
+    ),
     "a loop that one rank leaves between forward and backward": (
         "loss = net(x).mean()\n            if s.rank == 1: break\n            loss.backward()",
         (WAIT, "rank 0 waits in backward 13", "rank 1 waits in the end of the block"),
@@ -63,37 +56,27 @@ DIVERGING = {  # what is done after twelve good steps, and what is said
 QUICK = list(DIVERGING)[:1]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in DIVERGING])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in DIVERGING],
+)
 def test_it_ends_in_an_error_that_names_the_places(case):
     odd, words = DIVERGING[case]
-    result = fork_script(LOOP.replace("{odd}", odd)).ok(1)
+    result = fork_script(LOOP.replace("pass  # odd", odd)).ok(1)
     assert "trained to the end" not in result.stdout and result.seconds < 30
     assert all(word in result.stderr for word in words), result.stderr
 
 
-
-SWAPPED = """
-import torch
-from torchbus import session
-
-with session(strategy="fsdp", devices=2, accelerator="cpu", launch="fork", hang_timeout=5.0) as s:
-    net, scale = torch.nn.Linear(2, 1), torch.ones((), requires_grad=True)
-    optimizer = torch.optim.SGD([*net.parameters(){held}], 0.1)
-    for number in range(5):
-        (net(torch.ones(2, 2)) * scale).mean().backward()
-    if s.rank == 0:
-        s.reduce(torch.tensor(5.0))
-    loss = {loss}
-    loss.backward()
-    if s.rank == 1:
-        s.reduce(torch.tensor(5.0))
-    print("went on")
-"""
+SWAPPED = SCRIPTS / "diverging_swapped.py"
 
 
-@pytest.mark.parametrize(("held", "loss"), [("", "torch.ones(1, requires_grad=True).sum()"), (", scale", "scale * 2")])
+@pytest.mark.parametrize(
+    ("held", "loss"), [("", "torch.ones(1, requires_grad=True).sum()"), (", scale", "scale * 2")]
+)
 def test_numbers_are_not_added_to_what_another_rank_s_backward_sends(held, loss):
-    """To a loss, say, or to the gradient of a tensor that no module owns: there gloo would see nothing wrong."""
-    result = fork_script(SWAPPED.replace("{held}", held).replace("{loss}", loss)).ok(1)
+    """To a loss, say, or to the gradient of a tensor that no module owns: there gloo would see
+    nothing wrong.
+    """
+    result = fork_script(SWAPPED, held, loss).ok(1)
     assert "went on" not in result.stdout
     assert all(word in result.stderr for word in (WAIT, "waits in backward 6")), result.stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
-from .meta_script import HEAD
+HEAD = (Path(__file__).parent / "scripts" / "meta_head.py").read_text()
 
 REFUSED = {
     "nobody knows": (
@@ -40,15 +42,23 @@ class Own(nn.Module):
 """
 
 
-@pytest.mark.parametrize("case", [name if name == "a buffer is left" else pytest.param(name, marks=pytest.mark.slow) for name in REFUSED])
+@pytest.mark.parametrize(
+    "case",
+    [
+        name if name == "a buffer is left" else pytest.param(name, marks=pytest.mark.slow)
+        for name in REFUSED
+    ],
+)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_refused(case: str, ranks: int):
     change, options, words = REFUSED[case]
     body = f"{HEAD}{OWN}{change}\nwith opened({ranks}, {options}) as s:\n    made(lambda: nn.Sequential(nn.Linear(2, 2), Own()))\n"
-    result = run_script(body, timeout_s=60)
+    result = fork_script(body, timeout_s=60)
     assert result.ok(1) and f"UsageError: {words}" in result.stderr
 
 
 def test_a_function_that_is_none():
-    with pytest.raises(UsageError, match="param_init_fn='ones': it must be a function of a module, or None"):
+    with pytest.raises(
+        UsageError, match="param_init_fn='ones': it must be a function of a module, or None"
+    ):
         session(strategy="fsdp", param_init_fn="ones")

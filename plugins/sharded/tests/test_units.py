@@ -16,11 +16,17 @@ from torchbus_sharded.zero1.owners import Owners
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"auto_wrap_policy": "big"}, "auto_wrap_policy='big': use 'auto' (repeated blocks), a set of module classes"),
+        (
+            {"auto_wrap_policy": "big"},
+            "auto_wrap_policy='big': use 'auto' (repeated blocks), a set of module classes",
+        ),
         ({"auto_wrap_policy": 0}, "auto_wrap_policy=0: use 'auto'"),
         ({"mixed_precision": "8"}, "mixed_precision='8' is unknown: use 'bf16', '16' or None"),
         ({"cpu_offload": 1}, "cpu_offload=1 is a int: it must be True or False"),
-        ({"forward_methods": "loss"}, "forward_methods='loss' is a str: it must be names of methods, such as ('loss',)"),
+        (
+            {"forward_methods": "loss"},
+            "forward_methods='loss' is a str: it must be names of methods, such as ('loss',)",
+        ),
     ],
 )
 def test_wrong_options(options, words):
@@ -58,7 +64,9 @@ class Flow(nn.Module):
 
 
 def test_lists_of_modules_are_no_units():
-    """They are not called; where lists hold blocks that hold lists, a list is the outermost class that comes more than once."""
+    """They are not called; where lists hold blocks that hold lists, a list is the outermost class
+    that comes more than once.
+    """
     model = nn.Sequential()
     model.flows = nn.ModuleList([Flow(), Flow()])
     assert units(model, "auto") == [model.flows[1], model.flows[0]]
@@ -69,7 +77,10 @@ def test_lists_of_modules_are_no_units():
 def test_no_rank_has_more_than_its_part_and_the_largest_tensor(sizes, ranks):
     owners = Owners(ranks)
     owners.add(sizes)
-    held = [sum(size for size, owner in zip(sizes, owners.of, strict=True) if owner == rank) for rank in range(ranks)]
+    held = [
+        sum(size for size, owner in zip(sizes, owners.of, strict=True) if owner == rank)
+        for rank in range(ranks)
+    ]
     assert sum(held) == sum(sizes) and max(held) <= sum(sizes) / ranks + max(sizes)
     before = list(owners.of)
     owners.add([5])

@@ -5,32 +5,58 @@ from __future__ import annotations
 from typing import Any
 
 ENTITY, PROJECT = "team", "uncategorized"
-VIEWER = {"id": "u1", "entity": ENTITY, "username": "tester", "email": "tester@example.org", "flags": "{}", "teams": {"edges": []}}
+VIEWER = {
+    "id": "u1",
+    "entity": ENTITY,
+    "username": "tester",
+    "email": "tester@example.org",
+    "flags": "{}",
+    "teams": {"edges": []},
+}
 
 
 def upserted(given: dict[str, Any]) -> dict[str, Any]:
     """A run that is there now, under the name that the client gave it."""
     entity = {"id": "e1", "name": given.get("entity") or ENTITY}
     project = {"id": "p1", "name": given.get("project") or PROJECT, "entity": entity}
-    run = {"id": f"id-{given['name']}", "name": given["name"], "displayName": given.get("displayName") or given["name"], "historyLineCount": 0}
-    return {"upsertBucket": {"bucket": {**run, "config": "{}", "project": project}, "inserted": True}}
+    run = {
+        "id": f"id-{given['name']}",
+        "name": given["name"],
+        "displayName": given.get("displayName") or given["name"],
+        "historyLineCount": 0,
+    }
+    return {
+        "upsertBucket": {"bucket": {**run, "config": "{}", "project": project}, "inserted": True}
+    }
 
 
 def places(given: dict[str, Any], address: str) -> dict[str, Any]:
     """Where the client shall put its files."""
-    files = [{"name": name, "uploadUrl": f"{address}/storage/{given['run']}/{name}"} for name in given["files"]]
+    files = [
+        {"name": name, "uploadUrl": f"{address}/storage/{given['run']}/{name}"}
+        for name in given["files"]
+    ]
     return {"createRunFiles": {"runID": f"id-{given['run']}", "uploadHeaders": [], "files": files}}
 
 
 def data(operation: str | None, given: dict[str, Any], address: str) -> dict[str, Any]:
-    """To a GraphQL operation; nothing for one that is not known, which the client takes for a server that is older."""
+    """To a GraphQL operation; nothing for one that is not known, which the client takes for a
+    server that is older.
+    """
     if operation == "UpsertBucket":
         return upserted(given)
     if operation == "CreateRunFiles":
         return places(given, address)
-    known: dict[str | None, dict[str, Any]] = {"Viewer": {"viewer": VIEWER}, "ServerFeaturesQuery": {"serverInfo": {"features": []}}}
+    known: dict[str | None, dict[str, Any]] = {
+        "Viewer": {"viewer": VIEWER},
+        "ServerFeaturesQuery": {"serverInfo": {"features": []}},
+    }
     return known.get(operation, {})
 
 
 def answer(path: str, body: Any, address: str) -> Any:
-    return {"data": data(body.get("operationName"), body.get("variables") or {}, address)} if path == "/graphql" else {}
+    return (
+        {"data": data(body.get("operationName"), body.get("variables") or {}, address)}
+        if path == "/graphql"
+        else {}
+    )

@@ -1,4 +1,6 @@
-"""The real client against a recording server: what arrives there, and what happens when nobody answers."""
+"""The real client against a recording server: what arrives there, and what happens when nobody
+answers.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ import pytest
 from torchbus.testing import recording_server, run_script
 from torchbus.testing import run as run_command
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 pytestmark = [pytest.mark.timeout(900)]
 PATIENCE_S = 600.0
 ANSWERS = Path(__file__).with_name("answers.py")
@@ -22,29 +26,7 @@ REFUSING = 9  # the port of "discard", where nobody listens
 
 SHARED_MODE = 67  # its number in what wandb tells of itself
 
-SCRIPT = """
-import json, os, sys, time
-import torch, wandb
-from torchbus import session
-from torchbus_wandb import WandbLogger
-
-options, policy, hurt = json.loads(sys.argv[1])
-if "HUSH" in os.environ:
-    policy["settings"] = {"api_key": os.environ["HUSH"]}
-with session(logger=WandbLogger(**policy) if policy else "wandb", autolog=False, log_every_n_steps=5, **options) as s:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for step in range(1, 101):
-        weight.sum().backward()
-        optimizer.step()
-        s.log(f"rank{s.rank}", 1 / step)
-        time.sleep(hurt.get("pause_s", 0.0))
-        if step == 10 and "pid" in hurt:
-            os.kill(hurt["pid"], hurt["signal"])
-    print("looped", s.explain())
-    looped_s = time.monotonic()
-print(f"ended after {time.monotonic() - looped_s:.1f} s")
-"""
+SCRIPT = SCRIPTS / "logging_loop.py"
 ALONE = {"strategy": None}
 VALUES = [(step, 1 / step) for step in range(1, 101)]
 
@@ -58,8 +40,11 @@ def server(tmp_path):
 def run(folder, port, options=None, policy=None, timeout_s=PATIENCE_S, key="WANDB_API_KEY", **hurt):
     """Run the script, which shall end well whatever the server does."""
     environment = {name: None for name in os.environ if name.startswith("WANDB_")} | {
-        "HOME": str(folder), "WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_ERROR_REPORTING": "false", key: KEY,
-    }  # fmt: skip
+        "HOME": str(folder),
+        "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
+        "WANDB_ERROR_REPORTING": "false",
+        key: KEY,
+    }
     words = json.dumps([options or ALONE, policy or {}, hurt])
     result = run_script(SCRIPT, words, env=environment, cwd=folder, timeout_s=timeout_s)
     assert result.ok() and result.stdout.count("looped") == 1 and "ended" in result.stdout
@@ -67,13 +52,25 @@ def run(folder, port, options=None, policy=None, timeout_s=PATIENCE_S, key="WAND
 
 
 def upserts(server) -> list[dict]:
-    return [one["body"]["variables"] for one in server.requests() if one["path"] == "/graphql" and one["body"]["operationName"] == "UpsertBucket"]
+    return [
+        one["body"]["variables"]
+        for one in server.requests()
+        if one["path"] == "/graphql" and one["body"]["operationName"] == "UpsertBucket"
+    ]
 
 
 def arrived(server) -> list[dict]:
     """The lines of history that the server was sent."""
-    parts = [one["body"]["files"] for one in server.requests() if one["path"].endswith("/file_stream") and "files" in one["body"]]
-    return [json.loads(line) for part in parts for line in part.get("wandb-history.jsonl", {"content": []})["content"]]
+    parts = [
+        one["body"]["files"]
+        for one in server.requests()
+        if one["path"].endswith("/file_stream") and "files" in one["body"]
+    ]
+    return [
+        json.loads(line)
+        for part in parts
+        for line in part.get("wandb-history.jsonl", {"content": []})["content"]
+    ]
 
 
 def labels(server) -> set[str]:
@@ -83,7 +80,9 @@ def labels(server) -> set[str]:
 
 def kept(run, kind: str = "history") -> list[dict]:
     """The records of one kind in the folder of a run."""
-    result = run_command([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)], timeout_s=PATIENCE_S)
+    result = run_command(
+        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)], timeout_s=PATIENCE_S
+    )
     assert result.ok()
     told = [json.loads(line) for line in result.stdout.splitlines()]
     return [record[kind].get("item", record[kind]) for record in told if record["type"] == kind]
@@ -98,9 +97,13 @@ def test_everything_arrives_and_the_key_stays_secret(tmp_path, server, key):
     result = run(tmp_path, server.port, key=key)
     assert series(arrived(server)) == VALUES
     defined = json.loads(upserts(server)[-1]["config"])["_wandb"]["value"]["m"]
-    assert defined[0]["1"] == "step" and any(metric.get("2") == "*" and metric["5"] == 1 for metric in defined)
+    assert defined[0]["1"] == "step" and any(
+        metric.get("2") == "*" and metric["5"] == 1 for metric in defined
+    )
     callers = {one["authorization"] for one in server.requests() if one["path"] == "/graphql"}
-    assert {base64.b64decode(caller.removeprefix("Basic ")).decode() for caller in callers} == {f"api:{KEY}"}
+    assert {base64.b64decode(caller.removeprefix("Basic ")).decode() for caller in callers} == {
+        f"api:{KEY}"
+    }
     assert KEY not in result.stdout + result.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if KEY.encode() in path.read_bytes()] == [] and len(files) > 5
@@ -112,37 +115,68 @@ def test_three_ranks_have_one_run(tmp_path, server):
     assert len({one["name"] for one in upserts(server)}) == 1
     assert json.loads(upserts(server)[-1]["config"])["torchbus"]["value"]["world_size"] == 3
     history = arrived(server)
-    assert series(history) == VALUES and {name for item in history for name in item if name.startswith("rank")} == {"rank0"}
+    assert series(history) == VALUES and {
+        name for item in history for name in item if name.startswith("rank")
+    } == {"rank0"}
 
 
 @pytest.mark.parametrize("mode", [None, pytest.param("online", marks=pytest.mark.slow)])
 def test_all_ranks_write_into_one_run(tmp_path, server, mode):
     pytest.importorskip("torchbus_ddp")
-    run(tmp_path, server.port, {"strategy": "ddp", "devices": 2, "launch": "fork"}, {"ranks": "all", "mode": mode})
+    run(
+        tmp_path,
+        server.port,
+        {"strategy": "ddp", "devices": 2, "launch": "fork"},
+        {"ranks": "all", "mode": mode},
+    )
     assert len({one["name"] for one in upserts(server)}) == 1
     assert [series(arrived(server), f"rank{rank}") for rank in range(2)] == [VALUES, VALUES]
     assert labels(server) == {"rank_0", "rank_1"}
-    assert all(SHARED_MODE in json.loads(one["config"])["_wandb"]["value"]["t"]["3"] for one in upserts(server))
+    assert all(
+        SHARED_MODE in json.loads(one["config"])["_wandb"]["value"]["t"]["3"]
+        for one in upserts(server)
+    )
 
 
 @pytest.mark.slow
 def test_all_ranks_offline_have_runs_in_one_group(tmp_path):
     pytest.importorskip("torchbus_ddp")
-    run(tmp_path, REFUSING, {"strategy": "ddp", "devices": 2, "launch": "fork"}, {"ranks": "all", "mode": "offline"})
+    run(
+        tmp_path,
+        REFUSING,
+        {"strategy": "ddp", "devices": 2, "launch": "fork"},
+        {"ranks": "all", "mode": "offline"},
+    )
     runs = sorted((tmp_path / "wandb").glob("offline-run-*"), key=lambda run: run.name[-1])
     assert [series(kept(run), f"rank{rank}") for rank, run in enumerate(runs)] == [VALUES, VALUES]
     told = [kept(run, "run")[0] for run in runs]
-    assert [one["run_id"] for one in told] == [f"{told[0]['run_group']}-rank{rank}" for rank in range(2)]
+    assert [one["run_id"] for one in told] == [
+        f"{told[0]['run_group']}-rank{rank}" for rank in range(2)
+    ]
     assert told[0]["run_group"] == told[1]["run_group"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start_timeout_s", "cause"), [(18, r"CommError: .*connection refused"), (2, r"no answer within 2 s")])
+@pytest.mark.parametrize(
+    ("start_timeout_s", "cause"),
+    [(18, r"CommError: .*connection refused"), (2, r"no answer within 2 s")],
+)
 def test_no_server_at_the_start(tmp_path, start_timeout_s, cause):
-    """One warning, and all is kept in one offline run: also where the client goes on trying when it was given up."""
+    """One warning, and all is kept in one offline run: also where the client goes on trying when it
+    was given up.
+    """
     policy = {"start_timeout_s": start_timeout_s}
-    result = run(tmp_path, REFUSING, policy=policy, timeout_s=120.0, pause_s=0.15 if start_timeout_s == 2 else 0.0)
-    assert re.search(f"wandb did not start, it goes on offline: {cause}", result.stderr) and result.stderr.count("UserWarning") == 1
+    result = run(
+        tmp_path,
+        REFUSING,
+        policy=policy,
+        timeout_s=120.0,
+        pause_s=0.15 if start_timeout_s == 2 else 0.0,
+    )
+    assert (
+        re.search(f"wandb did not start, it goes on offline: {cause}", result.stderr)
+        and result.stderr.count("UserWarning") == 1
+    )
     assert "wandb: offline, its start failed; 100 calls, 0 failed" in result.stdout
     (offline,) = (tmp_path / "wandb").glob("offline-run-*")
     assert series(kept(offline)) == VALUES
@@ -152,9 +186,17 @@ def test_no_server_at_the_start(tmp_path, start_timeout_s, cause):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_holds_nothing_up(tmp_path, server, number):
     """The loop runs to its end, the finish is bounded, and what was not sent is kept and told."""
-    result = run(tmp_path, server.port, policy={"finish_timeout_s": 8}, timeout_s=120.0, pid=server.process.pid, signal=number)
+    result = run(
+        tmp_path,
+        server.port,
+        policy={"finish_timeout_s": 8},
+        timeout_s=120.0,
+        pid=server.process.pid,
+        signal=number,
+    )
     (folder,) = (tmp_path / "wandb").glob("run-*")
     told = f"wandb did not finish: TimeoutError: not all was sent within 3 s. 100 calls are kept: wandb sync {folder}"
     assert told in result.stderr and result.stderr.count("UserWarning") == 1
-    assert float(result.stdout.rsplit("ended after ", 1)[1].split()[0]) < 60.0  # of a client that would try for days
+    # of a client that would try for days
+    assert float(result.stdout.rsplit("ended after ", 1)[1].split()[0]) < 60.0
     assert series(arrived(server)) != VALUES and series(kept(folder)) == VALUES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,55 +16,56 @@ from torchbus.testing import run_script
 from torchbus_wandb import WandbLogger
 from torchbus_wandb.devices import physical_gpu
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 PATIENCE_S = 600.0
 
 
 def records(folder, kind: str) -> list[dict]:
     """Records of one kind in the log of the only run."""
     (run,) = (folder / "wandb").glob("offline-run-*")
-    result = run_command([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)], timeout_s=PATIENCE_S)
+    result = run_command(
+        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)], timeout_s=PATIENCE_S
+    )
     assert result.ok()
     told = [json.loads(line) for line in result.stdout.splitlines()]
     return [record[kind] for record in told if record["type"] == kind]
 
 
-LOGGER = """
-import math, torch, wandb
-from torchbus import session
-from torchbus.testing import assert_torch_unchanged, torch_state
-from torchbus_wandb import WandbLogger
-
-logger = WandbLogger(project="digits", tags=["a"], mode="offline", log_checkpoints=True, finish_timeout_s=500)
-before = torch_state()
-with session(logger, strategy=None) as s:
-    own = wandb.init(project="other")  # a script that uses wandb itself
-    own.log({"own": 1.0})
-    for step in (3, 2, 5):
-        s._context.bus.hook.metrics_ready(metrics={"loss": 1 / step, "nan": math.nan}, step=step, epoch=0, prog_bar=frozenset())
-        torch.save({"step": step}, "last.pt")
-    s._context.bus.hook.hyperparameters(values={"lr": 0.1, "odd": object})
-    s._context.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.5)
-    assert own.id == logger.experiment.id
-assert_torch_unchanged(before)
-"""
+LOGGER = SCRIPTS / "offline_logger.py"
 
 
 @pytest.mark.timeout(900)
 def test_a_run_offline(tmp_path):
-    """Nothing is dropped for its step, checkpoints have one version, and the script's own calls go to the same run."""
+    """Nothing is dropped for its step, checkpoints have one version, and the script's own calls go
+    to the same run.
+    """
     assert run_script(LOGGER, cwd=tmp_path, timeout_s=PATIENCE_S).ok()
     history = [record["item"] for record in records(tmp_path, "history")]
-    assert [(item["step"], item["loss"], item["nan"], item["epoch"]) for item in history if "loss" in item] == [
-        (step, pytest.approx(1 / step), "NaN", 0) for step in (3, 2, 5)
-    ]
+    assert [
+        (item["step"], item["loss"], item["nan"], item["epoch"])
+        for item in history
+        if "loss" in item
+    ] == [(step, pytest.approx(1 / step), "NaN", 0) for step in (3, 2, 5)]
     assert [item["own"] for item in history if "own" in item] == [1.0]
-    assert [(item["system/gpu_percent"], item["system/time_s"]) for item in history if "system/time_s" in item] == [(50.0, 2.5)]
+    assert [
+        (item["system/gpu_percent"], item["system/time_s"])
+        for item in history
+        if "system/time_s" in item
+    ] == [(50.0, 2.5)]
     metrics = records(tmp_path, "metric")
     assert {"name": "step", "options": {"defined": True}} in metrics
-    assert any(metric.get("glob_name") == "*" and metric["step_metric"] == "step" for metric in metrics)
+    assert any(
+        metric.get("glob_name") == "*" and metric["step_metric"] == "step" for metric in metrics
+    )
     run = records(tmp_path, "run")[0]
-    assert (run["project"], run["tags"]) == ("digits", ["a"]) and run["config"]["update"]["torchbus"]["world_size"] == 1
-    assert any(record.get("update", {}).get("odd") == "<class 'object'>" for record in records(tmp_path, "config"))
+    assert (run["project"], run["tags"]) == ("digits", ["a"]) and run["config"]["update"][
+        "torchbus"
+    ]["world_size"] == 1
+    assert any(
+        record.get("update", {}).get("odd") == "<class 'object'>"
+        for record in records(tmp_path, "config")
+    )
     (run_file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert run_file.read_bytes().count(b"last.pt") >= 1
 
@@ -90,7 +92,14 @@ def test_a_script_that_calls_wandb_itself_has_one_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("visible", "device", "expected"),
-    [(None, "cuda:1", 1), ("3,5", "cuda:1", 5), ("GPU-8f", "cuda:0", None), ("3", "cuda:1", None), (None, "cpu", None), (" 2 ", "cuda:0", 2)],
+    [
+        (None, "cuda:1", 1),
+        ("3,5", "cuda:1", 5),
+        ("GPU-8f", "cuda:0", None),
+        ("3", "cuda:1", None),
+        (None, "cpu", None),
+        (" 2 ", "cuda:0", 2),
+    ],
 )
 def test_a_rank_samples_its_own_gpu(monkeypatch, visible, device, expected):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -102,7 +111,10 @@ def test_a_rank_samples_its_own_gpu(monkeypatch, visible, device, expected):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "sometimes"}, "WandbLogger(mode='sometimes') is unknown: use one of online, offline, disabled, shared"),
+        (
+            {"mode": "sometimes"},
+            "WandbLogger(mode='sometimes') is unknown: use one of online, offline, disabled, shared",
+        ),
         ({"project": 5}, "project=5 is a int: it must be a text"),
         ({"log_checkpoints": "all"}, "log_checkpoints='all' is a str: it must be True or False"),
         ({"ranks": "some"}, "ranks='some' is unknown: use 'main' or 'all'"),

@@ -1,4 +1,4 @@
-"""torchbus-optuna: a study asks rank 0 and tells the others."""
+"""torchbus-optuna: rank 0 decides for a study, and tells the other ranks."""
 
 from __future__ import annotations
 

@@ -1,16 +1,22 @@
-"""What rank 0 has answered, on every rank."""
+"""Rank 0's answer, on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, cast
 
 from torchbus.plugin import Context
 
+T = TypeVar("T")
 
-def of_rank0(session: Context, ask: Callable[[], Any]) -> Any:
-    """What ``ask`` returns on rank 0, which is the only one to call it; its exception on all ranks. All ranks call it alike."""
-    value, error = None, None
+
+def of_rank0(session: Context, ask: Callable[[], T]) -> T:
+    """What ``ask`` returns, or raises, on rank 0, which is the only rank to call it.
+
+    All ranks call ``of_rank0``.
+    """
+    value: T | None = None
+    error: Exception | None = None
     if session.is_main:
         try:
             value = ask()
@@ -19,4 +25,4 @@ def of_rank0(session: Context, ask: Callable[[], Any]) -> Any:
     value, told = session.all_gather_object((value, error))[0]
     if error is not None or told is not None:
         raise error or told
-    return value
+    return cast(T, value)

@@ -1,28 +1,35 @@
-"""The plugin: every decision of a study is rank 0's."""
+"""The plugin: rank 0 makes every decision of a study."""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import optuna
 from optuna import Study, TrialPruned
+from optuna.distributions import BaseDistribution
 from optuna.storages import InMemoryStorage
-from optuna.trial import Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl, inventory
 
 from torchbus_optuna import replica
 from torchbus_optuna.agreement import of_rank0
 
+T = TypeVar("T")
+Values = float | Sequence[float] | None
+Objective = Callable[[Trial], float | Sequence[float]]
+Callback = Callable[[Study, FrozenTrial], None]
+
 
 class OneStudy:
-    """Rank 0 asks its sampler and its pruner, and keeps the storage; the others are told, and keep a copy in memory.
+    """Rank 0 asks its sampler and its pruner, and keeps the storage. The others get a copy.
 
-    So ``suggest_*`` returns the same on all ranks, ``should_prune`` too, and a trial gets the value that rank 0's objective returned. Works for
-    a study inside the block and for a session in each trial. All ranks call what they call of a study alike, as collectives.
+    So ``suggest_*`` and ``should_prune`` return the same on all ranks, and a trial gets the value
+    that rank 0's objective returned. It works for a study inside the block, and for a session in
+    each trial. All ranks call the same methods of a study, in the same order, like collectives.
     """
 
     @hookimpl(trylast=True)
@@ -43,14 +50,20 @@ class OneStudy:
 
     @hookimpl
     def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
-        return None if session.world_size == 1 else {"notes": ["optuna: rank 0's sampler, pruner and storage decide for all ranks"]}
+        return (
+            None
+            if session.world_size == 1
+            else {"notes": ["optuna: rank 0's sampler, pruner and storage decide for all ranks"]}
+        )
 
-    # Studies ---------------------------------------------------------------------------------------------------
+    # Studies -------------------------------------------------------------------------------------
 
     def _follow_those_alive(self) -> None:
-        """Studies and trials that were begun before the block."""
+        """Follow rank 0's studies and trials that were begun before the block."""
         studies = sorted(inventory.alive(Study), key=lambda study: study.study_name)
-        told = self._session.all_gather_object([replica.tell(study) for study in studies] if self._session.is_main else None)[0]
+        told = self._session.all_gather_object(
+            [replica.tell(study) for study in studies] if self._session.is_main else None
+        )[0]
         by_name = {one.name: one for one in told}
         for study in studies:
             self._known.add(study)
@@ -61,7 +74,7 @@ class OneStudy:
                 replica.follow_trial(trial)
 
     def _made(self, original: Callable[..., Study]) -> Callable[..., Study]:
-        def make(*args: Any, **options: Any) -> Study:
+        def make(*args: object, **options: object) -> Study:
             made: list[Study] = []
 
             def on_rank0() -> replica.Told:
@@ -76,7 +89,7 @@ class OneStudy:
         return make
 
     def _ask(self, original: Callable[..., Trial]) -> Callable[..., Trial]:
-        def ask(study: Study, *args: Any, **options: Any) -> Trial:
+        def ask(study: Study, *args: object, **options: object) -> Trial:
             if study not in self._known and not isinstance(study._storage, InMemoryStorage):
                 told = of_rank0(self._session, partial(replica.tell, study))
                 if not self._session.is_main:
@@ -86,10 +99,10 @@ class OneStudy:
 
         return ask
 
-    # Trials ----------------------------------------------------------------------------------------------------
+    # Trials --------------------------------------------------------------------------------------
 
-    def _suggest(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def suggest(trial: Trial, name: str, distribution: Any) -> Any:
+    def _suggest(self, original: Callable[..., T]) -> Callable[..., T]:
+        def suggest(trial: Trial, name: str, distribution: BaseDistribution) -> T:
             value = of_rank0(self._session, partial(original, trial, name, distribution))
             if not self._session.is_main:
                 trial._fixed_params = {**trial._fixed_params, name: value}
@@ -104,39 +117,64 @@ class OneStudy:
 
         return should_prune
 
-    def _tell(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def tell(study: Study, trial: Trial | int, values: Any = None, state: Any = None, skip_if_finished: bool = False) -> Any:
+    def _tell(self, original: Callable[..., T]) -> Callable[..., T]:
+        def tell(
+            study: Study,
+            trial: Trial | int,
+            values: Values = None,
+            state: TrialState | None = None,
+            skip_if_finished: bool = False,
+        ) -> T:
             values, state = of_rank0(self._session, lambda: (values, state))
             return original(study, trial, values, state, skip_if_finished)
 
         return tell
 
     def _optimize(self, original: Callable[..., None]) -> Callable[..., None]:
-        def optimize(study: Study, func: Callable[[Trial], Any], n_trials: int | None = None, timeout: float | None = None, n_jobs: int = 1,
-                     catch: Any = (), callbacks: Any = None, **options: Any) -> None:  # fmt: skip
+        def optimize(
+            study: Study,
+            func: Objective,
+            n_trials: int | None = None,
+            timeout: float | None = None,
+            n_jobs: int = 1,
+            catch: object = (),
+            callbacks: Iterable[Callback] | None = None,
+            **options: object,
+        ) -> None:
             if n_jobs != 1:
-                raise UsageError(f"study.optimize(n_jobs={n_jobs}): the ranks of a session run one trial at a time, together; use n_jobs=1")
-            begun_s = time.monotonic()
-
-            def stop_together(study: Study, trial: Any) -> None:
-                late = timeout is not None and time.monotonic() - begun_s >= timeout
-                if of_rank0(self._session, lambda: late or study._stop_flag):
-                    study.stop()
-
-            original(study, self._alike(func), n_trials, None, 1, catch, [*(callbacks or ()), stop_together], **options)
+                raise UsageError(
+                    f"study.optimize(n_jobs={n_jobs}): the ranks of a session run one trial at a"
+                    " time, together; use n_jobs=1"
+                )
+            every = [*(callbacks or ()), self._stop_after(timeout)]
+            original(study, self._alike(func), n_trials, None, 1, catch, every, **options)
 
         return optimize
 
-    def _alike(self, func: Callable[[Trial], Any]) -> Callable[[Trial], Any]:
-        """An objective that returns, on all ranks, what it has returned on rank 0, or is pruned as there."""
+    def _stop_after(self, timeout_s: float | None) -> Callback:
+        """A callback that stops the study on all ranks, once rank 0 wants to, or is out of time."""
+        begun_s = time.monotonic()
 
-        def objective(trial: Trial) -> Any:
-            value, error = None, None
+        def stop_together(study: Study, trial: FrozenTrial) -> None:
+            late = timeout_s is not None and time.monotonic() - begun_s >= timeout_s
+            if of_rank0(self._session, lambda: late or study._stop_flag):
+                study.stop()
+
+        return stop_together
+
+    def _alike(self, func: Objective) -> Objective:
+        """An objective that returns rank 0's value on all ranks, or is pruned as on rank 0."""
+
+        def objective(trial: Trial) -> float | Sequence[float]:
+            value: float | Sequence[float] | None = None
+            error: Exception | None = None
             try:
                 value = func(trial)
             except Exception as raised:
                 error = raised
-            told = self._session.all_gather_object((value, type(error).__name__ if error else "", str(error)))
+            told = self._session.all_gather_object(
+                (value, type(error).__name__ if error else "", str(error))
+            )
             if error is not None:
                 raise error
             failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(told) if kind]
@@ -144,6 +182,7 @@ class OneStudy:
                 raise TrialPruned(failed[0][2])
             if failed:
                 raise RanksDiverged("the objective failed on rank {}: {}: {}".format(*failed[0]))
-            return told[0][0]
+            agreed: float | Sequence[float] = told[0][0]
+            return agreed
 
         return objective

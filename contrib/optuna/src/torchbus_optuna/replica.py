@@ -1,7 +1,8 @@
-"""A study as ranks other than 0 have it: in memory, so that what is stored is stored once."""
+"""The copy of a study on ranks other than 0: in memory, so that only rank 0 stores it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from optuna import Study
@@ -11,7 +12,7 @@ from optuna.trial import FrozenTrial, Trial
 
 
 class Told(NamedTuple):
-    """What rank 0 tells of a study."""
+    """What rank 0 tells about a study."""
 
     name: str
     directions: list[StudyDirection]
@@ -19,18 +20,18 @@ class Told(NamedTuple):
 
 
 def tell(study: Study) -> Told:
-    """For other ranks."""
+    """Describe a study for other ranks."""
     return Told(study.study_name, study.directions, study.get_trials(deepcopy=False))
 
 
-def make(told: Told, options: dict[str, Any]) -> Study:
-    """The study of rank 0, with this rank's sampler and pruner."""
+def make(told: Told, options: Mapping[str, Any]) -> Study:
+    """A copy of rank 0's study, with this rank's sampler and pruner."""
     kept = {name: options[name] for name in ("sampler", "pruner") if name in options}
     return Study(told.name, _storage_of(told), **kept)
 
 
 def follow(study: Study, told: Told) -> None:
-    """From now on the study is a copy of rank 0's."""
+    """Make a study a copy of rank 0's."""
     study._storage = _storage_of(told)
     study._study_id = study._storage.get_study_id_from_name(told.name)
     study.study_name = told.name
@@ -38,11 +39,13 @@ def follow(study: Study, told: Told) -> None:
 
 
 def follow_trial(trial: Trial) -> None:
-    """A trial that was begun before its study was copied is looked up in the copy."""
+    """Let a trial that was begun before its study was copied use the copy."""
     storage = trial.study._storage
     if trial.storage is not storage:
         number = trial._cached_frozen_trial.number
-        trial._trial_id = storage.get_trial_id_from_study_id_trial_number(trial.study._study_id, number)
+        trial._trial_id = storage.get_trial_id_from_study_id_trial_number(
+            trial.study._study_id, number
+        )
         trial.storage = storage
 
 

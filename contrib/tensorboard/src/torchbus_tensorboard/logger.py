@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(Tracker):
-    """Scalars for TensorBoard, written by rank 0. ``experiment`` is the ``torch.utils.tensorboard.SummaryWriter``.
+    """Writes scalars for TensorBoard, on rank 0.
+
+    ``experiment`` is the ``torch.utils.tensorboard.SummaryWriter``.
 
     Args:
         root: each run gets a folder in it, named by date and time.
-        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``; with ``ranks="all"`` each rank has a
-            folder.
+        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``;
+            with ``ranks="all"`` each rank has a folder.
     """
 
     name = "tensorboard"
@@ -73,7 +75,10 @@ class TensorBoardLogger(Tracker):
 
     @contextmanager
     def _anew_after_a_failure(self) -> Iterator[None]:
-        """A writer that has failed once refuses everything; the next call begins another file beside the old one."""
+        """After a failure, let the next call begin another file beside the old one.
+
+        A writer that has failed once refuses everything.
+        """
         try:
             yield
         except Exception:
@@ -82,5 +87,5 @@ class TensorBoardLogger(Tracker):
 
 
 def _as_text(values: dict[str, Any]) -> str:
-    """A block of code in Markdown, which TensorBoard shows as it is."""
+    """A code block in Markdown, which TensorBoard shows unchanged."""
     return "\n".join(f"    {line}" for line in json.dumps(values, indent=1).splitlines())

@@ -1,4 +1,4 @@
-"""torchbus-activation: activation checkpointing, in place, under every strategy."""
+"""torchbus-activation: activation checkpointing of unchanged models, under every strategy."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from torchbus.plugin import Context, Surround, UsageError, hookimpl, inventory
 from torchbus_activation.norms import counted_already
 
 DISCOVERY_BACKWARDS = 3
+T = TypeVar("T")
 
 
 class ActivationCheckpointing:
-    """Blocks compute their forward again in backward, in place of keeping what it computed.
+    """Lets blocks compute their forward again in backward, instead of keeping its activations.
 
     Args:
         activation_checkpointing: module classes, or "auto" for blocks that repeat.
@@ -28,7 +29,9 @@ class ActivationCheckpointing:
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
     """
 
-    def __init__(self, *, activation_checkpointing: str | Collection[type[Module]] = "auto") -> None:
+    def __init__(
+        self, *, activation_checkpointing: str | Collection[type[Module]] = "auto"
+    ) -> None:
         self._classes = _checked(activation_checkpointing)
         self._surround = Surround(_compute_twice)
         self._blocks: weakref.WeakSet[Module] = weakref.WeakSet()
@@ -53,13 +56,21 @@ class ActivationCheckpointing:
 
     @hookimpl
     def after_backward(self) -> None:
-        """Without a strategy nobody else ends the search for models."""
+        """End the search for models. With several ranks the strategy does so."""
         self._backwards += 1
-        if self._backwards == DISCOVERY_BACKWARDS and self._session is not None and self._session.world_size == 1:
+        if (
+            self._backwards == DISCOVERY_BACKWARDS
+            and self._session is not None
+            and self._session.world_size == 1
+        ):
             self._session.end_discovery()
 
     def _add(self, model: Module) -> None:
-        blocks = inventory.repeated_blocks(model) if self._classes is None else _outermost_of(model, self._classes)
+        blocks = (
+            inventory.repeated_blocks(model)
+            if self._classes is None
+            else _outermost_of(model, self._classes)
+        )
         for block in blocks:
             if block not in self._blocks:
                 self._blocks.add(block)
@@ -67,21 +78,31 @@ class ActivationCheckpointing:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        names = ", ".join(sorted({type(block).__name__ for block in self._blocks})) or "none found yet"
-        return {"activations": [f"{len(self._blocks)} blocks are computed again in backward: {names}"]}
+        names = (
+            ", ".join(sorted({type(block).__name__ for block in self._blocks})) or "none found yet"
+        )
+        return {
+            "activations": [f"{len(self._blocks)} blocks are computed again in backward: {names}"]
+        }
 
 
-def _checked(given: Any) -> tuple[type[Module], ...] | None:
+def _checked(given: object) -> tuple[type[Module], ...] | None:
     if given == "auto":
         return None
     classes = tuple(given) if isinstance(given, set | frozenset | list | tuple) else ()
     if not classes or not all(isinstance(one, type) and issubclass(one, Module) for one in classes):
-        raise UsageError(f"activation_checkpointing={given!r}: use a set of module classes, such as {{Block}}, or 'auto'")
+        raise UsageError(
+            f"activation_checkpointing={given!r}: use a set of module classes, such as {{Block}},"
+            " or 'auto'"
+        )
     return classes
 
 
 def _outermost_of(model: Module, classes: tuple[type[Module], ...]) -> list[Module]:
-    """Modules of these classes that are not inside another one of them: what is computed again once is not computed a third time."""
+    """Modules of these classes that are not inside another one of them.
+
+    So nothing is computed a third time.
+    """
     found: list[Module] = []
     inside: set[int] = set()
     for module in model.modules():
@@ -91,7 +112,16 @@ def _outermost_of(model: Module, classes: tuple[type[Module], ...]) -> list[Modu
     return found
 
 
-def _compute_twice(block: Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _compute_twice(
+    block: Module, forward: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, Any]
+) -> T:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), counted_already(block)), **kwargs)
+    outputs: T = checkpoint(
+        forward,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), counted_already(block)),
+        **kwargs,
+    )
+    return outputs

@@ -1,4 +1,4 @@
-"""torchbus-compress: gradient algorithms that send less than allreduce does."""
+"""torchbus-compress: gradient algorithms that send less than an all-reduce."""
 
 from __future__ import annotations
 

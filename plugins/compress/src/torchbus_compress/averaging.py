@@ -1,47 +1,56 @@
-"""Algorithms that average models instead of gradients: each rank steps by its own gradients in between."""
+"""Algorithms that average models instead of gradients.
+
+In between, each rank steps by its own gradients.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbus_compress.codecs import Bytes, Codec
 
+State = dict[str, Any]
+"""Plain numbers and tensors, as each averager names them."""
+
 
 class Averager:
-    """Averages the parameters of one optimizer. ``after_step`` is called after each of its steps, on all ranks."""
+    """Averages the parameters of one optimizer.
+
+    ``after_step`` is called after each of its steps, on all ranks.
+    """
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self._parameters = parameters
 
     def begin(self) -> None:
-        """Before the first step is averaged. All ranks call it."""
+        """Prepare, before the first step. All ranks call it."""
 
     @abstractmethod
     def after_step(self) -> None:
-        """What is sent after a step."""
+        """Average, or send, after a step."""
 
     def finish(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for collectives that still run."""
 
     def agree(self) -> None:
-        """All ranks get the mean of all models, in one collective."""
+        """Give all ranks the mean of all models, in one collective."""
         self.finish()
         flat = self.read() / dist.get_world_size()
         dist.all_reduce(flat)
         self.write(flat)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """What this rank remembers of the steps before."""
         return {}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """What ``state`` has returned, instead of ``begin``."""
+    def restore(self, saved: State) -> None:
+        """Take what ``state`` has returned, instead of ``begin``."""
 
     def read(self) -> Tensor:
         """All parameters in one new vector."""
@@ -49,40 +58,47 @@ class Averager:
 
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
-        for parameter, part in zip(self._parameters, flat.split([one.numel() for one in self._parameters]), strict=True):
+        for parameter, part in zip(
+            self._parameters, flat.split([one.numel() for one in self._parameters]), strict=True
+        ):
             parameter.copy_(part.view_as(parameter))
 
 
 class LocalSgd(Averager):
-    """The mean of all models after every ``period_steps`` steps, by torch's PeriodicModelAverager; after every one of the first ones.
+    """Averages all models every ``period_steps`` steps, by torch's PeriodicModelAverager.
+
+    In the first ``warmup_steps``, it does so after each step.
 
     Source: Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
     """
 
-    def __init__(self, parameters: list[Tensor], period_steps: int = 4, warmup_steps: int = 8) -> None:
+    def __init__(
+        self, parameters: list[Tensor], period_steps: int = 4, warmup_steps: int = 8
+    ) -> None:
         super().__init__(parameters)
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
         self._warmup_steps, self._steps = warmup_steps, 0
-        self._averager: Any = PeriodicModelAverager(period=period_steps, warmup_steps=warmup_steps)  # type: ignore[no-untyped-call]
+        self._averager = PeriodicModelAverager(period=period_steps, warmup_steps=warmup_steps)
 
     def after_step(self) -> None:
         self._steps += 1
         if self._steps <= self._warmup_steps:
             self.agree()
-        self._averager.average_parameters(self._parameters)
+        self._averager.average_parameters(cast("list[nn.Parameter]", self._parameters))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         return {"steps": self._steps, "of_torch": self._averager.step}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: State) -> None:
         self._steps, self._averager.step = saved["steps"], saved["of_torch"]
 
 
 class Ring(Averager):
-    """Each rank takes the mean of its own model and those of its neighbours in a ring.
+    """Each rank takes the mean of its own model and of its neighbours' models in a ring.
 
-    Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017.
+    Source: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS
+    2017.
     """
 
     def after_step(self) -> None:
@@ -92,10 +108,12 @@ class Ring(Averager):
 
 
 class CodedRing(Averager):
-    """As ``Ring``; what is sent is the change of a model since the last time, in one byte a number. Each rank keeps its
-    neighbours' models.
+    """As ``Ring``, but ranks send how their model has changed, in one byte a number.
 
-    Source: Tang et al., Communication Compression for Decentralized Training, NeurIPS 2018 (DCD-PSGD).
+    Each rank keeps its neighbours' models.
+
+    Source: Tang et al., Communication Compression for Decentralized Training, NeurIPS 2018
+    (DCD-PSGD).
     """
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -120,23 +138,26 @@ class CodedRing(Averager):
         self._mine = self.read()
         self._others = [self._mine.clone() for _ in neighbours()]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         return {"mine": self._mine, "others": self._others}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        self._mine, *self._others = (one.to(self._mine.device, copy=True) for one in (saved["mine"], *saved["others"]))
+    def restore(self, saved: State) -> None:
+        self._mine, *self._others = (
+            one.to(self._mine.device, copy=True) for one in (saved["mine"], *saved["others"])
+        )
 
 
 class Behind(Averager):
-    """The mean of all models is made while the next ``period_steps`` steps are computed, and then added as a correction.
+    """Averages all models while the next ``period_steps`` steps run, and then corrects the model.
 
-    Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022, at fixed steps, so that ranks always meet.
+    Source: asynchronous model average of Gan et al., BAGUA, VLDB 2022, at fixed steps, so that
+    ranks always meet.
     """
 
     def __init__(self, parameters: list[Tensor], period_steps: int = 4) -> None:
         super().__init__(parameters)
         self._period_steps, self._steps = period_steps, 0
-        self._pending: tuple[Any, Tensor, Tensor] | None = None
+        self._pending: tuple[dist.Work | None, Tensor, Tensor] | None = None
 
     def after_step(self) -> None:
         self._steps += 1
@@ -153,7 +174,7 @@ class Behind(Averager):
                 work.wait()
             self.write(self.read() + mean - before)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         if self._pending is None:
             return {"steps": self._steps}
         work, before, mean = self._pending
@@ -162,15 +183,17 @@ class Behind(Averager):
         self._pending = None, before, mean
         return {"steps": self._steps, "before": before, "mean": mean}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: State) -> None:
         self._steps = saved["steps"]
         if "mean" in saved:
-            before, mean = (saved[name].to(self._parameters[0].device) for name in ("before", "mean"))
+            before, mean = (
+                saved[name].to(self._parameters[0].device) for name in ("before", "mean")
+            )
             self._pending = None, before, mean
 
 
 def neighbours() -> list[int]:
-    """The ranks before and behind this one in the ring; one of two ranks has one neighbour."""
+    """The ranks before and after this one in the ring. Of two ranks, each has one neighbour."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return list(dict.fromkeys([(rank - 1) % ranks, (rank + 1) % ranks]))
 

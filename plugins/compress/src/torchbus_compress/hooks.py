@@ -1,6 +1,7 @@
 """Communication hooks for DistributedDataParallel.
 
-torch compares the annotations of a hook with its own types, so they are not postponed in this module.
+torch compares the annotations of a hook with its own types, so they are not postponed in this
+module.
 """
 
 from collections.abc import Callable
@@ -17,14 +18,14 @@ Hook = Callable[[Any, dist.GradBucket], Future[Tensor]]
 
 
 def done(result: Tensor) -> Future[Tensor]:
-    """What is there already."""
-    future: Future[Tensor] = Future()  # type: ignore[no-untyped-call]
+    """A future of what is there already."""
+    future: Future[Tensor] = Future()
     future.set_result(result)
     return future
 
 
 def encoded(codec: Codec) -> Hook:
-    """Gradients travel encoded and are averaged in full precision."""
+    """A hook that sends gradients encoded, and averages them in full precision."""
 
     def hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         return done(scatter.mean(bucket.buffer(), codec))
@@ -38,13 +39,23 @@ def local(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def with_exact(parameter: Tensor, inner: Hook) -> Hook:
-    """``inner`` for all gradients but this parameter's, which is averaged as it is: it holds what ranks tell each other."""
+    """``inner`` for all gradients, except that of this parameter, which is averaged exactly.
+
+    It holds what ranks tell each other.
+    """
 
     def hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
-        found = [gradient for one, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True) if one is parameter]
+        found = [
+            gradient
+            for one, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            if one is parameter
+        ]
         if not found:
             return inner(state, bucket)
-        place = slice(at := found[0].storage_offset() - bucket.buffer().storage_offset(), at + found[0].numel())
+        place = slice(
+            at := found[0].storage_offset() - bucket.buffer().storage_offset(),
+            at + found[0].numel(),
+        )
         exact = found[0].reshape(-1) / dist.get_world_size()
         dist.all_reduce(exact)
         found[0].zero_()

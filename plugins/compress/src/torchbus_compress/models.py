@@ -1,20 +1,36 @@
-"""Models that ranks step by themselves, each by its own optimizer's state, in a checkpoint."""
+"""Models that each rank steps by itself, with its own optimizer's state, and their checkpoint."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchbus_compress.averaging import Averager
+from torchbus_compress.averaging import Averager, State
+
+
+class OwnModel(TypedDict):
+    """One optimizer's parameters, state and averager, as this rank has them."""
+
+    parameters: list[Tensor]
+    state: dict[str, Any]
+    averager: State | None
+
+
+class Saved(TypedDict):
+    stepped: bool
+    optimizers: list[OwnModel]
 
 
 class OwnModels:
-    """The averager of each optimizer, and what this rank has between two averages, by the order in which optimizers were made."""
+    """The averager of each optimizer, and what this rank has between two averages.
+
+    A checkpoint has them in the order in which the optimizers were made.
+    """
 
     def __init__(self, make: Callable[[list[Tensor]], Averager]) -> None:
         self._make = make
@@ -30,7 +46,7 @@ class OwnModels:
         self._averagers.clear()
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """All ranks call it alike."""
+        """Average the optimizer's parameters. All ranks call it."""
         self.add(optimizer)
         if optimizer not in self._averagers:
             self._averagers[optimizer] = self._make(_parameters(optimizer))
@@ -39,23 +55,30 @@ class OwnModels:
         self.stepped = True
 
     def agree(self) -> None:
-        """All ranks have one model; they call it alike."""
+        """Give all ranks the same model. All ranks call it."""
         if self.stepped:
             self.stepped = False
             for averager in self._averagers.values():
                 averager.agree()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"stepped": self.stepped, "optimizers": [self._of(optimizer) for optimizer in self._alive()]}
+    def state_dict(self) -> Saved:
+        return {
+            "stepped": self.stepped,
+            "optimizers": [self._of(optimizer) for optimizer in self._alive()],
+        }
 
-    def _of(self, optimizer: Optimizer) -> dict[str, Any]:
+    def _of(self, optimizer: Optimizer) -> OwnModel:
         averager = self._averagers.get(optimizer)
         parameters = [parameter.detach() for parameter in _parameters(optimizer)]
-        return {"parameters": parameters, "state": optimizer.state_dict(), "averager": None if averager is None else averager.state()}
+        return {
+            "parameters": parameters,
+            "state": optimizer.state_dict(),
+            "averager": None if averager is None else averager.state(),
+        }
 
     @torch.no_grad()
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """What this rank has written."""
+    def load_state_dict(self, saved: Saved) -> None:
+        """Load what this rank has written."""
         self.stepped = saved["stepped"]
         self._averagers.clear()
         for optimizer, own in zip(self._alive(), saved["optimizers"], strict=True):
@@ -67,7 +90,11 @@ class OwnModels:
                 averager.restore(own["averager"])
 
     def _alive(self) -> list[Optimizer]:
-        return [optimizer for optimizer in (known() for known in self._optimizers) if optimizer is not None]
+        return [
+            optimizer
+            for optimizer in (known() for known in self._optimizers)
+            if optimizer is not None
+        ]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

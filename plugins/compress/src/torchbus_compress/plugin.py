@@ -1,9 +1,9 @@
-"""The plugin: its option, and where it takes part in a session."""
+"""The plugin: its option, and its part in a session."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,22 +16,39 @@ from torchbus_compress.codecs import Bfloat16, Bytes
 from torchbus_compress.memory import Memory
 from torchbus_compress.models import OwnModels
 
+if TYPE_CHECKING:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
 HOOKS = ("fp16", "bf16", "powersgd", "bytegrad")
 ALGORITHMS = ("allreduce", *HOOKS, *AVERAGERS)
 
 
+class State(TypedDict):
+    """``who`` is the rank and the number of ranks that wrote it."""
+
+    algorithm: str
+    who: list[int]
+    own: Any
+
+
 class SameBuckets(DistributedDataParallel):
-    """What is sent together stays together from the first backward on, in a resumed run too: some codecs look at all of it."""
+    """DDP whose buckets stay the same from the first backward on, in a resumed run too.
+
+    Some codecs depend on all of a bucket.
+    """
 
     keeps_buckets = True
 
 
 class Compress:
-    """How gradients, or models, are averaged over ranks. Needs the strategy ddp, or one that is built on it.
+    """Chooses how gradients, or models, are averaged over ranks.
+
+    It needs the strategy ddp, or one that is built on it.
 
     Args:
-        gradient_algorithm: "allreduce": as they are. "fp16", "bf16", "bytegrad" (8 bits), "powersgd" (low rank): gradients travel in
-            fewer bytes. "local_sgd", "decentralized", "low_precision_decentralized", "async": models are averaged, not gradients.
+        gradient_algorithm: "allreduce": as they are. "fp16", "bf16", "bytegrad" (8 bits),
+            "powersgd" (low rank): gradients travel in fewer bytes. "local_sgd", "decentralized",
+            "low_precision_decentralized", "async": models are averaged, not gradients.
 
     Sources: see each algorithm; PowerSGD: Vogels et al., NeurIPS 2019.
     """
@@ -39,31 +56,42 @@ class Compress:
     def __init__(self, *, gradient_algorithm: str = "allreduce") -> None:
         if gradient_algorithm == "qadam":
             raise UsageError(
-                "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum, and torch's Adam does not let one: "
-                "use 'bytegrad', which sends as many bytes"
+                "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum,"
+                " which torch's Adam does not allow: use 'bytegrad', which sends as many bytes"
             )
         if gradient_algorithm not in ALGORITHMS:
-            raise UsageError(f"gradient_algorithm={gradient_algorithm!r} is unknown: use one of {', '.join(map(repr, ALGORITHMS))}")
+            raise UsageError(
+                f"gradient_algorithm={gradient_algorithm!r} is unknown: use one of"
+                f" {', '.join(map(repr, ALGORITHMS))}"
+            )
         if gradient_algorithm == "powersgd" and importlib.util.find_spec("numpy") is None:
-            raise UsageError("gradient_algorithm='powersgd' needs numpy, which torch's hook imports: pip install numpy")
+            raise UsageError(
+                "gradient_algorithm='powersgd' needs numpy, which torch's hook imports: pip install"
+                " numpy"
+            )
         self.algorithm = gradient_algorithm
         self._session: Context | None = None
-        self._models = OwnModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
+        self._models = (
+            OwnModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
+        )
         self._memory = Memory()
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         if self.algorithm != "allreduce" and "configure_ddp" not in session.bus.events():
             raise UsageError(
-                f"gradient_algorithm={self.algorithm!r} changes what torch's DDP reducer sends, which this strategy does not use: use strategy='ddp' "
-                "(under fsdp mixed_precision='bf16' sends parameters in 16 bits)"
+                f"gradient_algorithm={self.algorithm!r} changes what torch's DDP reducer sends,"
+                " which this strategy does not use: use strategy='ddp' (under fsdp"
+                " mixed_precision='bf16' sends parameters in 16 bits)"
             )
         self._session = session
         if self._models is not None:
             session.on_close.callback(self._models.close)
 
     @hookimpl(optionalhook=True)
-    def configure_ddp(self, session: Context, module: nn.Module, options: dict[str, Any]) -> DistributedDataParallel | None:
+    def configure_ddp(
+        self, session: Context, module: nn.Module, options: dict[str, Any]
+    ) -> DistributedDataParallel | None:
         if self.algorithm == "allreduce":
             return None
         ddp = SameBuckets(module, **options)
@@ -74,7 +102,7 @@ class Compress:
         ddp.register_comm_hook(state, hooks.with_exact(exact, hook))
         return ddp
 
-    def _hook(self) -> tuple[hooks.Hook, Any]:
+    def _hook(self) -> tuple[hooks.Hook, PowerSGDState | None]:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         if self.algorithm in AVERAGERS:
@@ -82,13 +110,15 @@ class Compress:
         if self.algorithm == "fp16":
             return default_hooks.fp16_compress_hook, None
         if self.algorithm == "powersgd":
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)  # type: ignore[no-untyped-call]
+            state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=2, start_powerSGD_iter=10
+            )
             return powerSGD_hook.powerSGD_hook, state
         return hooks.encoded(Bfloat16() if self.algorithm == "bf16" else Bytes()), None
 
     @hookimpl(optionalhook=True)
     def parameters_may_differ(self) -> bool | None:
-        """Ranks step by themselves between two averages."""
+        """They do: ranks step by themselves between two averages."""
         return True if self.algorithm in AVERAGERS else None
 
     @hookimpl
@@ -103,11 +133,16 @@ class Compress:
 
     def _takes_part(self, optimizer: Optimizer | None) -> bool:
         session = self._session
-        return optimizer is not None and session is not None and session.world_size > 1 and session.captures(optimizer)
+        return (
+            optimizer is not None
+            and session is not None
+            and session.world_size > 1
+            and session.captures(optimizer)
+        )
 
     @hookimpl
     def loader_end(self) -> None:
-        """An epoch is over: what is evaluated and saved now is one model."""
+        """Make one model of all, to evaluate and save at the end of an epoch."""
         self._agree()
 
     @hookimpl
@@ -119,20 +154,26 @@ class Compress:
         if self._models is not None:
             self._models.agree()
 
-    # State -----------------------------------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------
 
     @property
     def _who(self) -> list[int]:
         assert self._session is not None
         return [self._session.rank, self._session.world_size]
 
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint in which each rank has a state of its own: what is still to be sent, and a model that differs between ranks."""
+    def state_dict(self) -> State:
+        """For a checkpoint in which each rank has its own state.
+
+        It has errors that are still to be sent, or a model that differs between ranks.
+        """
         own = self._memory.state_dict() if self._models is None else self._models.state_dict()
         return {"algorithm": self.algorithm, "who": self._who, "own": own}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of another algorithm it says nothing; of another number of ranks, only what these have in common."""
+    def load_state_dict(self, state: State) -> None:
+        """Load the state of the same algorithm.
+
+        If the number of ranks was another one, load only what the ranks have in common.
+        """
         if state.get("algorithm") != self.algorithm:
             return
         if self._models is None:
@@ -142,4 +183,10 @@ class Compress:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        return {"gradients": [f"{self.algorithm}: {'models are averaged, not gradients' if self.algorithm in AVERAGERS else 'averaged over ranks'}"]}
+        return {
+            "gradients": [
+                f"{self.algorithm}: models are averaged, not gradients"
+                if self.algorithm in AVERAGERS
+                else f"{self.algorithm}: averaged over ranks"
+            ]
+        }

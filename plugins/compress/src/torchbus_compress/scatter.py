@@ -1,4 +1,4 @@
-"""The mean over ranks of numbers that travel encoded."""
+"""The mean over ranks of numbers that are sent encoded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torchbus_compress.codecs import Codec
 
 
 def mean(flat: Tensor, codec: Codec) -> Tensor:
-    """Each rank sums one part of a vector, in full precision, and sends the result to the others. All ranks call it.
+    """The mean of a vector over ranks. All ranks call it, and get the same numbers.
 
-    Sends what an allreduce of as many bytes would. Every rank gets the same numbers.
+    Each rank averages one part, in full precision, and sends the result to the others. They send as
+    many bytes as an all-reduce of the encoded vector.
     """
     ranks = dist.get_world_size()
     length = -(-flat.numel() // ranks)

@@ -1,4 +1,4 @@
-"""torchbus-earlystop: the end of a loop that no longer gets better, alike on all ranks."""
+"""torchbus-earlystop: early stopping, decided identically on every rank."""
 
 from __future__ import annotations
 

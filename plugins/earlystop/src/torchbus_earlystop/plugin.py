@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,29 +13,48 @@ from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 MODES = ("min", "max")
 
 
+class State(TypedDict):
+    """The state for checkpoints."""
+
+    best: float
+    waited: int
+    should_stop: bool
+
+
 @needs("monitor", "patience", "mode", "min_delta")
 class EarlyStop:
-    """Ends the loop when a value given to ``s.log`` has not got better for a while.
+    """Ends the loop when a value given to ``s.log`` has not improved for a while.
 
     Args:
-        monitor: the name of the value. Its mean over ranks decides, so that all ranks decide alike; all ranks log it.
-        patience: so many values in a row may be no better than the best one before.
+        monitor: the name of the value. All ranks log it. Its mean over ranks decides, so all ranks
+            stop together.
+        patience: how many values in a row without an improvement end the loop.
         mode: whether smaller ("min") or larger ("max") is better.
-        min_delta: by how much a value must be better to count as better; NaN never does.
+        min_delta: by how much a value must improve to count. NaN never counts.
 
-    Then ``s.should_stop`` is True, ``s.epochs`` ends, and the loaders that have fed a backward give no more batches: a loop over
-    ``range`` goes through the rest of its epochs without training. Evaluation goes on to work.
+    Then ``s.should_stop`` is True, ``s.epochs`` ends, and loaders that have fed a backward give no
+    more batches. So a loop over ``range`` runs through its other epochs without training.
+    Evaluation still works.
     """
 
     owns = ("early stopping",)
     verbs = ("should_stop",)
 
-    def __init__(self, monitor: str | None = None, *, patience: int = 3, mode: str = "min", min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        monitor: str | None = None,
+        *,
+        patience: int = 3,
+        mode: str = "min",
+        min_delta: float = 0.0,
+    ) -> None:
         expect("early_stop", monitor, (str, type(None)), "the name of a value given to s.log")
         expect("patience", patience, int, "a number of values")
         expect("min_delta", min_delta, (int, float), "a number")
         if patience < 1:
-            raise UsageError(f"patience={patience}: at least one value must be worse before the loop ends")
+            raise UsageError(
+                f"patience={patience}: at least one value must be worse before the loop ends"
+            )
         if not min_delta >= 0:
             raise UsageError(f"min_delta={min_delta}: it must be 0 or more")
         if mode not in MODES:
@@ -46,16 +65,16 @@ class EarlyStop:
         self._min_delta = min_delta
         self._best = math.inf
         self._waited = 0
-        self._asked: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        self._trained: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
-        self.should_stop = False
+        self._asked: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+        self._trained: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+        self.should_stop: bool = False
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         self._session = session
 
-    @hookimpl
-    def log_metrics(self, metrics: dict[str, Any]) -> None:
+    @hookimpl(optionalhook=True)
+    def log_metrics(self, metrics: dict[str, float]) -> None:
         if self._monitor in metrics and not self.should_stop:
             self._judge(float(self._session.reduce(float(metrics[self._monitor]))))
 
@@ -66,16 +85,16 @@ class EarlyStop:
             self._waited += 1
         self.should_stop = self._waited >= self._patience
 
-    # The end ---------------------------------------------------------------------------------------------------
+    # The end -------------------------------------------------------------------------------------
 
     @hookimpl
-    def batch_wanted(self, loader: DataLoader[Any]) -> None:
+    def batch_wanted(self, loader: DataLoader[object]) -> None:
         if torch.is_grad_enabled():
             self._asked.add(loader)
 
     @hookimpl
-    def loader_end(self, loader: DataLoader[Any]) -> None:
-        """An evaluation that was over before the backward has not fed it."""
+    def loader_end(self, loader: DataLoader[object]) -> None:
+        """Forget the loader: an evaluation that ends before the backward has not fed it."""
         self._asked.discard(loader)
 
     @hookimpl
@@ -84,33 +103,41 @@ class EarlyStop:
         self._asked.clear()
 
     @hookimpl
-    def skip_pass(self, loader: DataLoader[Any]) -> bool | None:
+    def skip_pass(self, loader: DataLoader[object]) -> bool | None:
         return True if self.should_stop and loader in self._trained else None
 
-    @hookimpl
+    @hookimpl(optionalhook=True)
     def end_epochs(self) -> bool | None:
         return self.should_stop or None
 
-    # State -----------------------------------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+    def state_dict(self) -> State:
+        """Return the state for checkpoints."""
         return {"best": self._best, "waited": self._waited, "should_stop": self.should_stop}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best, self._waited, self.should_stop = state["best"], state["waited"], state["should_stop"]
+    def load_state_dict(self, state: State) -> None:
+        self._best, self._waited = state["best"], state["waited"]
+        self.should_stop = state["should_stop"]
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
         if self._monitor is None:
             return None
         best = f", best {self._sign * self._best:g}" if math.isfinite(self._best) else ""
-        return {"early stop": [f"when {self._monitor} is no better {self._patience} times in a row{best}"]}
+        return {
+            "early stop": [
+                f"when {self._monitor} is no better {self._patience} times in a row{best}"
+            ]
+        }
 
 
 @needs("early_stop", "patience", "early_stop_mode", "min_delta", verbs=("should_stop",))
 def from_options(
-    early_stop: str | None = None, patience: int = 3, early_stop_mode: str = "min", min_delta: float = 0.0
+    early_stop: str | None = None,
+    patience: int = 3,
+    early_stop_mode: str = "min",
+    min_delta: float = 0.0,
 ) -> EarlyStop:
     """``session(early_stop="val_loss", patience=3)``: ``early_stop`` is the value to monitor."""
     return EarlyStop(early_stop, patience=patience, mode=early_stop_mode, min_delta=min_delta)

@@ -1,4 +1,4 @@
-"""torchbus-neptune: Neptune as a logger: offline, self-hosted, or a server compatible with it."""
+"""torchbus-neptune: Neptune as a logger, offline or with a self-hosted or compatible server."""
 
 from __future__ import annotations
 

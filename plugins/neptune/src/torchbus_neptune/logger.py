@@ -7,33 +7,36 @@ import os
 import secrets
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torchbus.plugin import Context, UsageError, expect, hookimpl
 from torchbus.trackers import Tracker, chosen_by_rank0
 
-from torchbus_neptune.series import Series, storable
+from torchbus_neptune.series import Run, Series, storable
 
 MODES = ("async", "sync", "offline", "read-only", "debug")
 MARGIN_S = 5.0
 
 
 class NeptuneLogger(Tracker):
-    """One Neptune run for all ranks, written by rank 0 with the ``neptune`` client. ``experiment`` is the client's run.
+    """One Neptune run for all ranks, which rank 0 writes with the ``neptune`` client.
 
-    Neptune's hosted service was shut down in March 2026. What works: ``mode="offline"``, a self-hosted server (its address
-    is in the API token), and servers that speak the same protocol.
+    ``experiment`` is the client's run.
+
+    Neptune's hosted service was shut down in March 2026. What works: ``mode="offline"``, a
+    self-hosted server (its address is in the API token), and servers that speak the same protocol.
 
     Args:
         project, api_token, custom_run_id, tags: as in ``neptune.init_run``.
-        mode: "async", "sync", "offline" or "debug"; None is what the client has by itself.
-        run: a run that the script has made itself; it is not stopped at the end.
+        mode: "async", "sync", "offline" or "debug"; None: the client's default.
+        run: a run that the script has made itself. The session does not stop it at the end.
         client: a module with ``init_run`` to use instead of ``neptune``.
         ranks: "main", or "all": every rank writes into the same run, by one ``custom_run_id``.
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
 
-    Metrics are series ``metrics/<name>``; what is measured of the machine is under ``system/rank<r>/`` and, by the client itself,
-    under ``monitoring/rank<r>/``; settings under ``parameters/`` and ``torchbus/``.
+    Metrics are series ``metrics/<name>``. Measurements of the machine are under
+    ``system/rank<r>/``, and those of the client under ``monitoring/rank<r>/``. Settings are under
+    ``parameters/`` and ``torchbus/``.
 
     Source: https://docs-legacy.neptune.ai/api/neptune
     """
@@ -48,20 +51,29 @@ class NeptuneLogger(Tracker):
         mode: str | None = None,
         custom_run_id: str | None = None,
         tags: Sequence[str] | None = None,
-        run: Any = None,
+        run: Run | None = None,
         client: ModuleType | None = None,
         **policy: Any,
     ) -> None:
         super().__init__(**policy)
         if mode is not None and mode not in MODES:
-            raise UsageError(f"NeptuneLogger(mode={mode!r}) is unknown: use one of {', '.join(MODES)}")
-        for word, value in (("project", project), ("api_token", api_token), ("custom_run_id", custom_run_id)):
-            if value is not None and not isinstance(value, str):
-                raise UsageError(f"NeptuneLogger({word}=...) is a {type(value).__name__}: it must be a text")
+            raise UsageError(
+                f"NeptuneLogger(mode={mode!r}) is unknown: use one of {', '.join(MODES)}"
+            )
+        for word, value in (
+            ("project", project),
+            ("api_token", api_token),
+            ("custom_run_id", custom_run_id),
+        ):
+            _check_text(word, value)
         if client is not None and not hasattr(client, "init_run"):
-            raise UsageError(f"NeptuneLogger(client={getattr(client, '__name__', client)!r}) has no init_run: pass a module such as neptune")
+            raise UsageError(
+                f"NeptuneLogger(client={getattr(client, '__name__', client)!r}) has no init_run:"
+                " pass a module such as neptune"
+            )
         expect("tags", tags, (list, tuple, type(None)), "a list of texts")
-        given = {"project": project, "custom_run_id": custom_run_id, "mode": mode, "tags": list(tags) if tags else None}
+        texts = {"project": project, "custom_run_id": custom_run_id, "mode": mode}
+        given = {**texts, "tags": list(tags) if tags else None}
         self._given = {word: value for word, value in given.items() if value is not None}
         self._token = api_token
         self._run = run
@@ -74,7 +86,9 @@ class NeptuneLogger(Tracker):
         self._rank = session.rank
         if self._ranks == "all" and session.world_size > 1:
             given = self._given.get("custom_run_id")
-            self._given["custom_run_id"] = chosen_by_rank0(session, "neptune/id", lambda: str(given or secrets.token_hex(8)))
+            self._given["custom_run_id"] = chosen_by_rank0(
+                session, "neptune/id", lambda: str(given or secrets.token_hex(8))
+            )
         super().session_start(session)
 
     def import_client(self) -> None:
@@ -82,15 +96,24 @@ class NeptuneLogger(Tracker):
             self._client = importlib.import_module("neptune")
 
     def needs_network(self) -> bool:
-        return (self._given.get("mode") or os.environ.get("NEPTUNE_MODE")) not in ("offline", "debug")
+        return (self._given.get("mode") or os.environ.get("NEPTUNE_MODE")) not in (
+            "offline",
+            "debug",
+        )
 
-    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Any:
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
         run = self._run
         if run is None:
             assert self._client is not None
             token = {} if self._token is None else {"api_token": self._token}
-            options = {**self._given, **token, "monitoring_namespace": f"monitoring/rank{session.rank}"}
-            run = self._client.init_run(**{**options, **({"mode": "offline"} if offline else {})})
+            options: dict[str, object] = {
+                **self._given,
+                **token,
+                "monitoring_namespace": f"monitoring/rank{session.rank}",
+            }
+            if offline:
+                options["mode"] = "offline"
+            run = cast(Run, self._client.init_run(**options))
         if session.is_main:
             run["torchbus"] = storable(config)
         return run
@@ -108,7 +131,7 @@ class NeptuneLogger(Tracker):
         for name, value in metrics.items():
             self._series.append(self.experiment, f"system/rank{self._rank}/{name}", value, time_s)
 
-    def close_run(self, run: Any, failed: bool) -> None:
+    def close_run(self, run: Run, failed: bool) -> None:
         for path, count in self._series.not_finite.items():
             run[f"not_finite/{path}"] = count
         if failed:
@@ -122,3 +145,9 @@ class NeptuneLogger(Tracker):
     def secrets(self) -> list[str | None]:
         return [self._token]
 
+
+def _check_text(word: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(
+            f"NeptuneLogger({word}=...) is a {type(value).__name__}: it must be a text"
+        )

@@ -1,4 +1,4 @@
-"""What rank 0 hears, and when it draws."""
+"""Rank 0's listener, which decides when to draw."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import BackwardCall, LoaderIterator, hookimpl, warn
+from torchbus.plugin import BackwardCall, LoaderIterator, Steps, hookimpl, warn
 
 from torchbus_progress.loss import Loss, MeanLoss
 from torchbus_progress.outputs import Output
@@ -23,7 +22,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def guarded(listen: F) -> F:
-    """Whatever goes wrong ends the bar with a warning, and nothing else. What could only not be written is tried again with the next."""
+    """Turn any error into a warning that ends the bar, and nothing else.
+
+    After an error while writing, the bar tries again with the next event.
+    """
 
     @functools.wraps(listen)
     def call(self: Listener, *args: Any) -> Any:
@@ -35,9 +37,9 @@ def guarded(listen: F) -> F:
             self.lost(error)
         except Exception as error:
             self.stopped = True
-            warn(f"the progress bar has stopped: {error!r}. Training goes on")
+            warn(f"the progress bar has stopped: {error!r}. Training continues")
 
-    return call  # type: ignore[return-value]
+    return cast(F, call)
 
 
 def _nothing() -> None:
@@ -45,27 +47,26 @@ def _nothing() -> None:
 
 
 class Listener:
-    """Draws at most as often as the output wants, and so rarely that drawing takes at most 1 % of the time."""
+    """Draws at most as often as the output wants. Drawing takes at most 1 % of the time."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, steps: Steps) -> None:
         self._output = output
         self._passes = Passes()
         self._loss = Loss()
         self._epochs_loss = MeanLoss()
         self._last: Callable[[], torch.Tensor | None] = _nothing
         self._named: dict[str, float] = {}
-        self._optimizer = 0
-        self._steps = 0
+        self._steps = steps
         self._step_rate = Rate()
         self._started_s = time.monotonic()
         self._next_s = self._started_s + output.pause_s
         self.stopped = self._has_lost = False
 
-    # Events ----------------------------------------------------------------------------------------------------
+    # Events --------------------------------------------------------------------------------------
 
     @hookimpl
     @guarded
-    def loader_opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
+    def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         self._passes.opened(loader, iterator)
 
     @hookimpl
@@ -90,20 +91,14 @@ class Listener:
             self._loss.show(loss)
             self._draw()
 
-    @hookimpl
-    @guarded
-    def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._optimizer = self._optimizer or id(optimizer)
-        self._steps += id(optimizer) == self._optimizer
-
-    @hookimpl
+    @hookimpl(optionalhook=True)
     @guarded
     def metrics_ready(self, metrics: dict[str, float], prog_bar: frozenset[str]) -> None:
         self._named |= {name: value for name, value in metrics.items() if name in prog_bar}
 
-    @hookimpl(trylast=True)  # with the metrics of the log point there
+    @hookimpl(trylast=True)  # after the log point, which brings metrics
     @guarded
-    def loader_end(self, loader: DataLoader[Any]) -> None:
+    def loader_end(self, loader: DataLoader[object]) -> None:
         ended = self._passes.ended(loader)
         if ended is not None and ended.trained and not ended.inner:
             self._output.leave(ended.snapshot(self._epochs_metrics()))
@@ -114,36 +109,51 @@ class Listener:
         seconds = time.monotonic() - self._started_s
         epochs = self._passes.epochs
         label = f"{epochs} epoch{'s' if epochs > 1 else ''}" if epochs else "done"
-        if self._steps:
+        if self._steps.count:
             self._loss.show(self._last())
-            self._output.end(Snapshot(label, self._steps, None, seconds, None, self._epochs_metrics(), "steps"))
+            self._output.end(
+                Snapshot(
+                    label, self._steps.count, None, seconds, None, self._epochs_metrics(), "steps"
+                )
+            )
 
     def lost(self, error: OSError) -> None:
-        """A line could not be written: said once, where that can be."""
+        """A line could not be written. Warn once."""
         self._next_s = time.monotonic() + self._output.pause_s
         if not self._has_lost:
             self._has_lost = True
-            warn(f"the progress bar could not be written: {error.strerror or error}. Training goes on, and so do attempts to write")
+            warn(
+                f"the progress bar could not be written: {error.strerror or error}. Training"
+                " continues, and the bar will try again"
+            )
 
-    # Inside ----------------------------------------------------------------------------------------------------
+    # Inside --------------------------------------------------------------------------------------
 
     def _metrics(self) -> dict[str, float]:
         return ({} if self._loss.value is None else {"loss": self._loss.value}) | self._named
 
     def _epochs_metrics(self) -> dict[str, float]:
-        """With the mean loss of the last epoch; of a loop without a loader the last loss."""
+        """Return metrics with the last epoch's mean loss. Without a loader, use the last loss."""
         mean = self._epochs_loss.value
         return self._metrics() if mean is None else {"loss": mean} | self._named
 
     def _snapshot(self) -> Snapshot:
         if self._passes.current is not None:
             return self._passes.current.snapshot(self._metrics())
-        return Snapshot("step", self._steps, None, time.monotonic() - self._started_s, self._step_rate.update(self._steps), self._metrics())
+        return Snapshot(
+            "step",
+            self._steps.count,
+            None,
+            time.monotonic() - self._started_s,
+            self._step_rate.update(self._steps.count),
+            self._metrics(),
+        )
 
     def _draw(self) -> None:
         begun_s = time.monotonic()
         with torch.inference_mode(False):
             self._output.draw(self._snapshot())
         ended_s = time.monotonic()
-        rest_s = min((ended_s - begun_s) / LARGEST_PART, LONGEST_PAUSE_S)  # a process that was suspended has not drawn slowly
+        # if the process was suspended, drawing was not slow
+        rest_s = min((ended_s - begun_s) / LARGEST_PART, LONGEST_PAUSE_S)
         self._next_s = ended_s + max(self._output.pause_s, rest_s)

@@ -1,14 +1,15 @@
-"""The loss of a moment, and the mean of an epoch's."""
+"""The loss of a moment, and the mean loss of an epoch."""
 
 from __future__ import annotations
 
 import torch
+from torchbus.plugin import accelerators
 
 KEPT_AT_MOST = 64
 
 
 class MeanLoss:
-    """The mean over the backwards of an epoch. Of a GPU nothing is waited for but once, by ``value``."""
+    """The mean over the backwards of an epoch. Only ``value`` waits for a GPU."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -17,12 +18,12 @@ class MeanLoss:
         self._sums: list[torch.Tensor] = []
 
     def add(self, loss: torch.Tensor | None) -> None:
-        """In every step."""
+        """Add the loss of a backward. Every step calls it."""
         if loss is None or loss.numel() != 1 or loss.is_complex():
             return
         if loss.device.type == "cpu":
             self._sum += loss.item()
-        elif loss.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        elif accelerators.is_capturing(loss.device):
             return
         else:
             self._kept.append(loss.detach().reshape(()).float())
@@ -44,30 +45,33 @@ class MeanLoss:
 
 
 class Loss:
-    """``show`` is called a few times per second. On a GPU it begins a copy, whose value is known at a later call."""
+    """The latest loss. The listener calls ``show`` a few times per second.
+
+    On a GPU, ``show`` begins a copy, whose value is known at a later call.
+    """
 
     def __init__(self) -> None:
         self.value: float | None = None
         self._copy: torch.Tensor | None = None
-        self._copied: torch.cuda.Event | None = None
+        self._copied: accelerators.Event | None = None
 
     def show(self, loss: torch.Tensor | None) -> None:
         if loss is None or loss.numel() != 1 or loss.is_complex():
             return
-        if loss.device.type == "cuda":
+        if loss.device.type != "cpu":
             self._show_later(loss.detach())
         else:
             self.value = float(loss.detach())
 
     def _show_later(self, loss: torch.Tensor) -> None:
-        if torch.cuda.is_current_stream_capturing():
+        if accelerators.is_capturing(loss.device):
             return
         if self._copied is None or self._copy is None:
             self._copy = torch.empty(1, dtype=torch.float32, pin_memory=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        elif not self._copied.query():  # type: ignore[no-untyped-call]
+            self._copied = accelerators.event(loss.device)
+        elif not self._copied.query():
             return
         else:
             self.value = float(self._copy)
         self._copy.copy_(loss.reshape(1).float(), non_blocking=True)
-        self._copied.record()  # type: ignore[no-untyped-call]
+        self._copied.record()

@@ -1,4 +1,4 @@
-"""Passes over loaders, one inside another: an evaluation within an epoch, several loaders zipped."""
+"""Passes over loaders, which may be nested: an evaluation in an epoch, zipped loaders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sized
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,7 +23,7 @@ class Rate:
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def update(self, done: int) -> float | None:
-        """To be called a few times per second."""
+        """Return the rate. Call it a few times per second."""
         now = time.monotonic()
         while len(self._marks) > 1 and self._marks[1][0] < now - RATE_OVER_S:
             self._marks.popleft()
@@ -36,7 +35,9 @@ class Rate:
 class Pass:
     """One pass over one loader. ``inner``: it began while another one was open."""
 
-    def __init__(self, loader: DataLoader[Any], iterator: LoaderIterator, epoch: int, inner: bool) -> None:
+    def __init__(
+        self, loader: DataLoader[object], iterator: LoaderIterator, epoch: int, inner: bool
+    ) -> None:
         self.loader = weakref.ref(loader)
         self.iterator = weakref.ref(iterator)
         self.total = _length(loader)
@@ -54,7 +55,14 @@ class Pass:
         return "eval" if evaluates else f"epoch {self._epoch}"
 
     def snapshot(self, metrics: dict[str, float]) -> Snapshot:
-        return Snapshot(self.label, self.done, self.total, time.monotonic() - self._started_s, self._rate.update(self.done), metrics)
+        return Snapshot(
+            self.label,
+            self.done,
+            self.total,
+            time.monotonic() - self._started_s,
+            self._rate.update(self.done),
+            metrics,
+        )
 
 
 class Passes:
@@ -65,22 +73,22 @@ class Passes:
         self.current: Pass | None = None
         self.epochs = 0
 
-    def opened(self, loader: DataLoader[Any], iterator: LoaderIterator) -> None:
+    def opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         for one in [one for one in self._open if one.iterator() is None or one.loader() is loader]:
             self._close(one)  # the loop left it by break
         self.current = Pass(loader, iterator, self.epochs + 1, bool(self._open))
         self._open.append(self.current)
 
     def took(self, iterator: LoaderIterator) -> Pass | None:
-        """A batch was handed over; its pass, if its beginning was heard."""
+        """The loop has taken a batch. Return its pass, if its beginning is known."""
         if self.current is None or self.current.iterator() is not iterator:
             self.current = next((one for one in self._open if one.iterator() is iterator), None)
         if self.current is not None:
             self.current.done = iterator.taken
         return self.current
 
-    def ended(self, loader: DataLoader[Any]) -> Pass | None:
-        """The pass that has ended, and with it those that are inside."""
+    def ended(self, loader: DataLoader[object]) -> Pass | None:
+        """Close the pass that has ended, and all passes inside it. Return it."""
         ended = next((one for one in reversed(self._open) if one.loader() is loader), None)
         if ended is not None:
             for one in self._open[self._open.index(ended) :]:
@@ -93,7 +101,7 @@ class Passes:
         self.epochs += one.trained and not one.inner
 
 
-def _length(loader: DataLoader[Any]) -> int | None:
+def _length(loader: DataLoader[object]) -> int | None:
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:

@@ -11,15 +11,16 @@ from torchbus_progress.outputs import Output, choose
 
 
 class Progress:
-    """A progress bar on rank 0: the pass, its batches, speed, time left, loss, and what ``s.log(..., prog_bar=True)`` names.
+    """A progress bar on rank 0: the pass, its batches, speed, time left, loss and metrics.
 
-    A line at the bottom of a terminal, an output of its own in a notebook; elsewhere a line now and then, on stderr.
+    It shows the metrics of ``s.log(..., prog_bar=True)``. In a terminal it is a line at the bottom,
+    in a notebook an output of its own. Elsewhere it is a line on stderr now and then.
 
     Args:
         progress: False shows nothing.
-        every_s: where there is no terminal, seconds between two lines.
+        every_s: seconds between two lines, if there is no terminal.
 
-    Other ranks listen to nothing. What goes wrong in it ends it, with one warning, and never the training.
+    An error in the bar ends the bar with one warning, and never the training.
     """
 
     owns = ("progress bar",)
@@ -29,7 +30,8 @@ class Progress:
         expect("every_s", every_s, (int, float), "a number of seconds")
         if not every_s > 0:
             raise UsageError(f"every_s={every_s}: it must be positive")
-        self.companions = ("log",) if progress else ()  # which tells it what `s.log(..., prog_bar=True)` names
+        # it brings the metrics of `s.log(..., prog_bar=True)`
+        self.companions = ("log",) if progress else ()
         self._active = progress
         self._every_s = float(every_s)
         self._place = ""
@@ -39,7 +41,7 @@ class Progress:
         if self._active and session.is_main:
             output = choose(self._every_s, shared=session.options["print_all_ranks"])
             session.on_close.callback(_close, output)
-            session.bus.register(Listener(output), "progress.listener")
+            session.bus.register(Listener(output, session.steps.follow()), "progress.listener")
             self._place = output.place
 
     @hookimpl

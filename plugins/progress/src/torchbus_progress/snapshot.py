@@ -1,4 +1,4 @@
-"""What is shown at one moment."""
+"""What the bar shows at one moment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Snapshot:
-    """``done`` of ``total`` batches, or another ``unit`` (None: not known), after ``elapsed_s``; ``rate`` per second, None while unknown."""
+    """``done`` of ``total`` batches, or another ``unit``, after ``elapsed_s``.
+
+    ``rate`` is per second. ``total`` and ``rate`` are None if they are not known.
+    """
 
     label: str
     done: int

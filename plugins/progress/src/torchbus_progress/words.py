@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def speed(rate: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, always as wide as they are: 0.3120, 12.50."""
+    """Four significant digits, with trailing zeros: 0.3120, 12.50."""
     if not math.isfinite(value) or value == 0 or not 1e-4 <= abs(value) < 1e6:
         return f"{value:.4g}"
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
@@ -30,7 +30,11 @@ def number(value: float) -> str:
 
 def count(snapshot: Snapshot) -> str:
     """412, or  412/1563: as wide at the beginning of a pass as at its end."""
-    return f"{snapshot.done}" if snapshot.total is None else f"{snapshot.done:>{len(str(snapshot.total))}}/{snapshot.total}"
+    return (
+        f"{snapshot.done}"
+        if snapshot.total is None
+        else f"{snapshot.done:>{len(str(snapshot.total))}}/{snapshot.total}"
+    )
 
 
 def facts(snapshot: Snapshot) -> list[str]:
@@ -46,11 +50,21 @@ def metrics(snapshot: Snapshot) -> list[str]:
 def sentence(snapshot: Snapshot) -> str:
     """One line for a file."""
     part = [f"{100 * snapshot.part:.0f} %"] if snapshot.part is not None else []
-    return f"{snapshot.label}: {', '.join([count(snapshot).strip(), *part, *facts(snapshot), *metrics(snapshot)])}"
+    return (
+        f"{snapshot.label}:"
+        f" {', '.join([count(snapshot).strip(), *part, *facts(snapshot), *metrics(snapshot)])}"
+    )
 
 
 def summary(snapshot: Snapshot) -> str:
-    """What stays of a pass that has ended."""
-    mean = [speed(snapshot.done / snapshot.elapsed_s)] if snapshot.elapsed_s > 0 and snapshot.done else []
+    """The line about a pass that has ended."""
+    mean = (
+        [speed(snapshot.done / snapshot.elapsed_s)]
+        if snapshot.elapsed_s > 0 and snapshot.done
+        else []
+    )
     done = f"{snapshot.done} {snapshot.unit}"
-    return f"{snapshot.label}: {', '.join([done, *mean, *metrics(snapshot)])}, in {duration(snapshot.elapsed_s)}"
+    return (
+        f"{snapshot.label}: {', '.join([done, *mean, *metrics(snapshot)])}, in"
+        f" {duration(snapshot.elapsed_s)}"
+    )

@@ -1,4 +1,4 @@
-"""``torchbus runs``: what the local logger has written."""
+"""``torchbus runs``: list the runs that the local logger has written."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ COLUMNS = ("run", "name", "ranks", "steps", "time", "loss", "notes")
 
 def main(argv: list[str]) -> int:
     """List the runs that the local logger has written."""
-    parser = Parser("runs", DESCRIPTION, EXAMPLES)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(finding.FOLDER), help=f"where they lie (default: {finding.FOLDER})")
-    parser.add_argument("--json", action="store_true", help="print a JSON list of objects instead of a table")
-    given = parser.parse(argv)
+    given = _parser().parse(argv)
     try:
         found = [summary.of(_read(folder)) for folder in finding.all_runs(given.folder)]
     except TorchbusError as error:
@@ -32,10 +29,26 @@ def main(argv: list[str]) -> int:
     if given.json:
         print(json.dumps([one.plain() for one in found], indent=2))
     elif found:
-        _print(table([[column.upper() for column in COLUMNS], *([one.words()[column] for column in COLUMNS] for one in found)]))
+        rows = [[one.words()[column] for column in COLUMNS] for one in found]
+        _print(table([[column.upper() for column in COLUMNS], *rows]))
     else:
         print(f'no run in {given.folder}: session(logger="local") writes one')
     return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("runs", DESCRIPTION, EXAMPLES)
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(finding.FOLDER),
+        help=f"the folder with the runs (default: {finding.FOLDER})",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON list of objects instead of a table"
+    )
+    return parser
 
 
 def _read(folder: Path) -> Run:
@@ -43,6 +56,6 @@ def _read(folder: Path) -> Run:
 
 
 def _print(text: str) -> None:
-    """Signs that the terminal's encoding lacks are replaced."""
+    """Print, and replace characters that the terminal's encoding lacks."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))

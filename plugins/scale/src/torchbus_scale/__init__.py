@@ -1,4 +1,4 @@
-"""torchbus-scale: learning rates scaled by the effective batch, with warm-up; the largest batch size that fits."""
+"""torchbus-scale: scales learning rates by the effective batch, and finds the batch that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin: its options and its verbs."""
+"""The plugin: its options, verbs and events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, needs
 
-from torchbus_scale.search import Function, search
+from torchbus_scale.search import search
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
 LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
@@ -23,14 +23,17 @@ LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
 
 @needs("scale_lr", "warmup_steps")
 class Scale:
-    """Scales the learning rates of an unchanged script by how many more samples a step sees: ranks x accumulation.
+    """Scales the learning rates of an unchanged script to its effective batch.
+
+    Each step sees ranks x accumulation times as many samples.
 
     Args:
         scale_lr: "linear" or "sqrt".
-        warmup_steps: over so many real steps the rate grows from the script's own to the scaled one.
+        warmup_steps: real steps over which the rate grows from the script's own to the scaled one.
 
-    ``s.effective_batch_size`` is the number of samples behind one real step; ``s.find_batch_size(function, start)``
-    the largest batch size that fits. ``state_dict()`` and ``load_state_dict(state)`` are what a checkpoint must carry.
+    ``s.effective_batch_size`` is the number of samples behind one real step.
+    ``s.find_batch_size(function, start)`` finds the largest batch size that fits. ``state_dict()``
+    and ``load_state_dict(state)`` are for checkpoints.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017.
     """
@@ -54,7 +57,7 @@ class Scale:
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._loaded_steps: list[int] = []
         self._searching = False
-        self._kept: list[Any] = []
+        self._kept: list[float | torch.Tensor] = []
 
     @hookimpl
     def session_start(self, session: Context) -> None:
@@ -64,34 +67,32 @@ class Scale:
         self._batches = accumulated * self._parts
         self._factor = RULES[self._rule](self._batches) if self._rule else 1.0
 
-    # Learning rates --------------------------------------------------------------------------------------------
+    # Learning rates ------------------------------------------------------------------------------
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
-        """Before any scheduler of the block is made; one made before has its base rates scaled as well."""
-        if optimizer is None or self._session is None or self._factor == 1.0 or not self._session.captures(optimizer):
+        """Scale the rates of an optimizer, and the base rates of schedulers that it already has."""
+        if (
+            optimizer is None
+            or self._session is None
+            or self._factor == 1.0
+            or not self._session.captures(optimizer)
+        ):
             return
         done = self._scaled.get(optimizer, 0)
         if not done:
             self._steps[optimizer] = self._loaded_steps.pop(0) if self._loaded_steps else 0
         refuse_without_rate(optimizer)
-        for group in optimizer.param_groups[done:]:
-            for name in ("lr", "initial_lr"):
-                if name in group:
-                    group[name] = group[name] * self._factor
-        if not done:
-            for scheduler in inventory.alive(LRScheduler):
-                if scheduler.optimizer is optimizer:
-                    scheduler.base_lrs = [rate * self._factor for rate in scheduler.base_lrs]
+        scale_rates(optimizer, done, self._factor)
         self._scaled[optimizer] = len(optimizer.param_groups)
 
     @hookimpl(tryfirst=True)
     def before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """The rate of this step alone; the loop and its schedulers see the rate without warm-up."""
+        """Set the rate for only this step: the loop and its schedulers see it without warm-up."""
         if self._searching:
             raise UsageError(
-                "find_batch_size: the function calls optimizer.step(), for which all ranks would wait while one may be out of memory: "
-                "let it make a forward and a backward only"
+                "find_batch_size: the function calls optimizer.step(), in which all ranks would"
+                " wait while one may be out of memory: let it make only a forward and a backward"
             )
         step = self._steps.get(optimizer, self._warmup_steps)
         if step < self._warmup_steps:
@@ -110,27 +111,38 @@ class Scale:
             self._steps[optimizer] += 1
 
     def state_dict(self) -> dict[str, list[int]]:
-        """For a checkpoint: how many steps of the warm-up each optimizer has made, in the order in which these were made."""
+        """The steps of the warm-up that each optimizer has made, in the order of the optimizers."""
         return {"steps": [min(step, self._warmup_steps) for step in self._steps.values()]}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        """Inside the block. For the optimizers that there are, in order, and for those to come. All ranks call it alike."""
+        """Load the steps of the optimizers that there are, in order, and of those to come.
+
+        All ranks call it with the same state, inside the block.
+        """
         known = list(self._steps)
         self._steps.update(zip(known, state["steps"], strict=False))
         self._loaded_steps = list(state["steps"][len(known) :])
 
-    # Batches ---------------------------------------------------------------------------------------------------
+    # Batches -------------------------------------------------------------------------------------
 
     @hookimpl
-    def loader_start(self, loader: DataLoader[Any]) -> None:
-        if self._session is None or not torch.is_grad_enabled() or not self._session.captures(loader):
+    def loader_start(self, loader: DataLoader[object]) -> None:
+        if (
+            self._session is None
+            or not torch.is_grad_enabled()
+            or not self._session.captures(loader)
+        ):
             return
-        first, self._batch_size = self._batch_size is None, batch_size_of(loader) or self._batch_size
+        first, self._batch_size = (
+            self._batch_size is None,
+            batch_size_of(loader) or self._batch_size,
+        )
         size = self._batches * (self._batch_size or 0)
         if first and size > LARGE_BATCH and self._session.is_main:
             warnings.warn(
-                f"a step sees {size} samples ({self._arithmetic()}): beyond {LARGE_BATCH} scaled learning rates are known to lose accuracy; "
-                "use a smaller batch, or an optimizer made for large ones (LARS, LAMB)",
+                f"a step sees {size} samples ({self._arithmetic()}): beyond {LARGE_BATCH} scaled"
+                " learning rates are known to lose accuracy; use a smaller batch, or an optimizer"
+                " made for large ones (LARS, LAMB)",
                 stacklevel=2,
             )
 
@@ -141,49 +153,88 @@ class Scale:
             sizes = [batch_size_of(loader) for loader in inventory.alive(DataLoader)]
             self._batch_size = next((size for size in sizes if size), None)
         if self._batch_size is None:
-            raise UsageError("s.effective_batch_size: no DataLoader with a batch_size has been seen")
+            raise UsageError(
+                "s.effective_batch_size: no DataLoader with a batch_size has been seen"
+            )
         return self._batches * self._batch_size
 
-    def find_batch_size(self, function: Function, start: int = 128) -> int:
-        """The largest of ``start``, and what is left of it by accelerate's steps, with which ``function(batch_size)``
-        does not run out of memory on any rank: a forward and a backward, in which nothing is synchronised, and whose
-        gradients are the loop's to clear. All ranks call it alike. With several ranks it needs torchbus-accumulate."""
+    def find_batch_size(self, function: Callable[[int], Any], start: int = 128) -> int:
+        """The largest batch size with which ``function`` runs out of memory on no rank.
+
+        It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a
+        forward and a backward, which synchronises nothing. The loop clears the gradients. All ranks
+        call it. With several ranks it needs torchbus-accumulate.
+        """
         assert self._session is not None
         several = self._session.world_size > 1
         self._searching = several
         try:
-            return search(function, start, self._session, self._session.user.no_sync if several else nullcontext)
+            return search(
+                function,
+                start,
+                self._session,
+                self._session.user.no_sync if several else nullcontext,
+            )
         finally:
             self._searching = False
 
     def _arithmetic(self) -> str:
-        return f"{self._batch_size} x {self._parts} ranks x {self._batches // self._parts} accumulated"
+        return (
+            f"{self._batch_size} x {self._parts} ranks x {self._batches // self._parts} accumulated"
+        )
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
         if self._rule is None:
             return None
-        size = f"; a step sees {self._arithmetic()} = {self._batches * self._batch_size} samples" if self._batch_size else ""
+        size = (
+            f"; a step sees {self._arithmetic()} = {self._batches * self._batch_size} samples"
+            if self._batch_size
+            else ""
+        )
         warm = f", reached over {self._warmup_steps} steps" if self._warmup_steps else ""
         root = "sqrt of " if self._rule == "sqrt" else ""
-        return {"scaling": [f"learning rates x {self._factor:g} ({root}{self._batches} batches per step){warm}{size}"]}
+        return {
+            "scaling": [
+                f"learning rates x {self._factor:g} ({root}{self._batches} batches per"
+                f" step){warm}{size}"
+            ]
+        }
 
 
 def refuse_without_rate(optimizer: Optimizer) -> None:
-    """Raise UsageError for one that has no rate to scale, or finds its own."""
-    if not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups):
+    """Raise UsageError for an optimizer that has no rate to scale, or finds its own."""
+    if not all(
+        isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups
+    ):
         raise UsageError(
-            f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that could be scaled; leave scale_lr out, or give it one"
+            f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that"
+            " could be scaled; leave scale_lr out, or give it one"
         )
 
 
+def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
+    """Scale the rates of the groups from number ``done`` on, and those of existing schedulers."""
+    for group in optimizer.param_groups[done:]:
+        for name in ("lr", "initial_lr"):
+            if name in group:
+                group[name] = group[name] * factor
+    if not done:
+        for scheduler in inventory.alive(LRScheduler):
+            if scheduler.optimizer is optimizer:
+                scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+
 def parts_of_step(session: Context) -> int:
-    """How many of the script's batches the ranks take in one step: one where they divide the script's own batch, or compute it together."""
+    """How many of the script's batches the ranks take in one step.
+
+    One, if they divide the script's own batch, or compute it together.
+    """
     plugins = [plugin for _, plugin in session.bus.plugins()]
     whole = any(getattr(plugin, "divides_own_batch", False) for plugin in plugins)
     return 1 if whole else session.world.data.parts
 
 
-def batch_size_of(loader: DataLoader[Any]) -> int | None:
+def batch_size_of(loader: DataLoader[object]) -> int | None:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     return size if isinstance(size, int) else None

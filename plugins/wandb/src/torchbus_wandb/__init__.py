@@ -1,4 +1,4 @@
-"""torchbus-wandb: Weights & Biases as a logger, and one run for scripts that call ``wandb.init`` themselves."""
+"""torchbus-wandb: Weights & Biases as a logger, and one run for scripts that call wandb."""
 
 from __future__ import annotations
 

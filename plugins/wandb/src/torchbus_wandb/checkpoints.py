@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """Notes what ``torch.save`` writes. Each file is uploaded once, when the run ends: one version for a run, however often it
-    was overwritten."""
+    """Notes the files that ``torch.save`` writes, and uploads each once, when the run ends.
+
+    So a run has one version of each file, however often it was overwritten.
+    """
 
     def __init__(self) -> None:
         self._paths: dict[str, None] = {}

@@ -22,19 +22,25 @@ if TYPE_CHECKING:
 MODES = ("online", "offline", "disabled", "shared")
 MARGIN_S = 5.0
 LOGIN_S = 10.0
-"""How long wandb, which asks twice whose the key is, waits for a server that does not answer before ``init_timeout`` begins."""
+"""How long wandb waits for a server that does not answer, before ``init_timeout`` begins.
+
+It asks twice whose key it has.
+"""
 
 
 class WandbLogger(Tracker):
-    """One Weights & Biases run for all ranks, written by rank 0. ``experiment`` is the ``wandb.Run``.
+    """One Weights & Biases run for all ranks, which rank 0 writes.
+
+    ``experiment`` is the ``wandb.Run``.
 
     Args:
         project, entity, name, id, group, tags: as in ``wandb.init``.
-        mode: "online", "offline", "disabled" or "shared"; None is what wandb has by itself.
-        settings: a ``wandb.Settings`` or a dict of them; what is set there wins.
-        log_checkpoints: at the end, upload each file that ``torch.save`` wrote, in its last version, as an artifact.
-        ranks: "main", or "all": every rank writes into the same run, by wandb's shared mode (offline: a run for each rank,
-            in one group).
+        mode: "online", "offline", "disabled" or "shared"; None: wandb's default.
+        settings: a ``wandb.Settings`` or a dict of them. They win over the logger's own.
+        log_checkpoints: at the end, upload each file that ``torch.save`` wrote, in its last
+            version, as an artifact.
+        ranks: "main", or "all": every rank writes into the same run, by wandb's shared mode
+            (offline: a run for each rank, in one group).
         on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
 
     Source: https://docs.wandb.ai/models/track/log/distributed-training
@@ -59,12 +65,14 @@ class WandbLogger(Tracker):
     ) -> None:
         super().__init__(**policy)
         if mode is not None and mode not in MODES:
-            raise UsageError(f"WandbLogger(mode={mode!r}) is unknown: use one of {', '.join(MODES)}")
-        for word, value in (("project", project), ("entity", entity), ("name", name), ("id", id), ("group", group)):
-            if value is not None:
-                expect(word, value, str, "a text")
+            raise UsageError(
+                f"WandbLogger(mode={mode!r}) is unknown: use one of {', '.join(MODES)}"
+            )
+        texts = {"project": project, "entity": entity, "name": name, "id": id, "group": group}
+        for word, value in texts.items():
+            expect(word, value, (str, type(None)), "a text")
         expect("log_checkpoints", log_checkpoints, bool, "True or False")
-        given = {"project": project, "entity": entity, "name": name, "id": id, "group": group, "tags": tags}
+        given = {**texts, "tags": tags}
         self._given = {word: value for word, value in given.items() if value is not None}
         self._mode = mode
         self._settings = settings
@@ -78,7 +86,9 @@ class WandbLogger(Tracker):
     @hookimpl
     def session_start(self, session: Context) -> None:
         if self._ranks == "all" and session.world_size > 1:
-            self._id = chosen_by_rank0(session, "wandb/id", lambda: str(self._given.get("id") or secrets.token_hex(4)))
+            self._id = chosen_by_rank0(
+                session, "wandb/id", lambda: str(self._given.get("id") or secrets.token_hex(4))
+            )
         if self._checkpoints is not None and session.is_main:
             session.bus.register(self._checkpoints, "wandb.checkpoints")
         super().session_start(session)
@@ -86,13 +96,15 @@ class WandbLogger(Tracker):
         if wandb is not None and not isinstance(self.experiment, Nothing):
             session.replace(wandb, "init", self._same_run)
 
-    def _same_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``wandb.init`` in the script gives the session's run: one, not two."""
+    def _same_run(self, original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
+        """Let ``wandb.init`` in the script return the session's run: one run, not two."""
 
-        def init(*args: Any, **kwargs: Any) -> Any:
-            if isinstance(kwargs.get("config"), dict):
-                self.experiment.config.update(self._redactor.plain(kwargs["config"]), allow_val_change=True)
-            return self.experiment
+        def init(*args: object, **kwargs: object) -> wandb.Run:
+            config = kwargs.get("config")
+            if isinstance(config, dict):
+                self.experiment.config.update(self._redactor.plain(config), allow_val_change=True)
+            run: wandb.Run = self.experiment
+            return run
 
         return init
 
@@ -106,21 +118,37 @@ class WandbLogger(Tracker):
         import wandb
 
         mode = "offline" if offline else self._mode
-        options = {**self._given, "mode": mode, **self._place(session, mode or os.environ.get("WANDB_MODE"))}
-        run = wandb.init(**options, config={"torchbus": config}, settings=self._all_settings(session))
+        options = {
+            **self._given,
+            "mode": mode,
+            **self._place(session, mode or os.environ.get("WANDB_MODE")),
+        }
+        run = wandb.init(
+            **options, config={"torchbus": config}, settings=self._all_settings(session)
+        )
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         return run
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
-        """The session's step is a metric like others: wandb drops values whose ``step=`` is not larger than the last one's."""
-        self.experiment.log({**metrics, "step": step, **({} if epoch is None else {"epoch": epoch})})
+        """Send the session's step as a metric like others.
+
+        wandb drops values whose ``step=`` is not larger than the last one's.
+        """
+        self.experiment.log(
+            {**metrics, "step": step, **({} if epoch is None else {"epoch": epoch})}
+        )
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.config.update(values, allow_val_change=True)
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        self.experiment.log({**{f"system/{name}": value for name, value in metrics.items()}, "system/time_s": time_s})
+        self.experiment.log(
+            {
+                **{f"system/{name}": value for name, value in metrics.items()},
+                "system/time_s": time_s,
+            }
+        )
 
     def close_run(self, run: wandb.Run, failed: bool) -> None:
         if self._checkpoints is not None:
@@ -128,8 +156,11 @@ class WandbLogger(Tracker):
         try:
             run.finish(exit_code=int(failed))
         except TimeoutError as error:
-            done, settings = self._calls - self._failures, run.settings
-            told = f"not all was sent within {settings.finish_timeout:g} s. {done} calls are kept: wandb sync {settings.sync_dir}"
+            done, settings = self._calls.made - self._calls.failures, run.settings
+            told = (
+                f"not all was sent within {settings.finish_timeout:g} s. {done} calls are kept:"
+                f" wandb sync {settings.sync_dir}"
+            )
             raise TimeoutError(told) from error
 
     def folder(self) -> str | None:
@@ -137,35 +168,57 @@ class WandbLogger(Tracker):
 
     def secrets(self) -> list[str | None]:
         settings = self._settings
-        return [settings.get("api_key") if isinstance(settings, dict) else getattr(settings, "api_key", None)]
+        return [
+            (
+                settings.get("api_key")
+                if isinstance(settings, dict)
+                else getattr(settings, "api_key", None)
+            )
+        ]
 
     def _place(self, session: Context, mode: str | None) -> dict[str, Any]:
-        """Where several ranks report: into one run, or each into one of a group."""
+        """The run of a rank, if several ranks report: one for all, or one of a group."""
         if self._id is None:
             return {}
         if mode == "offline":
-            return {"id": f"{self._id}-rank{session.rank}", "group": self._given.get("group", self._id)}
+            return {
+                "id": f"{self._id}-rank{session.rank}",
+                "group": self._given.get("group", self._id),
+            }
         return {"id": self._id, "mode": "disabled" if mode == "disabled" else "shared"}
 
     def _all_settings(self, session: Context) -> wandb.Settings:
-        """wandb's own limits on time a little below ours, so that it ends by itself. The settings of the caller win."""
+        """The logger's settings, and the caller's, which win."""
         import wandb
 
-        gpu = physical_gpu(session.device)
-        own: dict[str, Any] = {
+        given = self._settings if isinstance(self._settings, dict) else {}
+        settings = wandb.Settings(**{**self._limits(), **self._own_settings(session), **given})
+        if isinstance(self._settings, wandb.Settings):
+            settings.update_from_settings(self._settings)
+        return settings
+
+    def _limits(self) -> dict[str, float | bool]:
+        """wandb's own time limits, a little below the logger's, so that it ends by itself."""
+        return {
             "init_timeout": max(self._start_timeout_s - LOGIN_S - MARGIN_S, 1.0),
             "login_timeout": max(self._start_timeout_s - MARGIN_S, 1.0),
             "finish_timeout": max(self._finish_timeout_s - MARGIN_S, 1.0),
             "finish_timeout_raises": True,
         }
+
+    def _own_settings(self, session: Context) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        gpu = physical_gpu(session.device)
         if session.redactor.words(sys.argv) != sys.argv:
-            own["x_disable_meta"] = True  # wandb would store the command line as it is; the run's configuration has it without secrets
+            # wandb would store the command line as it is; the run's configuration has it without
+            # secrets
+            own["x_disable_meta"] = True
         if gpu is not None:
             own["x_stats_gpu_device_ids"] = [gpu]
         if self._id is not None:
-            own |= {"x_label": f"rank_{session.rank}", "x_primary": session.is_main, "x_update_finish_state": session.is_main}
-        given = self._settings if isinstance(self._settings, dict) else {}
-        settings = wandb.Settings(**{**own, **given})
-        if isinstance(self._settings, wandb.Settings):
-            settings.update_from_settings(self._settings)
-        return settings
+            own |= {
+                "x_label": f"rank_{session.rank}",
+                "x_primary": session.is_main,
+                "x_update_finish_state": session.is_main,
+            }
+        return own

@@ -1,20 +1,25 @@
-"""A script that calls ``wandb.init`` and ``wandb.log`` itself, on several ranks: rank 0's run is the one."""
+"""One run, rank 0's, for a script that calls ``wandb.init`` and ``wandb.log`` itself."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torchbus.plugin import Context, hookimpl
 
 from torchbus_wandb.logger import WandbLogger
 
+if TYPE_CHECKING:
+    import wandb
+
 
 class OneRun:
-    """On the other ranks wandb is disabled as by ``WANDB_MODE=disabled``, until the session ends: also where the script passes
-    another ``mode=``, if it has imported wandb before the block. ``wandb.log`` and all else go on working, and do nothing.
+    """Disables wandb on the other ranks until the session ends, as ``WANDB_MODE=disabled`` does.
+
+    There ``wandb.log`` and everything else still work, and do nothing. If the script has imported
+    wandb before the block, this holds also for calls with another ``mode=``.
 
     Source: https://docs.wandb.ai/models/track/environment-variables
     """
@@ -38,11 +43,14 @@ class OneRun:
 
 def _reported_by_all(session: Context) -> bool:
     """Whether a logger lets every rank write into the run."""
-    return any(isinstance(plugin, WandbLogger) and plugin.on_all_ranks for _, plugin in session.bus.plugins())
+    return any(
+        isinstance(plugin, WandbLogger) and plugin.on_all_ranks
+        for _, plugin in session.bus.plugins()
+    )
 
 
-def _disabled(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init(*args: Any, **kwargs: Any) -> Any:
+def _disabled(original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
+    def init(*args: object, **kwargs: object) -> wandb.Run:
         return original(*args, **{**kwargs, "mode": "disabled"})
 
     return init

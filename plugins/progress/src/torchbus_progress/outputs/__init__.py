@@ -12,26 +12,28 @@ from torchbus_progress.snapshot import Snapshot
 
 
 class Output(Protocol):
-    """``pause_s`` is how long it wants to rest between two drawings; ``place`` says in words where it shows them."""
+    """Shows snapshots. ``pause_s``: the time between two drawings. ``place``: where, in words."""
 
     pause_s: float
     place: str
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Show this moment."""
+        """Show a snapshot."""
 
     def leave(self, snapshot: Snapshot) -> None:
-        """A training pass has ended: leave a line of it, if it was worth one."""
+        """A training pass has ended. Leave a line about it, if it took long enough."""
 
     def end(self, snapshot: Snapshot) -> None:
-        """The session ends: leave a line."""
+        """The session ends. Leave a line about it."""
 
     def close(self) -> None:
-        """Put everything back."""
+        """Restore the terminal."""
 
 
 def choose(every_s: float, shared: bool) -> Output:
-    """``shared``: other ranks write to the same terminal, line by line."""
+    """Choose the output. ``shared``: other ranks write to the same terminal, line by line."""
     if in_notebook():
         return Notebook()
-    return Terminal(sys.stderr) if sys.stderr.isatty() and not shared else Lines(sys.stderr, every_s)
+    return (
+        Terminal(sys.stderr) if sys.stderr.isatty() and not shared else Lines(sys.stderr, every_s)
+    )

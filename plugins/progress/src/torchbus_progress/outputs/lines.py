@@ -1,4 +1,4 @@
-"""Lines now and then, for files and pipes."""
+"""A line now and then, for files and pipes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchbus_progress.snapshot import Snapshot
 
 
 class Lines:
-    """At most one line in ``every_s`` seconds, and one at the end."""
+    """Writes at most one line in ``every_s`` seconds, and one at the end."""
 
     def __init__(self, stream: TextIO, every_s: float) -> None:
         self.pause_s = every_s

@@ -1,4 +1,4 @@
-"""An output of its own in a notebook's cell."""
+"""An output of its own in a cell of a notebook."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from torchbus_progress import words
 from torchbus_progress.snapshot import Snapshot
 
 BAR = (
-    '<div style="display:flex;gap:1em;align-items:center;font-family:monospace;flex-wrap:wrap"><b>{label}</b>'
-    '<progress value="{done}" max="{total}" style="flex:1 1 8em;max-width:24em"></progress><span>{count}</span>'
-    '<span style="opacity:.65">{facts}</span><span>{metrics}</span></div>'
+    '<div style="display:flex;gap:1em;align-items:center;font-family:monospace;'
+    'flex-wrap:wrap"><b>{label}</b><progress'
+    ' value="{done}" max="{total}" style="flex:1 1'
+    ' 8em;max-width:24em"></progress><span>{count}</span><span'
+    ' style="opacity:.65">{facts}</span><span>{metrics}</span></div>'
 )
 
 
 def in_notebook() -> bool:
-    """Whether the code runs in a Jupyter kernel. IPython is there already if it does."""
+    """Whether the code runs in a Jupyter kernel, which has imported IPython."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class Notebook:
-    """Prints of the cell stay where they are: the bar is a display that is updated in place."""
+    """A display that is updated in place. What the cell prints stays where it is."""
 
     pause_s = 0.25
     place = "in the notebook, by rank 0"
@@ -35,10 +37,16 @@ class Notebook:
     def draw(self, snapshot: Snapshot) -> None:
         total = snapshot.total or snapshot.done or 1
         facts, metrics = "  ".join(words.facts(snapshot)), "  ".join(words.metrics(snapshot))
-        self._show(BAR.format(
-            label=html.escape(snapshot.label), done=snapshot.done, total=total, count=words.count(snapshot), facts=facts,
-            metrics=html.escape(metrics),
-        ))  # fmt: skip
+        self._show(
+            BAR.format(
+                label=html.escape(snapshot.label),
+                done=snapshot.done,
+                total=total,
+                count=words.count(snapshot),
+                facts=facts,
+                metrics=html.escape(metrics),
+            )
+        )
 
     def leave(self, snapshot: Snapshot) -> None:
         pass

@@ -1,10 +1,11 @@
-"""A line at the bottom of a terminal. What others write stays as they wrote it."""
+"""A line at the bottom of a terminal. It leaves all other output as it is."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -18,11 +19,12 @@ LONG_PASS_S = 2.0
 
 
 class Terminal:
-    """The bar is one line below the cursor's, so that a line of somebody whom we don't hear (a logging handler made before, a C
-    library) comes out whole.
+    """Draws the bar one line below the cursor.
 
-    ``sys.stdout`` and ``sys.stderr`` are heard until ``close``: the bar goes before they write, and comes back when what they wrote
-    has ended with a line feed. So a bar of the loop's own (tqdm ends with a carriage return) has the terminal for itself.
+    So a line of other code (an older logging handler, a C library) comes out whole. Until
+    ``close``, the bar disappears before ``sys.stdout`` or ``sys.stderr`` writes. It comes back
+    after a line feed. So a bar of the loop's own has the terminal for itself, as tqdm ends its
+    lines with a carriage return.
     """
 
     pause_s = 0.1
@@ -37,7 +39,9 @@ class Terminal:
         self._pid = os.getpid()
         self._visible = False
         self._at_line_start = True
-        self._heard = [_Heard(self, name) for name in ("stdout", "stderr") if getattr(sys, name).isatty()]
+        self._heard = [
+            _Heard(self, name) for name in ("stdout", "stderr") if getattr(sys, name).isatty()
+        ]
 
     def draw(self, snapshot: Snapshot) -> None:
         with self._lock:
@@ -71,7 +75,11 @@ class Terminal:
             self._visible = False
 
     def pass_on(self, stream: TextIO, text: str) -> int:
-        """Somebody writes. A process that the loop has forked has no bar, and no use for a lock that another thread may hold."""
+        """Write what other code writes.
+
+        A process that the loop has forked has no bar. It must not take the lock, which another
+        thread may have held.
+        """
         if os.getpid() != self._pid:
             return stream.write(text)
         with self._lock:
@@ -92,7 +100,7 @@ class Terminal:
 
 
 class _Heard:
-    """Stands for a stream of ``sys``; everything but writing is the stream's own."""
+    """Replaces a stream of ``sys``. Everything but writing is the stream's own."""
 
     def __init__(self, terminal: Terminal, name: str) -> None:
         self._terminal = terminal
@@ -103,7 +111,7 @@ class _Heard:
     def write(self, text: str) -> int:
         return self._terminal.pass_on(self._stream, text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for text in lines:
             self.write(text)
 

@@ -1,4 +1,4 @@
-"""One chart: curves as SVG that fills its box at any width, words around it as HTML, numbers for the hover as JSON."""
+"""One chart: curves as SVG, which fits any width, words as HTML, numbers for the hover as JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from torchbus_report.page.series import Series
 
 SIZE = 1000
 COLORS, DASHES = 8, 5
+CLOCK_STEPS_S = (
+    *(1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 14400, 28800, 43200, 86400),
+)
 FROM_ZERO = ("%", "MiB", "s", "samples/s")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What is along x: ``clock`` shows seconds as minutes and hours."""
+    """The x axis. ``clock`` shows seconds as minutes and hours."""
 
     word: str
     clock: bool = False
@@ -31,21 +36,23 @@ STEPS, TIME = Axis("step"), Axis("time", clock=True)
 
 
 def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> str:
-    """``hover_names``: whether the hover names the curves (there are several)."""
+    """Return a chart. ``hover_names``: the hover names the curves, as there are several."""
     lost = sum(curve.lost for curve in curves)
     curves = [curve for curve in curves if curve.known]
     across, up = _across(curves), _up(name, [value for curve in curves for value in curve.known])
+    title = f"<b>{html.escape(names.title(name))}</b>"
+    lines = "".join(_curve(curve, across, up) for curve in curves)
     return (
         f'<figure class="chart" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
-        f"<figcaption><b>{html.escape(names.title(name))}</b>{_unit(name, up)}{_lost(lost)}</figcaption>"
+        f"<figcaption>{title}{_unit(name, up)}{_lost(lost)}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{html.escape(_spoken(name, curves))}">{_grid(across, up)}{"".join(_curve(curve, across, up) for curve in curves)}</svg>'
+        f'aria-label="{html.escape(_spoken(name, curves))}">{_grid(across, up)}{lines}</svg>'
         f"{_y_labels(up)}{_x_labels(across, axis)}</div></figure>"
     )
 
 
 def _across(curves: list[Series]) -> Scale:
-    """From the first point to the last, without room beside them."""
+    """Return a scale from the first point to the last, without room beside them."""
     ends = [x for curve in curves for x in (curve.x[0], curve.x[-1])]
     return Scale(min(ends), max(ends)) if ends and max(ends) > min(ends) else fit(ends)
 
@@ -62,12 +69,14 @@ def _curve(curve: Series, across: Scale, up: Scale) -> str:
     if len(curve.known) == 1:
         return _path(f"{style} dot", curve.points, across, up)
     if curve.smoothed:
-        return _path(f"{style} raw", curve.points, across, up) + _path(style, curve.smoothed, across, up)
+        return _path(f"{style} raw", curve.points, across, up) + _path(
+            style, curve.smoothed, across, up
+        )
     return _path(style + (" faint" if curve.faint else ""), curve.points, across, up)
 
 
 def color_class(number: int) -> str:
-    """A colour of the palette, and a dash of its own: where curves lie upon each other, and for those who see colours alike."""
+    """Return a colour and a dash, which helps with overlapping curves and colour blindness."""
     return f"c{number % COLORS} d{number % DASHES}"
 
 
@@ -77,41 +86,66 @@ def _path(style: str, points: list[tuple[float, float]], across: Scale, up: Scal
         if math.isnan(y):
             pen_up = True
             continue
-        words.append(f"{'M' if pen_up else 'L'}{SIZE * across.place(x):.0f} {SIZE * (1 - up.place(y)):.0f}")
+        words.append(
+            f"{'M' if pen_up else 'L'}{SIZE * across.place(x):.0f} {SIZE * (1 - up.place(y)):.0f}"
+        )
         pen_up = False
     end = "h0" if len(words) == 1 else ""
     return f'<path class="{style}" d="{"".join(words)}{end}"/>'
 
 
 def _grid(across: Scale, up: Scale) -> str:
-    lines = [f'<path class="grid" d="M0 {SIZE * (1 - up.place(tick)):.1f}H{SIZE}"/>' for tick in up.ticks()]
+    lines = [
+        f'<path class="grid" d="M0 {SIZE * (1 - up.place(tick)):.1f}H{SIZE}"/>'
+        for tick in up.ticks()
+    ]
     return "".join(lines)
 
 
 def _y_labels(up: Scale) -> str:
-    return "".join(f'<span class="y" style="top:{100 * (1 - up.place(tick)):.2f}%">{tick_text(tick)}</span>' for tick in up.ticks())
+    return "".join(
+        f'<span class="y" style="top:{100 * (1 - up.place(tick)):.2f}%">{tick_text(tick)}</span>'
+        for tick in up.ticks()
+    )
 
 
 def _x_labels(across: Scale, axis: Axis) -> str:
     ticks = _clock_ticks(across) if axis.clock else across.ticks()
-    return "".join(f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{axis.text(tick)}</span>' for tick in ticks)
+    return "".join(
+        f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{axis.text(tick)}</span>'
+        for tick in ticks
+    )
 
 
 def _clock_ticks(across: Scale) -> list[float]:
     length = across.high - across.low
-    sizes = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400]
-    size = next((size for size in sizes if size * 5 >= length), 86400 * math.ceil(length / 86400 / 5))
-    return [float(size * number) for number in range(math.ceil(across.low / size), math.floor(across.high / size) + 1)]
+    days = 86400 * math.ceil(length / 86400 / 5)
+    size = next((size for size in CLOCK_STEPS_S if size * 5 >= length), days)
+    return [
+        float(size * number)
+        for number in range(math.ceil(across.low / size), math.floor(across.high / size) + 1)
+    ]
 
 
 def _hover(curves: list[Series], across: Scale, up: Scale, axis: Axis, named: bool) -> str:
-    """Numbers with six digits, as an attribute."""
-    told = [
-        {"l": curve.label if named else "", "c": curve.color % COLORS, "x": _rounded(curve.x),
-         "y": [None if math.isnan(y) else float(f"{y:.6g}") for _, y in curve.points]}
+    """Return the numbers of the hover as an attribute, with six digits."""
+    shown = [
+        {
+            "l": curve.label if named else "",
+            "c": curve.color % COLORS,
+            "x": _rounded(curve.x),
+            "y": [None if math.isnan(y) else float(f"{y:.6g}") for _, y in curve.points],
+        }
         for curve in curves
-    ]  # fmt: skip
-    facts = {"w": axis.word, "t": axis.clock, "x": [across.low, across.high], "y": [up.low, up.high], "log": up.log, "s": told}
+    ]
+    facts = {
+        "w": axis.word,
+        "t": axis.clock,
+        "x": [across.low, across.high],
+        "y": [up.low, up.high],
+        "log": up.log,
+        "s": shown,
+    }
     return html.escape(json.dumps(facts, separators=(",", ":"), ensure_ascii=False))
 
 
@@ -125,7 +159,11 @@ def _unit(name: str, up: Scale) -> str:
 
 
 def _lost(lost: int) -> str:
-    return f' <span class="bad">{lost} value{"s" if lost > 1 else ""} not finite</span>' if lost else ""
+    return (
+        f' <span class="bad">{lost} value{"s" if lost > 1 else ""} not finite</span>'
+        if lost
+        else ""
+    )
 
 
 def _spoken(name: str, curves: list[Series]) -> str:

@@ -1,40 +1,62 @@
-"""Configurations side by side, what differs first."""
+"""Configurations side by side. Settings that differ come first."""
 
 from __future__ import annotations
 
 import html
 import json
-from typing import Any
 
 from torchbus_report.runs.run import Run
 
 SHOWN_ELSEWHERE = ("name",)
 
 
-def flat(value: Any, name: str = "") -> dict[str, str]:
-    """Nested settings by dotted names, each as text."""
+def flat(value: object, name: str = "") -> dict[str, str]:
+    """Return nested settings by dotted names, each as text."""
     if isinstance(value, dict) and value:
-        return {key: text for part, inner in value.items() for key, text in flat(inner, f"{name}.{part}" if name else str(part)).items()}
+        return {
+            key: text
+            for part, inner in value.items()
+            for key, text in flat(inner, f"{name}.{part}" if name else str(part)).items()
+        }
     if name == "command" and isinstance(value, list):
         return {name: " ".join(map(str, value))}
     return {name: value if isinstance(value, str) else json.dumps(value)} if name else {}
 
 
 def table(runs: list[Run], heads: list[str]) -> str:
-    """A row for each setting; rows in which runs differ are marked and come first."""
-    columns = [flat({key: value for key, value in run.config.items() if key not in SHOWN_ELSEWHERE}) for run in runs]
+    """Return a row for each setting. Rows in which runs differ are marked, and come first."""
+    columns = [
+        flat({key: value for key, value in run.config.items() if key not in SHOWN_ELSEWHERE})
+        for run in runs
+    ]
     keys = list(dict.fromkeys(key for column in columns for key in column))
     differing = [key for key in keys if len({column.get(key) for column in columns}) > 1]
-    rows = [_row(key, columns, True) for key in differing] + [_row(key, columns, False) for key in keys if key not in differing]
-    head = "".join(f"<th scope=col>{one}</th>" for one in heads) if len(runs) > 1 else "<th scope=col>value</th>"
+    rows = [_row(key, columns, True) for key in differing] + [
+        _row(key, columns, False) for key in keys if key not in differing
+    ]
+    head = (
+        "".join(f"<th scope=col>{one}</th>" for one in heads)
+        if len(runs) > 1
+        else "<th scope=col>value</th>"
+    )
     note = '<p class="quiet">Marked rows differ between the runs.</p>' if differing else ""
-    return f'{note}<div class="wide"><table><thead><tr><th scope=col>setting</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return (
+        f'{note}<div class="wide"><table><thead><tr><th'
+        f" scope=col>setting</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _row(key: str, columns: list[dict[str, str]], differs: bool) -> str:
     cells = [html.escape(column[key]) if key in column else "-" for column in columns]
     if not differs:
-        cells = [f'<td colspan="{len(columns)}">{cells[0]}</td>'] if len(columns) > 1 else [f"<td>{cells[0]}</td>"]
+        cells = (
+            [f'<td colspan="{len(columns)}">{cells[0]}</td>']
+            if len(columns) > 1
+            else [f"<td>{cells[0]}</td>"]
+        )
     else:
         cells = [f"<td>{cell}</td>" for cell in cells]
-    return f'<tr{" class=differs" if differs else ""}><th scope=row>{html.escape(key)}</th>{"".join(cells)}</tr>'
+    return (
+        f"<tr{' class=differs' if differs else ''}><th"
+        f" scope=row>{html.escape(key)}</th>{''.join(cells)}</tr>"
+    )

@@ -1,4 +1,4 @@
-"""Which curves a page has: of training one for each run, of the system one for each rank."""
+"""The curves of a page: one for each run in training, and one for each rank in the system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchbus_report.runs.run import Lines, Run
 
 
 def metric_names(runs: list[Run], system: bool) -> list[str]:
-    """All names in the order in which they come up, without those that are zero or nothing throughout."""
+    """Return all names in order of appearance, without system metrics that are always zero."""
     found: dict[str, bool] = {}
     for run in runs:
         for lines in (run.system if system else run.metrics).values():
@@ -21,24 +21,41 @@ def metric_names(runs: list[Run], system: bool) -> list[str]:
 
 
 def training(runs: list[Run], name: str) -> list[Series]:
-    """Of each run what its first rank has logged under the name: reduced values are the same on all ranks."""
+    """Return the values of each run's first rank. Reduced values are equal on all ranks."""
     return [curve for color, run in enumerate(runs) for curve in _first_rank(run, name, color)]
 
 
 def _first_rank(run: Run, name: str, color: int) -> Iterator[Series]:
     for lines in run.metrics.values():
-        points = [(float(point.step), point.values[name]) for point in lines.points if name in point.values and point.step is not None]
+        points = [
+            (float(point.step), point.values[name])
+            for point in lines.points
+            if name in point.values and point.step is not None
+        ]
         if points:
             yield series(run.label, color, points)
             return
 
 
 def system(runs: list[Run], name: str) -> list[Series]:
-    """One run: a colour for each rank. Several: a colour for each run, fainter for its ranks after the first."""
+    """Return a curve for each rank.
+
+    A single run has a colour for each rank. Several runs have a colour each, which is fainter for
+    ranks after the first.
+    """
     if len(runs) == 1:
-        return [series(f"rank {rank}", rank, over_time(lines, name)) for rank, lines in runs[0].system.items() if over_time(lines, name)]
+        return [
+            series(f"rank {rank}", rank, over_time(lines, name))
+            for rank, lines in runs[0].system.items()
+            if over_time(lines, name)
+        ]
     return [
-        series(f"{run.label}, rank {rank}", color, over_time(lines, name), faint=rank != min(run.system))
+        series(
+            f"{run.label}, rank {rank}",
+            color,
+            over_time(lines, name),
+            faint=rank != min(run.system),
+        )
         for color, run in enumerate(runs)
         for rank, lines in run.system.items()
         if over_time(lines, name)
@@ -46,4 +63,8 @@ def system(runs: list[Run], name: str) -> list[Series]:
 
 
 def over_time(lines: Lines, name: str) -> list[tuple[float, float]]:
-    return [(point.time_s, point.values[name]) for point in lines.points if name in point.values and math.isfinite(point.time_s)]
+    return [
+        (point.time_s, point.values[name])
+        for point in lines.points
+        if name in point.values and math.isfinite(point.time_s)
+    ]

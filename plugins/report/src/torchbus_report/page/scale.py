@@ -1,4 +1,4 @@
-"""Axes: from values to places, and round numbers on the way."""
+"""Axes: from values to places, with round numbers as ticks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WANTED_TICKS = 5
 
 @dataclass(frozen=True)
 class Scale:
-    """``place`` is from 0 (``low``) to 1 (``high``)."""
+    """From values to places: ``low`` is at 0, and ``high`` at 1."""
 
     low: float
     high: float
@@ -27,7 +27,10 @@ class Scale:
 
 
 def fit(values: list[float], *, from_zero: bool = False, log: bool = False) -> Scale:
-    """A scale that holds all values, with a little room; ``log`` asks for a logarithmic one where values span two decades."""
+    """Return a scale for all values, with a little room.
+
+    With ``log`` it is logarithmic if the values span two decades.
+    """
     low, high = min(values, default=0.0), max(values, default=1.0)
     if log and low > 0 and high / low >= LOG_FROM:
         return Scale(low / 1.15, high * 1.15, log=True)

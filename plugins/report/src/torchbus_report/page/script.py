@@ -1,4 +1,4 @@
-"""The hover: the page is complete without it."""
+"""The script of the hover. The page is complete without it."""
 
 from __future__ import annotations
 

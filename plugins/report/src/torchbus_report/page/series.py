@@ -14,8 +14,12 @@ SMOOTHED_OVER = 0.03
 
 @dataclass(frozen=True)
 class Series:
-    """``points`` are (x, y), x growing, y NaN where a value was not finite (``lost`` of them). ``smoothed`` is empty where it would say
-    no more than they do. ``color`` is a number of the palette."""
+    """A curve.
+
+    ``points`` are (x, y) in the order of x. y is NaN if a value was not finite; there are ``lost``
+    such values. ``smoothed`` is empty if smoothing shows nothing new. ``color`` is an index of the
+    palette.
+    """
 
     label: str
     color: int
@@ -33,11 +37,25 @@ class Series:
         return [y for _, y in self.points if not math.isnan(y)]
 
 
-def series(label: str, color: int, points: list[tuple[float, float]], faint: bool = False) -> Series:
-    """At most ``MOST_POINTS`` points, of which the extremes are kept. A value too large to be drawn beside others counts as not finite."""
-    finite = [(x, _drawable(y)) for x, y in sorted(points, key=lambda point: point[0]) if math.isfinite(x)]
+def series(
+    label: str, color: int, points: list[tuple[float, float]], faint: bool = False
+) -> Series:
+    """Return at most ``MOST_POINTS`` points, with all extremes.
+
+    A value that is too large to draw counts as not finite.
+    """
+    finite = [
+        (x, _drawable(y)) for x, y in sorted(points, key=lambda point: point[0]) if math.isfinite(x)
+    ]
     lost = sum(math.isnan(y) for _, y in finite)
-    return Series(label, color, thin(finite), thin(smooth(finite)) if is_rough(finite) and not faint else [], lost, faint)
+    return Series(
+        label,
+        color,
+        thin(finite),
+        thin(smooth(finite)) if is_rough(finite) and not faint else [],
+        lost,
+        faint,
+    )
 
 
 def _drawable(value: float) -> float:
@@ -45,7 +63,7 @@ def _drawable(value: float) -> float:
 
 
 def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lowest and highest point of each of so many stretches, and a gap where a stretch has one."""
+    """Return the lowest and the highest point of each stretch, or a gap if it has no value."""
     if len(points) <= MOST_POINTS:
         return points
     stretches = MOST_POINTS // 2
@@ -53,13 +71,17 @@ def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     kept: list[tuple[float, float]] = []
     for start, end in pairwise(bounds):
         numbers = [index for index in range(start, end) if not math.isnan(points[index][1])]
-        picked = {min(numbers, key=lambda i: points[i][1]), max(numbers, key=lambda i: points[i][1])} if numbers else {start}
+        picked = (
+            {min(numbers, key=lambda i: points[i][1]), max(numbers, key=lambda i: points[i][1])}
+            if numbers
+            else {start}
+        )
         kept += [points[index] for index in sorted(picked)]
     return kept
 
 
 def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each value the mean of those around it, as many before as after: about 3 % of all, fewer towards the ends."""
+    """Replace each value by the mean of about 3 % of all values around it, fewer at the ends."""
     known = [(x, y) for x, y in points if not math.isnan(y)]
     sums = [0.0, *accumulate(y for _, y in known)]
     reach = round(SMOOTHED_OVER * len(known) / 2)
@@ -72,7 +94,7 @@ def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def is_rough(points: list[tuple[float, float]]) -> bool:
-    """Whether a smoothed curve says more: many points, which go up and down most of the time."""
+    """Whether smoothing helps: there are many points, which go up and down most of the time."""
     known = [y for _, y in points if not math.isnan(y)]
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(known, known[1:], known[2:], strict=False))
     return len(known) >= SMOOTHED_FROM and turns > 0.3 * len(known)

@@ -1,4 +1,7 @@
-"""Files of a run's folder, which anybody may have filled: nothing else is opened, nothing is waited for, and no more is read than fits."""
+"""Open the files in a run's folder, which anybody may have filled.
+
+Nothing outside the folder is opened. Nothing blocks, and no more is read than fits in memory.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,32 @@ LONGEST_LINE, LONGEST_FILE, LONGEST_CONFIG = MIB, 256 * MIB, MIB
 
 
 class Unreadable(Exception):
-    """Says in words why a file, or the rest of it, is not read."""
+    """A file, or the rest of it, is not read. The message says why."""
 
 
 def opened(path: Path, folder: Path) -> BinaryIO:
-    """A regular file inside of the folder. Raises Unreadable for a pipe, a device, a link that leads out of it, and whatever else can't be read."""
+    """Open a regular file inside the folder.
+
+    Raises Unreadable for a pipe, a device, a link that leads out of it, and anything else that
+    can't be read.
+    """
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(os.path.realpath(folder)):
         raise Unreadable("is a link that leads out of the folder")
     try:
-        descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(
+            real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+        )
     except OSError as error:
         raise Unreadable(f"can't be read: {_words(error)}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Unreadable("can't be read: it is no regular file")
+        raise Unreadable("can't be read: it is not a regular file")
     return open(descriptor, "rb")
 
 
 def whole(path: Path, folder: Path) -> bytes:
-    """A small file. Raises Unreadable."""
+    """Read a small file. Raises Unreadable."""
     with opened(path, folder) as file:
         try:
             content = file.read(LONGEST_CONFIG + 1)
@@ -45,7 +54,7 @@ def whole(path: Path, folder: Path) -> bytes:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, each with its end unless it has none. Raises Unreadable where the rest is not read."""
+    """Yield the lines of a file, with their ends. Raises Unreadable if the rest is not read."""
     left = LONGEST_FILE
     while True:
         try:
@@ -54,7 +63,9 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
             raise Unreadable(f"can't be read any further: {_words(error)}") from None
         left -= len(line)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            raise Unreadable(f"has a line longer than {LONGEST_LINE // MIB} MiB: the rest is left out")
+            raise Unreadable(
+                f"has a line longer than {LONGEST_LINE // MIB} MiB: the rest is left out"
+            )
         if left < 0:
             raise Unreadable(f"is longer than {LONGEST_FILE // MIB} MiB: the rest is left out")
         if not line:
@@ -63,4 +74,8 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _words(error: OSError) -> str:
-    return "a link that leads nowhere" if error.errno == errno.ELOOP else error.strerror or type(error).__name__
+    return (
+        "a link that leads nowhere"
+        if error.errno == errno.ELOOP
+        else error.strerror or type(error).__name__
+    )

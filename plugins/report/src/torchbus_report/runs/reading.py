@@ -1,4 +1,7 @@
-"""Files of a run into memory. A process that was killed leaves a line without end: everything before it counts."""
+"""Read the files of a run.
+
+A killed process leaves a line without end. Everything before it counts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from torchbus.plugin import Redactor
 
@@ -23,23 +26,35 @@ MOST_DAMAGED = 100_000
 
 
 def read(folder: Path) -> Run:
-    """Everything in a run's folder that can be read; nothing of it is required, and no content is an error."""
+    """Read all that can be read in a run's folder. Nothing is required, and nothing is an error."""
     try:
         config, error = _config(folder)
         return Run(folder, config, _by_rank(folder, "metrics"), _by_rank(folder, "system"), error)
     except Exception as error:  # one bad folder must not hide the others
-        return Run(folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}")
+        return Run(
+            folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}"
+        )
 
 
 def elsewhere(folder: Path) -> Run:
-    """A run that is not read."""
-    return Run(folder, {}, {}, {}, f"is a link that leads out of the folder: name {showable(str(folder))} to read it")
+    """Return a run that is not read."""
+    return Run(
+        folder,
+        {},
+        {},
+        {},
+        f"is a link that leads out of the folder: name {showable(str(folder))} to read it",
+    )
 
 
-def _config(folder: Path) -> tuple[dict[str, Any], str]:
+def _config(folder: Path) -> tuple[dict[str, object], str]:
     try:
         found = json.loads(files.whole(folder / "config.json", folder).decode())
-        return (shown(Redactor().plain(found)), "") if isinstance(found, dict) else ({}, "config.json is damaged: it holds no object")
+        return (
+            (shown(Redactor().plain(found)), "")
+            if isinstance(found, dict)
+            else ({}, "config.json is damaged: it holds no object")
+        )
     except Unreadable as error:
         return {}, f"config.json {error}"
     except RecursionError:
@@ -49,8 +64,14 @@ def _config(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _by_rank(folder: Path, kind: str) -> dict[int, Lines]:
-    found = {path: re.fullmatch(rf"{kind}-rank([0-9]{{1,9}})\.jsonl", path.name) for path in folder.glob(f"{kind}-rank*.jsonl")}
-    return {rank: _lines(path, folder) for rank, path in sorted((int(match[1]), path) for path, match in found.items() if match)}
+    found = {
+        path: re.fullmatch(rf"{kind}-rank([0-9]{{1,9}})\.jsonl", path.name)
+        for path in folder.glob(f"{kind}-rank*.jsonl")
+    }
+    return {
+        rank: _lines(path, folder)
+        for rank, path in sorted((int(match[1]), path) for path, match in found.items() if match)
+    }
 
 
 def _lines(path: Path, folder: Path) -> Lines:
@@ -62,12 +83,12 @@ def _lines(path: Path, folder: Path) -> Lines:
 
 
 def parse(content: bytes) -> Lines:
-    """The lines of one file."""
+    """Parse the lines of one file."""
     return parsed(io.BytesIO(content))
 
 
 def parsed(file: BinaryIO, name: str = "the file") -> Lines:
-    """The lines of one file, as far as they can be read."""
+    """Parse the lines of one file, as far as they can be read."""
     points: list[Point] = []
     damaged, lost, cut, problem = 0, 0, False, ""
     try:
@@ -80,32 +101,56 @@ def parsed(file: BinaryIO, name: str = "the file") -> Lines:
                 cut = not line.endswith(b"\n")
                 damaged += not cut
             if damaged > MOST_DAMAGED:
-                raise Unreadable(f"has more than {MOST_DAMAGED:,} damaged lines: the rest is left out")
+                raise Unreadable(
+                    f"has more than {MOST_DAMAGED:,} damaged lines: the rest is left out"
+                )
     except Unreadable as error:
         problem = f"{name} {error}"
     return Lines(points, damaged, cut, lost, problem)
 
 
 def point(line: bytes) -> Point | None:
-    """One line, or None if it is damaged."""
+    """Parse one line. Return None if it is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not _is_time(record.get("time_s")):
         return None
-    values = {name: NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in record.items() if name not in NOT_METRICS}
+    values = {
+        name: NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        for name, value in record.items()
+        if name not in NOT_METRICS
+    }
     numbers = {showable(name): float(value) for name, value in values.items() if _is_number(value)}
-    return Point(_whole(record.get("step")), _whole(record.get("epoch")), float(record["time_s"]), numbers, _whole(record.get("records_lost")) or 0)
+    return Point(
+        _whole(record.get("step")),
+        _whole(record.get("epoch")),
+        float(record["time_s"]),
+        numbers,
+        _whole(record.get("records_lost")) or 0,
+    )
 
 
 def _is_number(value: object) -> bool:
-    return (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308) or isinstance(value, float)
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308
+    ) or isinstance(value, float)
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LONGEST_TIME_S
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= LONGEST_TIME_S
+    )
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_STEP else None
+    return (
+        int(value)
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= LARGEST_STEP
+        else None
+    )

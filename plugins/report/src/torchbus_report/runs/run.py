@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchbus_report.runs.showing import showable
 
@@ -13,8 +12,10 @@ LONGEST_LABEL = 100
 
 @dataclass(frozen=True)
 class Point:
-    """One line of a file: where and when, and numbers by name. ``time_s`` is counted from the session's start; ``lost`` lines before it
-    could not be written."""
+    """One line of a file: step, epoch, time, and numbers by name.
+
+    ``time_s`` counts from the session's start. ``lost`` lines before it could not be written.
+    """
 
     step: int | None
     epoch: int | None
@@ -25,8 +26,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of one rank's file; ``damaged`` could not be read, ``cut`` means that the last one has no end, ``lost`` were never written.
-    ``problem`` says why the file, or the rest of it, is not read."""
+    """The lines of one rank's file.
+
+    ``damaged`` lines could not be read, ``lost`` ones were never written. ``cut``: the last line
+    has no end. ``problem`` says why the file, or the rest of it, is not read.
+    """
 
     points: list[Point] = field(default_factory=list)
     damaged: int = 0
@@ -37,17 +41,20 @@ class Lines:
 
 @dataclass(frozen=True)
 class Run:
-    """``metrics`` and ``system`` are by rank. ``config_error`` says why config.json could not be read."""
+    """One run. ``metrics`` and ``system`` are by rank.
+
+    ``config_error`` says why config.json could not be read.
+    """
 
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, object]
     metrics: dict[int, Lines]
     system: dict[int, Lines]
     config_error: str = ""
 
     @property
     def label(self) -> str:
-        """Its name, or the folder's where it has none."""
+        """Its name, or the folder's name if it has none."""
         return showable(str(self.config.get("name") or self.folder.name))[:LONGEST_LABEL]
 
     @property

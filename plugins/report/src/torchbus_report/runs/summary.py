@@ -1,4 +1,4 @@
-"""A run in a few numbers."""
+"""Summarise a run in a few numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ MOST_RANKS, MOST_PROBLEMS, LONGEST_CELL = 10**7, 3, 200
 
 @dataclass(frozen=True)
 class Summary:
-    """``loss`` is the last one on rank 0, ``best_loss`` the smallest; ``duration_s`` is up to the last line of any file."""
+    """A run in a few numbers.
+
+    ``loss`` is the last one on rank 0, and ``best_loss`` the smallest one. ``duration_s`` ends with
+    the last line of any file.
+    """
 
     run: str
     name: str
@@ -30,22 +34,38 @@ class Summary:
     notes: list[str]
 
     def plain(self) -> dict[str, object]:
-        """For JSON, which has no NaN."""
-        return {name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in asdict(self).items()}
+        """Return it for JSON, which has no NaN."""
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
 
     def words(self) -> dict[str, str]:
         return {
-            "run": self.run, "name": self.name if self.name != self.run else "", "started": self.started.replace("T", " ")[:16],
-            "ranks": str(self.ranks), "device": self.device, "strategy": self.strategy, "steps": f"{self.steps:,}",
-            "epochs": "" if self.epochs is None else str(self.epochs), "time": clock(self.duration_s), "loss": short(self.loss),
-            "best loss": short(self.best_loss), "samples/s": short(self.samples_per_s), "notes": "; ".join(self.notes),
-        }  # fmt: skip
+            "run": self.run,
+            "name": self.name if self.name != self.run else "",
+            "started": self.started.replace("T", " ")[:16],
+            "ranks": str(self.ranks),
+            "device": self.device,
+            "strategy": self.strategy,
+            "steps": f"{self.steps:,}",
+            "epochs": "" if self.epochs is None else str(self.epochs),
+            "time": clock(self.duration_s),
+            "loss": short(self.loss),
+            "best loss": short(self.best_loss),
+            "samples/s": short(self.samples_per_s),
+            "notes": "; ".join(self.notes),
+        }
 
 
 def of(run: Run) -> Summary:
     points = run.metrics[min(run.metrics)].points if run.metrics else []
     losses = [point.values["loss"] for point in points if "loss" in point.values]
-    speeds = sorted(point.values["samples_per_s"] for point in points if math.isfinite(point.values.get("samples_per_s", math.nan)))
+    speeds = sorted(
+        point.values["samples_per_s"]
+        for point in points
+        if math.isfinite(point.values.get("samples_per_s", math.nan))
+    )
     epochs = [point.epoch for point in points if point.epoch is not None]
     return Summary(
         run=showable(run.folder.name),
@@ -56,7 +76,9 @@ def of(run: Run) -> Summary:
         strategy=_cell(run, "strategy", "none"),
         steps=max((point.step for point in points if point.step is not None), default=0),
         epochs=max(epochs) + 1 if epochs else None,
-        duration_s=max((point.time_s for lines in run.files for point in lines.points), default=0.0),
+        duration_s=max(
+            (point.time_s for lines in run.files for point in lines.points), default=0.0
+        ),
         loss=losses[-1] if losses else None,
         best_loss=min((loss for loss in losses if math.isfinite(loss)), default=None),
         samples_per_s=speeds[len(speeds) // 2] if speeds else None,
@@ -65,14 +87,18 @@ def of(run: Run) -> Summary:
 
 
 def notes(run: Run) -> list[str]:
-    """What is wrong with its files."""
+    """Say what is wrong with its files."""
     cut, damaged = sum(lines.cut for lines in run.files), sum(lines.damaged for lines in run.files)
     found = [run.config_error] if run.config_error else []
     found += [f"ended in mid-line on {cut} file{'s' if cut > 1 else ''} (killed?)"] if cut else []
-    found += list(dict.fromkeys(lines.problem for lines in run.files if lines.problem))[:MOST_PROBLEMS]
+    found += list(dict.fromkeys(lines.problem for lines in run.files if lines.problem))[
+        :MOST_PROBLEMS
+    ]
     lost = sum(lines.lost for lines in run.files)
     found += [f"{lost} record{'s' if lost > 1 else ''} could not be written"] if lost > 0 else []
-    return found + ([f"{damaged} damaged line{'s' if damaged > 1 else ''} left out"] if damaged else [])
+    return found + (
+        [f"{damaged} damaged line{'s' if damaged > 1 else ''} left out"] if damaged else []
+    )
 
 
 def clock(seconds: float) -> str:
@@ -83,7 +109,7 @@ def clock(seconds: float) -> str:
 
 
 def short(value: float | None) -> str:
-    """Four digits; large numbers whole."""
+    """Four digits, or a whole number if it is large."""
     return "" if value is None else f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
@@ -92,5 +118,7 @@ def _cell(run: Run, name: str, otherwise: str) -> str:
 
 
 def _count(run: Run) -> int:
-    told = run.config.get("world_size")
-    return told if type(told) is int and 0 < told <= MOST_RANKS else max([len(run.metrics), len(run.system), 1])
+    found = run.config.get("world_size")
+    if type(found) is int and 0 < found <= MOST_RANKS:
+        return found
+    return max([len(run.metrics), len(run.system), 1])

@@ -1,0 +1,20 @@
+"""Private names of torch that this plugin uses; nothing else in this package uses one.
+
+All were seen in 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules import batchnorm
+
+NORM_BASE: type[Any] = batchnorm._NormBase
+"""Of all layers with running statistics. Without it: AttributeError when the plugin is imported."""
+
+buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+"""Of one module, by name. Without it: AttributeError at the first backward."""
