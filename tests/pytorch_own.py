@@ -1,4 +1,7 @@
-"""A pytest plugin: every test runs inside a session of one rank. ``run_pytorch_tests.py`` loads it for PyTorch's own tests."""
+"""A pytest plugin: every test runs inside a session of one rank.
+
+``run_pytorch_tests.py`` loads it for PyTorch's own tests.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,25 @@ from torchbus import session
 
 MODES = ("plain", "session", "uncaptured")
 PLUGINS = {
-    "strategy": "ddp", "devices": 0, "gradient_clip_val": 1e30, "accumulate_grad_batches": 1, "logger": "local", "autolog": True,
-}  # fmt: skip
+    "strategy": "ddp",
+    "devices": 0,
+    "gradient_clip_val": 1e30,
+    "accumulate_grad_batches": 1,
+    "logger": "local",
+    "autolog": True,
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--torchbus", choices=MODES, default="session", help="the session that each test runs in")
-    parser.addoption("--outcomes", type=Path, required=True, help="a file for a line of JSON per test: its name and what became of it")
+    parser.addoption(
+        "--torchbus", choices=MODES, default="session", help="the session that each test runs in"
+    )
+    parser.addoption(
+        "--outcomes",
+        type=Path,
+        required=True,
+        help="a file for a line of JSON per test: its name and what became of it",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +51,10 @@ class Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps([report.nodeid, report.outcome, report.longreprtext.splitlines()[-1:]]) + "\n")
+            file.write(
+                json.dumps([report.nodeid, report.outcome, report.longreprtext.splitlines()[-1:]])
+                + "\n"
+            )
 
 
 def pytest_configure(config: pytest.Config) -> None:

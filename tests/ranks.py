@@ -19,7 +19,9 @@ found = {}
 
 
 def run(body: str, options: str = "", before: str = "", ranks: int = 2) -> Result:
-    """Run ``body`` as the block of a session; ``options`` are further arguments, ``before`` stands before the block."""
+    """Run ``body`` as the block of a session; ``options`` are further arguments, ``before`` stands
+    before the block.
+    """
     line = f'with session({options + ", " if options else ""}strategy="ddp", devices={ranks}, launch="fork") as s:'
     parts = [HEAD, dedent(before), line, indent(dedent(body), "    "), "print(json.dumps(found))"]
     return fork_script("\n".join(parts))

@@ -1,7 +1,9 @@
-"""PyTorch's own tests under an active session: ``python tests/run_pytorch_tests.py PATH [FILE ...]``.
+"""PyTorch's own tests under an active session: ``python tests/run_pytorch_tests.py PATH [FILE
+...]``.
 
-``PATH`` is a checkout of PyTorch, of about the version that is installed (``pip install expecttest`` as well). Each file is run three times: plain,
-in a session of one rank with the usual plugins, and in one with ``capture=False``. What passes plain must pass in both.
+``PATH`` is a checkout of PyTorch, of about the version that is installed (``pip install
+expecttest`` as well). Each file is run three times: plain, in a session of one rank with the usual
+plugins, and in one with ``capture=False``. What passes plain must pass in both.
 """
 
 from __future__ import annotations
@@ -17,10 +19,19 @@ from pathlib import Path
 from pytorch_own import MODES
 
 FILES = (
-    "test_optim.py", "optim/test_optim.py", "optim/test_lrscheduler.py", "optim/test_swa_utils.py", "nn/test_module_hooks.py",
-    "nn/test_load_state_dict.py", "nn/test_lazy_modules.py", "nn/test_parametrization.py", "nn/test_init.py", "nn/test_pruning.py",
-    "test_tensor_module_load.py", "test_dataloader.py",
-)  # fmt: skip
+    "test_optim.py",
+    "optim/test_optim.py",
+    "optim/test_lrscheduler.py",
+    "optim/test_swa_utils.py",
+    "nn/test_module_hooks.py",
+    "nn/test_load_state_dict.py",
+    "nn/test_lazy_modules.py",
+    "nn/test_parametrization.py",
+    "nn/test_init.py",
+    "nn/test_pruning.py",
+    "test_tensor_module_load.py",
+    "test_dataloader.py",
+)
 Outcomes = dict[str, tuple[str, str]]
 
 
@@ -57,12 +68,42 @@ def run(folder: Path, file: str, select: str, mode: str) -> Outcomes:
     with tempfile.TemporaryDirectory() as scratch:
         told = Path(scratch, "outcomes")
         told.touch()
-        arguments = ["-p", "pytorch_own", "-p", "no:cacheprovider", f"--torchbus={mode}", f"--outcomes={told}", "-q", "-k", select, file]
-        search = os.pathsep.join([str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-        command = [sys.executable, "-m", "pytest", f"--rootdir={folder}", "-c", os.devnull, *arguments]
-        done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": search}, check=False, capture_output=True, text=True)
+        arguments = [
+            "-p",
+            "pytorch_own",
+            "-p",
+            "no:cacheprovider",
+            f"--torchbus={mode}",
+            f"--outcomes={told}",
+            "-q",
+            "-k",
+            select,
+            file,
+        ]
+        search = os.pathsep.join(
+            [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            f"--rootdir={folder}",
+            "-c",
+            os.devnull,
+            *arguments,
+        ]
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": search},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode not in (0, 1):
-            raise SystemExit(f"{file} does not run here, {mode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise SystemExit(
+                f"{file} does not run here, {mode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
         outcomes: Outcomes = {}
         for name, outcome, report in map(json.loads, told.read_text().splitlines()):
             if outcomes.get(name, ("passed", ""))[0] != "failed":

@@ -3,9 +3,9 @@
     python tests/snippets.py docs/semantics.md
     python tests/snippets.py --update docs/semantics.md    # write down what was printed
 
-Blocks that begin with three backquotes and ``python`` are run, in an empty folder. A block marked ``text`` that follows
-directly is what the script must print, where "..." stands for any part of a line. Blocks marked ``python no-run`` are
-left out.
+Blocks that begin with three backquotes and ``python`` are run, in an empty folder. A block marked
+``text`` that follows directly is what the script must print, where "..." stands for any part of a
+line. Blocks marked ``python no-run`` are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from pathlib import Path
 
 from torchbus.testing.fork_process import become
 
-BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```$)?", re.M | re.S)
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```$)?", re.M | re.S
+)
 
 
 @dataclass
@@ -33,7 +35,9 @@ class Snippet:
     expected: str | None
 
     def run(self) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr of the code as ``__main__`` of a forked process, in an empty folder."""
+        """Exit status, stdout and stderr of the code as ``__main__`` of a forked process, in an
+        empty folder.
+        """
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "snippet.py"
             script.write_text(self.code)
@@ -50,7 +54,10 @@ class Snippet:
 def find(page: Path) -> list[Snippet]:
     """The blocks of a page that are to be run."""
     text = page.read_text(encoding="utf-8")
-    return [Snippet(page, text.count("\n", 0, match.start()) + 2, match["code"], match["text"]) for match in BLOCK.finditer(text)]
+    return [
+        Snippet(page, text.count("\n", 0, match.start()) + 2, match["code"], match["text"])
+        for match in BLOCK.finditer(text)
+    ]
 
 
 def check(snippet: Snippet) -> str:
@@ -60,7 +67,13 @@ def check(snippet: Snippet) -> str:
     if status:
         return f"{where}: exit status {status}\n{out}{err}"
     if snippet.expected is not None and not matches(out, snippet.expected):
-        difference = difflib.unified_diff(snippet.expected.splitlines(), out.splitlines(), "the page says", "it prints", lineterm="")
+        difference = difflib.unified_diff(
+            snippet.expected.splitlines(),
+            out.splitlines(),
+            "the page says",
+            "it prints",
+            lineterm="",
+        )
         return f"{where}:\n" + "\n".join(difference) + f"\n{err}"
     return ""
 
@@ -77,7 +90,11 @@ def update(page: Path) -> None:
         if match["text"] is None:
             return text
         status, out, _ = Snippet(page, 0, match["code"], None).run()
-        return text if status or matches(out, match["text"]) else text[: match.start("text") - match.start()] + out + "```"
+        return (
+            text
+            if status or matches(out, match["text"])
+            else text[: match.start("text") - match.start()] + out + "```"
+        )
 
     page.write_text(BLOCK.sub(block, page.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -85,7 +102,11 @@ def update(page: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the Python code of pages of documentation.")
     parser.add_argument("pages", nargs="+", type=Path)
-    parser.add_argument("--update", action="store_true", help="write what the code prints into the pages, where they show it")
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="write what the code prints into the pages, where they show it",
+    )
     given = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two ranks on any machine
     for variable in ("COLUMNS", "OMP_NUM_THREADS"):

@@ -1,0 +1,195 @@
+"""What counts as evaluation: whole on every rank, logged once, and never trained with."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+import pytest
+from ranks import HEAD, facts, run
+from torchbus.testing import fork_script
+
+TRAIN = """
+def train(net, loader, steps=99):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (x,), _ in zip(loader, range(steps)):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+def make(size, batch, **options):
+    return DataLoader(TensorDataset(torch.arange(float(size))[:, None]), batch_size=batch, **options)
+
+def seen(loader):
+    return [int(v) for (x,) in loader for v in x]
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_loader_that_trains_is_whole_without_gradients_and_divided_again(ranks: int) -> None:
+    found = facts(
+        """
+        net, loader = nn.Linear(1, 1), make(11, 2)
+        train(net, loader)
+        found["lengths"] = [len(loader)]
+        for context in (torch.no_grad, torch.inference_mode):
+            net.eval()
+            with context():
+                found["whole"] = s.all_gather_object(seen(loader))
+            found["lengths"].append(len(loader))
+            net.train()
+            found["lengths"].append(len(loader))
+            train(net, loader)
+            found["lengths"].append(len(loader))
+        """,
+        before=TRAIN,
+        ranks=ranks,
+    )
+    steps = -(-11 // (2 * ranks))
+    assert found["whole"] == [list(range(11))] * ranks
+    assert found["lengths"] == [steps, 6, steps, steps, 6, steps, steps]
+
+
+@pytest.mark.parametrize("options", ["", 'batch="global"'])
+@pytest.mark.parametrize(
+    "first", ["train(net, training, 1)", "net.eval(); seen(look); net.train()"]
+)
+def test_one_batch_to_look_at_is_the_script_s_own(options: str, first: str) -> None:
+    result = run(
+        f"""
+        net, training, look = nn.Linear(1, 1), make(20, 5), make(7, 5, shuffle=False)
+        {first}
+        found["looks"] = [len(next(iter(look))[0]) for _ in range(3)]
+        train(net, training)
+        train(net, look)
+        found["last"] = float(net.weight)
+        """,
+        options=options,
+        before=TRAIN,
+    )
+    assert dict(result.json())["looks"] == [5, 5, 5]
+    assert "two loaders" not in result.stderr and "fed no backward" not in result.stderr
+
+
+def test_a_loader_that_was_looked_at_trains_exactly() -> None:
+    for options, batch in (("", 4), ('batch="global"', 8)):
+        found = facts(
+            f"""
+            torch.manual_seed(3)
+            net, alone = nn.Linear(1, 1), nn.Linear(1, 1)
+            alone.load_state_dict(net.state_dict())
+            first, second = make(16, {batch}), make(11, {batch})
+            train(net, first); next(iter(second)); train(net, second); train(net, second)
+            for size in (16, 11, 11):
+                for x in torch.arange(float(size))[:, None].split(8):
+                    g = torch.autograd.grad(alone(x).square().mean(), alone.parameters())
+                    with torch.no_grad():
+                        for p, d in zip(alone.parameters(), g): p -= 0.1 * d
+            found["apart"] = max(float((a - b).abs() / b.abs()) for a, b in zip(net.parameters(), alone.parameters()))
+            """,
+            options=options,
+            before=TRAIN,
+        )
+        assert found["apart"] < 1e-9
+
+
+def test_a_step_in_eval_mode_is_refused_and_told_at_the_first_backward() -> None:
+    found = facts(
+        """
+        import warnings
+        from torchbus.errors import UsageError
+        net, loader = nn.Linear(1, 1).eval(), make(12, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for (x,) in loader:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                net(x).sum().backward()
+            found["told"] = s.all_gather_object([str(one.message) for one in caught])
+            try:
+                optimizer.step()
+            except UsageError as error:
+                found["refused"] = str(error)
+            break
+        """,
+        before=TRAIN,
+    )
+    assert all("model.train()" in told[0] for told in found["told"])
+    assert (
+        "the loader over TensorDataset is iterated while the model is in eval mode"
+        in found["refused"]
+    )
+
+
+def test_gradients_of_inputs_in_eval_mode_are_nobody_s_business() -> None:
+    result = run(
+        """
+        net, training, test = nn.Linear(1, 1), make(16, 2), make(9, 2)
+        train(net, training)
+        net.eval()
+        found["rows"] = []
+        for _ in range(3):
+            rows = 0
+            for (x,) in test:
+                x.requires_grad_()
+                net(x).square().mean().backward()
+                rows += len(x.grad)
+            found["rows"].append(rows)
+        """,
+        before=TRAIN,
+    )
+    assert dict(result.json())["rows"] == [9, 9, 9]
+    assert "eval mode" not in result.stderr
+
+
+LOGGED = """
+with torch.no_grad():
+    for (x,) in make(10, 4):
+        s.log("sum", x.sum(), on_epoch=True, reduce="sum")
+        s.log("mean", x.mean(), on_epoch=True)
+        s.log("largest", x.max(), on_epoch=True, reduce="max")
+"""
+READ = """
+import glob
+for line in open(glob.glob("torchbus-logs/*/metrics-rank0.jsonl")[0]):
+    found.update({name: value for name, value in json.loads(line).items() if name in ("sum", "mean", "largest")})
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("options", ["", "shard_eval=True", 'shard_eval=True, batch="global"'])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_an_evaluation_logs_is_over_its_samples_once(options: str, ranks: int) -> None:
+    body = "train(nn.Linear(1, 1), make(12, 2))\n" + LOGGED
+    line = f'with session({options + ", " if options else ""}logger="local", strategy="ddp", devices={ranks}, launch="fork") as s:'
+    script = "\n".join([HEAD, TRAIN, line, indent(body, "    "), READ])
+    assert fork_script(script).json() == {"sum": 45.0, "mean": 4.5, "largest": 9.0}
+
+
+ROLLOUTS = """
+def rollouts(net, prompts, length=6):
+    with torch.no_grad():
+        for prompt in prompts:
+            for _ in range(length):
+                prompt = net(prompt)
+
+net, prompts = nn.Linear(2, 2), list(torch.randn(4, 3, 2))
+train = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2)
+"""
+STEPS = """
+for (x,) in train:
+    net(x).square().mean().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        ("rollouts(net, prompts)", True),
+        ("rollouts(net, s.shard(prompts))", False),
+        ("rollouts(net, prompts[:1], 2)", False),
+        ("net.eval(); rollouts(net, prompts); net.train()", False),
+    ],
+    ids=["repeated", "divided", "little", "evaluation"],
+)
+def test_rollouts_that_all_ranks_repeat_are_told_once(work: str, told: bool) -> None:
+    stderr = run(f"{work}\n{STEPS}{work}\n{STEPS}", before=ROLLOUTS).ok().stderr
+    assert stderr.count("for prompt in s.shard(prompts)") == told

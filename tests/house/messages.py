@@ -1,0 +1,136 @@
+"""The messages that the sources can raise or warn of, as texts with an ellipsis for each part that
+is filled in.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+GAP = "…"
+WARNING = {"warn", "_warn", "_say", "warn_explicit", "tell"}
+INTERNAL = {"too large"}  # caught where it is raised
+Names = dict[str, list[ast.expr]]
+
+
+def messages(paths: list[Path]) -> set[tuple[str, str]]:
+    """Pairs of a file and a message that it gives to one of torchbus's exceptions or to a warning.
+
+    Texts that are wholly variable are left out.
+    """
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    speaking = WARNING | errors(trees.values())
+    found = {
+        (str(path), " ".join(text.split()))
+        for path, tree in trees.items()
+        for text in spoken(tree, speaking, imported(tree, trees))
+    }
+    return {
+        (path, text)
+        for path, text in found
+        if text not in INTERNAL and len(re.findall(r"[a-z]{2,}", text)) > 1
+    }
+
+
+def errors(trees: Iterable[ast.Module]) -> set[str]:
+    """The names of TorchbusError and of all its subclasses."""
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = {node.name: {ast.unparse(base) for base in node.bases} for node in nodes}
+    names: set[str] = set()
+    more = {"TorchbusError"}
+    while more - names:
+        names |= more
+        more = {name for name, bases in classes.items() if bases & names}
+    return names
+
+
+def imported(tree: ast.Module, trees: dict[Path, ast.Module]) -> Names:
+    """Texts of other files that a file imports: by name, or with their module."""
+    names: Names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchbus"):
+            place = (node.module or "").replace(".", "/")
+            for path, other in trees.items():
+                stem = path.with_suffix("").as_posix()
+                if stem.endswith(f"/{place}"):
+                    names |= assigned(other.body)
+                for one in node.names:
+                    if stem.endswith(f"/{place}/{one.name}"):
+                        texts_there = assigned(other.body)
+                        names |= {f"{one.name}.{key}": text for key, text in texts_there.items()}
+    return names
+
+
+def spoken(tree: ast.Module, speaking: set[str], others: Names) -> Iterator[str]:
+    constants = others | returned(tree) | assigned(tree.body)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for scope, names in [
+        (tree, constants),
+        *((one, constants | assigned(ast.walk(one))) for one in functions),
+    ]:
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Call) and node.args and called(node) in speaking:
+                yield from texts(node.args[0], names)
+
+
+def assigned(nodes: Iterable[ast.AST]) -> Names:
+    """Names and all expressions that are assigned to them."""
+    names: Names = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            names.setdefault(node.targets[0].id, []).append(node.value)
+    return names
+
+
+def returned(tree: ast.Module) -> Names:
+    """The functions of a file and all expressions that they return: a message may be made by one of
+    them.
+    """
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {
+        f"{one.name}()": [
+            node.value for node in ast.walk(one) if isinstance(node, ast.Return) and node.value
+        ]
+        for one in functions
+    }
+
+
+def called(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def texts(node: ast.expr, names: Names) -> list[str]:
+    """All texts that an expression can be; ``names`` are what it may refer to."""
+    if isinstance(node, ast.Constant):
+        return [node.value if isinstance(node.value, str) else GAP]
+    if isinstance(node, ast.JoinedStr):
+        return [
+            "".join(
+                str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values
+            )
+        ]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [
+            left + right
+            for left, right in itertools.product(texts(node.left, names), texts(node.right, names))
+        ]
+    if isinstance(node, ast.IfExp):
+        return texts(node.body, names) + texts(node.orelse, names)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "format"
+    ):
+        return [re.sub(r"\{[^{}]*\}", GAP, text) for text in texts(node.func.value, names)]
+    name = (
+        ast.unparse(node)
+        if isinstance(node, ast.Name | ast.Attribute)
+        else f"{called(node)}()"
+        if isinstance(node, ast.Call)
+        else ""
+    )
+    rest = {other: values for other, values in names.items() if other != name}
+    return [text for value in names.get(name, []) for text in texts(value, rest)] or [GAP]

@@ -1,0 +1,209 @@
+"""The documentation is true: its code runs, its quotations stand in the source, its links lead
+somewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from messages import GAP, messages
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md", "contrib/*/*.md")
+    for path in ROOT.glob(pattern)
+)
+CODE = [page for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
+SOURCES = [
+    path
+    for pattern in ("core/src", "plugins/*/src", "contrib/*/src")
+    for path in ROOT.glob(f"{pattern}/**/*.py")
+]
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+OFTEN = {
+    ROOT / page
+    for page in (
+        "README.md",
+        "core/README.md",
+        "docs/writing-a-plugin.md",
+        "docs/writing-a-strategy.md",
+        "plugins/clip/README.md",
+    )
+}
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name(page), marks=[] if page in OFTEN else pytest.mark.slow)
+        for page in CODE
+    ],
+)
+def test_the_code_of_a_page_does_what_the_page_says(page):
+    result = subprocess.run(
+        [sys.executable, ROOT / "tests" / "snippets.py", page],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_events_page_is_up_to_date():
+    result = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate_events.py", "--check"],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith(("https://", "http://")):
+            continue
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{target} does not exist"
+        assert not anchor or anchor in anchors(found), (
+            f"{target}#{anchor}: there is no such heading"
+        )
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.parent.name in ("plugins", "contrib")], ids=name
+)
+def test_every_package_stands_in_the_readme(page):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"[torchbus-{page.parent.name}]({name(page)})" in text
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that the headings of a page get."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_quoted_messages_stand_in_the_source():
+    """In docs/troubleshooting each message is a block of its own; an ellipsis stands for what
+    varies.
+    """
+    said = {" ".join(message.split()) for path in SOURCES for message in strings(path)}
+    assert len(quotations()) > 20
+    assert [
+        message for message in quotations() if not any(stands_in(message, one) for one in said)
+    ] == []
+
+
+def test_every_message_is_quoted():
+    """A quotation begins where the message does, and may end earlier."""
+    quoted = quotations()
+    said = messages([path for path in SOURCES if "testing" not in path.parts])
+    assert len(said) > 300
+    assert (
+        sorted(
+            f"{name(Path(path))}: {text}"
+            for path, text in said
+            if not any(begins(one, text) for one in quoted)
+        )
+        == []
+    )
+
+
+def quotations() -> list[str]:
+    pages = sorted((ROOT / "docs").glob("troubleshooting/*.md"))
+    assert len(pages) > 5
+    return [
+        " ".join(block.split())
+        for page in pages
+        for block in re.findall(
+            r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
+        )
+    ]
+
+
+def begins(quoted: str, message: str) -> bool:
+    return message.startswith(quoted.split(GAP)[0]) and stands_in(quoted, message)
+
+
+def stands_in(quoted: str, message: str) -> bool:
+    """Whether the parts of a quotation stand in a message one after another."""
+    place = 0
+    for part in quoted.split(GAP):
+        found = message.find(part, place)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
+
+
+def strings(path: Path) -> list[str]:
+    """All strings of a source file, an ellipsis for each part that is filled in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        string(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr | ast.Constant | ast.BinOp)
+    ]
+
+
+def string(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else GAP
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            string(part) if isinstance(part, ast.Constant) else GAP for part in node.values
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return string(node.left) + string(node.right)
+    return GAP
+
+
+@pytest.mark.timeout(300)
+def test_the_plugin_package_of_the_page_installs_and_works(tmp_path):
+    text = (ROOT / "docs" / "writing-a-plugin.md").read_text(encoding="utf-8")
+    files = re.findall(r"^`([\w/.]+)`\n\n```(?:toml|python no-run)\n(.*?)^```$", text, re.M | re.S)
+    assert [path for path, _ in files] == [
+        "pyproject.toml",
+        "src/torchbus_nan/__init__.py",
+        "train.py",
+    ]
+    for path, content in files:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        site,
+        tmp_path,
+    ]
+    subprocess.run(pip, check=True)
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(site)!r}); exec(open('train.py').read())",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0 and re.search(r"^plugins +nan", result.stdout, re.M), (
+        result.stderr
+    )

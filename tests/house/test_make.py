@@ -1,0 +1,80 @@
+"""What ``make.py`` would set up and run."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make", ROOT / "make.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "make", made)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_another_torch_has_an_environment_of_its_own(make: ModuleType) -> None:
+    usual, other = make.Environment("test"), make.Environment("test", "2.4.0")
+    assert (usual.folder.name, other.folder.name) == (".venv", ".venv-torch-2.4.0")
+    assert usual.fingerprint() != other.fingerprint()
+    ignored = subprocess.run(["git", "check-ignore", "-q", other.folder], cwd=ROOT)
+    assert ignored.returncode in (0, 128)  # 128: no git, as in an unpacked source
+
+
+@pytest.mark.parametrize(
+    ("torch", "line"),
+    [(None, "torch==2.13.0"), ("2.4.0", "torch==2.4.0"), ("newest", "torch")],
+)
+def test_only_torch_differs(make: ModuleType, torch: str | None, line: str) -> None:
+    lines = make.Environment("test", torch).requirements().splitlines()
+    assert [one for one in lines if one.startswith("torch") and one[5:6] in ("", "=")] == [line]
+    assert {"pluggy==1.7.0", "pytest==9.2.0"} < {*lines}
+    rest = make.Environment("test").requirements().splitlines()
+    assert sorted({*lines} ^ {*rest}) == sorted({line, "torch==2.13.0"} if torch else ())
+
+
+def test_the_package_of_a_path(make: ModuleType) -> None:
+    assert make.package_of(ROOT / "plugins/ddp/src/torchbus_ddp/plugin.py") == ROOT / "plugins/ddp"
+    assert make.package_of(ROOT / "core") == ROOT / "core"
+    with pytest.raises(SystemExit, match="docs belongs to no package: name a folder such as plug"):
+        make.package_of(ROOT / "docs")
+
+
+def test_another_torch_is_for_tests_only(make: ModuleType, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["make.py", "demo", "--torch", "2.4.0"])
+    with pytest.raises(SystemExit):
+        make.main()
+    assert "--torch belongs to test" in capsys.readouterr().err
+
+
+def test_fast_tests_come_first_and_those_without_time_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import time\n"
+        "def test_slow():\n    time.sleep(1.0)\n"
+        "def test_other():\n    time.sleep(0.4)\n"
+        "def test_fast():\n    pass\n"
+    )
+
+    def run() -> str:
+        words = ["-p", "quick", "--seconds=0.7", "-v", "-c", "/dev/null", f"--rootdir={tmp_path}"]
+        command = [sys.executable, "-m", "pytest", *words, str(tmp_path)]
+        environment = {"PYTHONPATH": str(ROOT / "tests"), "PATH": ""}
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, env=environment
+        )
+        return done.stdout
+
+    first, second = run(), run()
+    assert "test_slow PASSED" in first and "test_fast SKIPPED" in first
+    assert second.index("test_fast PASSED") < second.index("test_slow SKIPPED")

@@ -1,0 +1,201 @@
+"""No option is silently unheard: each of the catalogue does something by itself, or is refused with
+what it lacks.
+
+An option that a package adds is in one of these tables, or the first test is red.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchbus import session
+from torchbus._bus import discovery
+from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus.errors import UsageError
+
+OPTIONS = sorted(DISTRIBUTIONS["option"])
+STRATEGIES = {entry.value for entry in discovery.every("strategy")}
+OF_A_STRATEGY = [name for name in OPTIONS if discovery.find("option", name).value in STRATEGIES]
+WITHOUT_MAIN = {
+    "amp_backend": ("native", "precision"),
+    "every_minutes": (10, "checkpoint"),
+    "every_n_epochs": (1, "checkpoint"),
+    "every_n_steps": (100, "checkpoint"),
+    "keep": (3, "checkpoint"),
+    "local_copy": ("here", "checkpoint"),
+    "mode": ("min", "monitor"),
+    "monitor": ("val_loss", "checkpoint"),
+    "resume": ("auto", "checkpoint"),
+    "time_limit": ("11:50:00", "checkpoint"),
+    "early_stop_mode": ("min", "early_stop"),
+    "min_delta": (0.0, "early_stop"),
+    "patience": (3, "early_stop"),
+    "gradient_clip_algorithm": ("norm", "gradient_clip_val"),
+    "warmup_steps": (0, "scale_lr"),
+}
+REFUSED_AT_ENTRY = {
+    "autolog": (True, "autolog=True without a logger: it would do nothing"),
+    "log_every_n_steps": (50, "log_every_n_steps=50 without a logger: it would do nothing"),
+    "gradient_algorithm": (
+        "fp16",
+        "gradient_algorithm='fp16' changes what torch's DDP reducer sends, which this strategy does not use",
+    ),
+}
+EXPLAINED = {
+    "accumulate_grad_batches": (4, "accumulate"),
+    "activation_checkpointing": ("auto", "activations"),
+    "checkpoint": ("here", "written to"),
+    "early_stop": ("val_loss", "when val_loss is no better 3 times in a row"),
+    "gpu_monitor": (True, "monitor"),
+    "gradient_clip_val": (1.0, "gradients of each optimizer by norm, to 1"),
+    "interval_s": (1.0, "every 1 s"),
+    "lint": (True, "lint: says once what slows the loop down"),
+    "log_dir": ("logs", "logs"),
+    "precision": ("bf16-mixed", "bf16-mixed"),
+    "progress": (True, "a line on stderr"),
+    "scale_lr": ("linear", "learning rates x 1"),
+    "verify_every": (1000, "verify_every: one rank, nothing to compare"),
+}
+# tests of torchbus-sampler
+BETWEEN_RANKS = {
+    "batch": "global",
+    "replace_sampler": False,
+    "sample_ledger": "ledger",
+    "shard_eval": True,
+}
+# tests of torchbus-checkpoint
+IN_WHAT_SAVE_WRITES = {"async_save": True, "safetensors": True, "sharded_save": True}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_option_is_in_one_table() -> None:
+    tables = [
+        OF_A_STRATEGY,
+        *map(list, (WITHOUT_MAIN, REFUSED_AT_ENTRY, EXPLAINED, BETWEEN_RANKS, IN_WHAT_SAVE_WRITES)),
+    ]
+    assert sorted(name for table in tables for name in table) == OPTIONS
+
+
+def test_those_that_need_another_one_are_those_that_their_plugins_name() -> None:
+    named = {
+        name: main
+        for maker in _makers()
+        for name, main in getattr(maker, "options_needed", {}).items()
+        if name in OPTIONS
+    }
+    assert named | {"mode": "monitor"} == {name: main for name, (_, main) in WITHOUT_MAIN.items()}
+
+
+def _makers() -> Iterator[Any]:
+    yield from (discovery.load(entry) for entry in discovery.every("plugin"))
+
+
+@pytest.mark.parametrize("name", WITHOUT_MAIN)
+def test_without_its_main_option_it_is_refused(name: str) -> None:
+    """Whatever the value, the default too.
+
+    ``None`` for the main option is said: a script may switch it off.
+    """
+    value, main = WITHOUT_MAIN[name]
+    with pytest.raises(UsageError) as error:
+        session(**{name: value})
+    assert (
+        str(error.value)
+        == f"{name}={value!r} without {main}=...: it would do nothing. Say {main}=... as well, or leave it out"
+    )
+    with pytest.raises(UsageError, match=f"without {main}="):
+        session(_plugin_of(name), **{name: value})
+    others = {"checkpoint": None} if name == "mode" else {}
+    if name != "amp_backend":
+        with session(**{main: None, name: value, **others}):
+            pass
+
+
+def _plugin_of(option: str) -> str:
+    """Its name: asked for by name, a plugin needs the main option all the same."""
+    value = discovery.find("option", option).value
+    return next(entry.name for entry in discovery.every("plugin") if entry.value == value)
+
+
+@pytest.mark.parametrize("name", REFUSED_AT_ENTRY)
+def test_what_nobody_hears_is_refused_before_the_loop(name: str) -> None:
+    value, words = REFUSED_AT_ENTRY[name]
+    with pytest.raises(UsageError) as error, session(**{name: value}):
+        raise AssertionError("the loop must not run")
+    assert str(error.value).startswith(words)
+
+
+def test_a_logger_that_is_switched_off_is_said() -> None:
+    with session(logger=False, log_every_n_steps=5, autolog=True) as s:
+        s.log("loss", 1.0)
+    with session(autolog=False):  # asks for nothing
+        pass
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_what_is_heard_is_explained(name: str) -> None:
+    value, words = EXPLAINED[name]
+    with session(**{name: value}) as s:
+        lines = [line for line in s.explain().splitlines() if not line.startswith("plugins")]
+    assert words in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("name", OF_A_STRATEGY)
+def test_an_option_of_another_strategy_is_refused(name: str) -> None:
+    """Its strategy would come beside the one that was asked for."""
+    owner = _plugin_of(name)
+    for entry in discovery.every("strategy"):
+        maker = discovery.load(entry)
+        owns = "strategy" in getattr(maker, "owns", ())
+        if owns and owner != "ddp_sharded" and name not in inspect.signature(maker).parameters:
+            with pytest.raises(UsageError) as error:
+                session(strategy=entry.name, **{name: _some_value(name)})
+            assert str(error.value) == (
+                f"{name}: an option of strategy={owner!r}, and the strategy here is {entry.name!r}: leave it out, or say strategy={owner!r}"
+            )
+
+
+def _some_value(name: str) -> Any:
+    default = (
+        inspect.signature(discovery.load(discovery.find("option", name))).parameters[name].default
+    )
+    return {"param_init_fn": print}.get(name, default)
+
+
+def test_an_option_of_another_strategy_than_that_of_several_devices() -> None:
+    """``strategy="auto"`` is ddp there."""
+    with pytest.raises(
+        UsageError,
+        match=r"^hybrid, cpu_offload: an option of strategy='fsdp', and the strategy here is 'ddp': ",
+    ):
+        session(devices=2, accelerator="cpu", hybrid=True, cpu_offload=True)
+
+
+@pytest.mark.parametrize("options", [{"shard_eval": True}, {"sample_ledger": "folder"}])
+def test_divided_evaluation_needs_divided_loaders(options: dict[str, Any]) -> None:
+    name, value = next(iter(options.items()))
+    words = rf"^{name}={value!r} with replace_sampler=False: no loader is divided, so it would do nothing\. Leave one of them out$"
+    with pytest.raises(UsageError, match=words):
+        session(replace_sampler=False, **options)
+    words = rf"^{name}={value!r} with strategy='dp': no loader is divided"
+    with (
+        pytest.raises(UsageError, match=words),
+        session(strategy="dp", devices=2, accelerator="cpu", launch="fork", **options),
+    ):
+        raise AssertionError("the loop must not run")
+
+
+def test_the_ledger_of_one_rank() -> None:
+    with (
+        pytest.warns(UserWarning, match="^sample_ledger: one rank takes every sample"),
+        session(sample_ledger="ledger"),
+    ):
+        pass

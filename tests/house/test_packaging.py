@@ -1,0 +1,212 @@
+"""Each package is a wheel that installs beside the core alone, is discovered by name, and says the
+same as the others.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchbus.testing import empty_environment, run
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core"
+PLUGINS = sorted(
+    path.parent
+    for folder in ("plugins", "contrib")
+    for path in (ROOT / folder).glob("*/pyproject.toml")
+)
+PACKAGES = [CORE, *PLUGINS]
+GROUPS: dict[str, str] = runpy.run_path(str(CORE / "generate.py"))["GROUPS"]
+
+
+def project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+
+
+def module(folder: Path) -> str:
+    return project(folder)["name"].replace("-", "_")
+
+
+def test_the_root_is_the_core():
+    """``pip install .`` at the root gives the core."""
+    assert project(ROOT) == project(CORE)
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_what_each_package_has(folder):
+    ours, core = project(folder), project(CORE)
+    package = folder / "src" / module(folder)
+    assert (folder / "README.md").read_text().startswith(f"# {ours['name']}")
+    assert (package / "py.typed").exists()
+    # hatchling puts it into the wheel
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert f'__version__ = "{ours["version"]}"' in (package / "__init__.py").read_text()
+    assert list((folder / "tests").glob("test_*.py"))
+    assert {ours[key] == core[key] for key in ("version", "license", "requires-python")} == {True}
+    assert folder == CORE or f"torchbus=={core['version']}" in ours["dependencies"]
+
+
+def test_the_extras_name_every_plugin():
+    core = project(CORE)
+    expected = {
+        module(folder).removeprefix("torchbus_"): [f"{project(folder)['name']}=={core['version']}"]
+        for folder in PLUGINS
+    }
+    every = [line for lines in expected.values() for line in lines]
+    others = {"all", "testing-accelerator"}
+    assert {
+        name: lines for name, lines in core["optional-dependencies"].items() if name not in others
+    } == expected
+    assert sorted(core["optional-dependencies"]["all"]) == sorted(every)
+
+
+def test_the_catalog_says_what_the_packages_contribute():
+    assert run([sys.executable, CORE / "generate.py", "--check"]).ok()
+    declared = {group for folder in PLUGINS for group in project(folder).get("entry-points", {})}
+    assert declared <= set(GROUPS.values())
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """A wheel of each package, and of the root as "root", by name of the distribution."""
+    folder = tmp_path_factory.mktemp("wheels")
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    assert run(
+        [*build, "--wheel-dir", str(folder), *map(str, PACKAGES)], cwd=ROOT, timeout_s=200
+    ).ok()
+    assert run([*build, "--wheel-dir", str(folder / "root"), str(ROOT)], cwd=ROOT).ok()
+    found = {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+    return found | {"root": next((folder / "root").glob("*.whl"))}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> str:
+    """The Python of an environment without torchbus."""
+    return empty_environment(tmp_path_factory.mktemp("environment"))
+
+
+def test_every_package_is_a_wheel(wheels):
+    assert set(wheels) == {project(folder)["name"] for folder in PACKAGES} | {"root"}
+
+
+def test_a_wheel_holds_the_sources_and_nothing_else(wheels):
+    for folder in PACKAGES:
+        packages = folder / "src"
+        sources = {
+            str(path.relative_to(packages))
+            for path in packages.rglob("*")
+            if path.suffix in (".py", ".cpp", ".h") or path.name == "py.typed"
+        }
+        for name in (project(folder)["name"], *(["root"] if folder == CORE else [])):
+            names = zipfile.ZipFile(wheels[name]).namelist()
+            assert {file for file in names if ".dist-info/" not in file} == sources
+            assert any(file.endswith(".dist-info/licenses/LICENSE") for file in names)
+
+
+TRAIN = (SCRIPTS / "packaged_train.py").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_ddp_brings_what_it_trains_with_and_needs_no_numpy(wheels, tmp_path):
+    """As pip resolves it, into an environment that has torch and no numpy, which torch does not
+    require.
+    """
+    python = empty_environment(tmp_path / "environment", without="numpy")
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-compile",
+        "--find-links",
+        str(wheels["torchbus-ddp"].parent),
+    ]
+    assert run(
+        [*install, "torchbus-ddp"], env={"PYTHONPATH": None}, cwd=tmp_path, timeout_s=120
+    ).ok()
+    (tmp_path / "train.py").write_text(TRAIN)
+    for strategy in ("ddp", "dp"):
+        result = run(
+            [python, "train.py", strategy],
+            env={"PYTHONPATH": None, "OMP_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            timeout_s=120,
+        )
+        assert result.ok() and result.stdout == "[0, 1] 10000 True False\n"
+        assert "loaders are not divided" not in result.stderr
+
+
+LOOK = """
+import json, sys
+import torchbus
+from torchbus import session
+from torchbus._bus import discovery
+found = {kind: {name: entry.dist.name for name, entry in discovery.installed(kind).items()} for kind in discovery.KINDS}
+imported = sorted(name for name in sys.modules if name.startswith("torchbus_"))
+made = []
+for name in discovery.installed("plugin"):
+    with session(name, strategy=None) as s:
+        made += [plugin for plugin, _ in s._context.bus.plugins() if plugin == name]
+print(json.dumps({"found": found, "imported": imported, "made": made, "version": torchbus.__version__, "file": torchbus.__file__}))
+"""
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(folder, id=folder.name, marks=[] if number % 5 == 0 else pytest.mark.slow)
+        for number, folder in enumerate(PACKAGES)
+    ],
+)
+def test_installed_beside_the_core_alone_it_is_discovered(folder, wheels, environment, tmp_path):
+    names = {project(CORE)["name"], project(folder)["name"]}
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--target",
+        str(tmp_path / "site"),
+    ]
+    assert run([*install, *(str(wheels[name]) for name in sorted(names))], cwd=tmp_path).ok()
+    result = run(
+        [environment, "-c", LOOK], env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path
+    )
+    assert result.ok()
+    told = json.loads(result.stdout)
+    entry_points = project(folder).get("entry-points", {})
+    assert told["found"] == {
+        kind: dict.fromkeys(entry_points.get(group, {}), project(folder)["name"])
+        for kind, group in GROUPS.items()
+        if kind not in ("command", "testing")  # no part of a session
+    }
+    assert told["imported"] == [] and told["made"] == sorted(entry_points.get("torchbus", {}))
+    assert told["version"] == project(CORE)["version"] and told["file"].startswith(str(tmp_path))

@@ -1,0 +1,52 @@
+"""The house of the tests: no long file, no long script in a string, no heap of files in one folder."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_AT_MOST = 250
+LINES_OF_A_STRING = 30
+MODULES_AT_MOST = 15
+FILES = [
+    path
+    for pattern in ("core/tests", "plugins/*/tests", "contrib/*/tests", "tests")
+    for folder in ROOT.glob(pattern)
+    for path in sorted(folder.rglob("*.py"))
+]
+
+
+def long_strings(path: Path) -> Iterator[int]:
+    """The lines at which strings begin that should be files."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = isinstance(node, ast.JoinedStr) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        if text and (node.end_lineno or 0) - node.lineno - 1 > LINES_OF_A_STRING:
+            yield node.lineno
+
+
+def test_no_test_file_is_long() -> None:
+    lengths = {str(path.relative_to(ROOT)): path.read_text("utf-8").count("\n") for path in FILES}
+    assert len(lengths) > 200
+    assert {path: length for path, length in lengths.items() if length > LINES_AT_MOST} == {}
+
+
+def test_long_scripts_are_files_of_their_own() -> None:
+    """In ``scripts/`` beside the test, where ruff reads and formats them."""
+    assert [
+        f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in long_strings(path)
+    ] == []
+
+
+def test_the_tests_of_several_packages_stand_by_subject() -> None:
+    """In the folders of the contributors' page, and in no other."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    listed = re.findall(r"^\| `(tests/\w+)` \|", page, re.M)
+    assert sorted(path.relative_to(ROOT).as_posix() for path in folders) == listed
+    sizes = {path.name: len(list(path.glob("*.py"))) for path in [ROOT / "tests", *folders]}
+    assert {name: size for name, size in sizes.items() if size > MODULES_AT_MOST} == {}

@@ -1,0 +1,1 @@
+"""The loops of real_loops.py, in the shapes of public repositories. Each takes a Run."""

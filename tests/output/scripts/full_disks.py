@@ -1,0 +1,33 @@
+import sys
+import time
+from pathlib import Path
+
+from torchbus import session
+from torchbus.testing import SmallDisk
+
+from torchbus_neptune import NeptuneLogger
+from torchbus_wandb import WandbLogger
+
+disk = SmallDisk(Path.cwd())
+logger = {
+    "wandb": lambda: WandbLogger(mode="offline"),
+    "neptune": lambda: NeptuneLogger(mode="offline", project="a/b"),
+}[sys.argv[1]]()
+
+
+def send(steps):
+    for step in steps:
+        s._context.bus.hook.metrics_ready(
+            metrics={"loss": float(step)}, step=step, epoch=None, prog_bar=frozenset()
+        )
+        while logger._done < logger._calls:
+            time.sleep(0.001)
+
+
+with session(logger, strategy=None) as s:
+    send(range(5))
+    disk.fill()
+    send(range(5, 105))
+    disk.free()
+    send(range(105, 205))
+print("trained")

@@ -1,0 +1,163 @@
+"""``torch.save`` by all ranks: once, whole, without a collective."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from ranks import facts, run
+from torchbus._files import temporaries
+
+
+def test_a_path_is_written_once_and_whole(tmp_path: Path) -> None:
+    found = facts(f"""
+        path = {str(tmp_path / "model.pt")!r}
+        writes = []
+        import torch.serialization as serialization
+        for epoch in range(3):
+            torch.save({{"epoch": epoch, "rank": s.rank}}, path)
+            read = torch.load(path)
+            found[str(epoch)] = [read["epoch"], read["rank"]]
+        found["reads"] = s.all_gather_object(read["epoch"])
+    """)
+    assert found == {"0": [0, 0], "1": [1, 0], "2": [2, 0], "reads": [2, 2]}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_an_open_file_is_written_once(tmp_path: Path) -> None:
+    found = facts(f"""
+        import os
+        os.chdir({str(tmp_path)!r})
+        path = "model.pt"
+        net = nn.Linear(300, 300)
+        good = 0
+        for _ in range(10):
+            net(torch.ones(1, 300)).sum().backward()
+            with open(path, "wb") as file:
+                torch.save(net.state_dict(), file)
+            with open(path, "rb") as file:
+                good += torch.equal(torch.load(file)["weight"], net.weight)
+        found["good"] = s.all_gather_object(good)
+    """)
+    assert found["good"] == [10, 10]
+
+
+def test_a_path_of_each_rank_s_own_is_written_after_a_bounded_wait(tmp_path: Path) -> None:
+    found = facts(
+        f"""
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.save(s.rank, {str(tmp_path)!r} + f"/rank{{s.rank}}.pt")
+        found["said"] = s.all_gather_object([str(warning.message) for warning in caught])
+        """,
+        before="import torchbus._files.write_once as files; files.WAIT_FOR_RANK0_S = 0.3",
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
+    assert found["said"][0] == []
+    assert (
+        "if the save depends on the rank, give each rank a path of its own" in found["said"][1][0]
+    )
+
+
+def test_files_that_the_script_opens_are_rank_0s(tmp_path: Path) -> None:
+    """Appended lines are there once, what a rank reads back is what it wrote, and a file that only
+    one rank writes stays.
+    """
+    found = facts(f"""
+        import json, os
+        from pathlib import Path
+        folder = Path({str(tmp_path)!r})
+        os.chdir(folder)
+        net = nn.Linear(2, 1)
+        for epoch in range(3):
+            net(torch.ones(1, 2)).sum().backward()
+            with open(folder / "log.csv", "a") as log:
+                print(epoch, file=log)
+            (folder / "state.json").write_text(json.dumps([epoch, s.rank]))
+            found["read"] = s.all_gather_object(json.loads((folder / "state.json").read_text()))
+            with open(folder / "new.tmp", "w") as file:
+                file.write("whole")
+            os.replace(folder / "new.tmp", folder / "new.txt")
+            with open(folder / f"rank{{s.rank}}.txt", "a") as file:
+                file.write(f"{{epoch}} ")
+        found["explain"] = s.explain()
+    """)
+    assert found["read"] == [[2, 0], [2, 1]]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "log.csv": "0\n1\n2\n",
+        "state.json": "[2, 0]",
+        "new.txt": "whole",
+        "rank0.txt": "0 1 2 ",
+        "rank1.txt": "0 1 2 ",
+    }
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:
+    result = run(f"""
+        class Bad:
+            def __reduce__(self):
+                raise ValueError("can't be saved")
+
+        path = {str(tmp_path / "model.pt")!r}
+        torch.save("old", path)
+        try:
+            torch.save([torch.zeros(1000), Bad()], path)
+        except ValueError as error:
+            found["error"] = str(error)
+            found["read"] = torch.load(path)
+        if s.rank == 0:
+            s.world.store.add("save/" + path, 1)  # rank 1 need not wait for the save that failed
+    """)
+    assert result.ok()
+    assert '"read": "old"' in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_what_a_killed_save_has_left_is_swept_by_the_next_run(tmp_path: Path) -> None:
+    """Also where that saves under another name; what belongs to a save that still runs stays, and
+    so does a file of the script's own.
+    """
+    own = tmp_path / ".model.pt.original"
+    own.write_text("the script's")
+    killed = run(f"""
+        import os, signal
+
+        class Deadly:
+            def __reduce__(self):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.save([torch.zeros(1000), Deadly()], {str(tmp_path / "model.pt")!r})
+    """)
+    assert killed.status == -signal.SIGKILL and not killed.orphans
+    left = [path for path in tmp_path.iterdir() if path != own]
+    assert len(left) >= 1 and all(path.name.startswith(".model.pt.") for path in left)
+    descriptor, alive = temporaries.make(str(tmp_path), "other.pt")
+    assert run(f"torch.save('new', {str(tmp_path / 'last.pt')!r})").ok()
+    os.close(descriptor)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "last.pt",
+        own.name,
+        os.path.basename(alive),
+    }
+
+
+def test_a_save_into_a_missing_folder_is_torchs_own_error_on_every_rank_at_once(
+    tmp_path: Path,
+) -> None:
+    found = facts(f"""
+        import time
+        begun_s = time.monotonic()
+        for attempt in range(2):
+            try:
+                torch.save({{}}, {str(tmp_path / "missing" / "model.pt")!r})
+            except Exception as error:
+                found[f"said {{attempt}}"] = s.all_gather_object([type(error).__name__, str(error)])
+        found["in time"] = s.all_gather_object(time.monotonic() - begun_s < 15)
+        torch.save({{"rank": s.rank}}, {str(tmp_path / "model.pt")!r})
+        found["read"] = torch.load({str(tmp_path / "model.pt")!r})["rank"]
+    """)
+    said = ["RuntimeError", f"Parent directory {tmp_path / 'missing'} does not exist."]
+    assert found == {"said 0": [said] * 2, "said 1": [said] * 2, "in time": [True, True], "read": 0}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]

@@ -1,0 +1,67 @@
+"""Ranks that a real mpirun or a real SLURM has started, where these are installed: a rank that is
+lost or frozen is named, and all of them end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from torchbus.testing import Result, run
+
+SCRIPT = Path(__file__).parent / "scripts" / "frozen.py"
+LAUNCHERS = {
+    "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
+    "srun": ["srun", "--ntasks=2", "--overcommit", "--kill-on-bad-exit=0", "--wait=60"],
+}
+LOST = "failed first: its process has gone without a message: SIGKILL killed it"
+FROZEN = "no sign of life for 3 s (freeze_timeout): its process "
+STORE = "rank 0 (or torchrun), which serves the store, has not answered for 3 s: its process "
+WAYS = [
+    ("SIGKILL", 0, LOST),
+    ("SIGKILL", 1, LOST),
+    ("SIGHUP", 1, "failed first: it received SIGHUP"),
+    ("SIGSTOP", 0, STORE),
+    ("SIGSTOP", 1, FROZEN),
+    ("lock", 0, FROZEN),
+    ("lock", 1, FROZEN),
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request) -> list[str]:
+    found = shutil.which(
+        request.param, path=os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
+    )
+    if found is None:
+        pytest.skip(f"no {request.param} here")
+    return [found, *LAUNCHERS[request.param][1:]]
+
+
+def launch(launcher: list[str], folder: Path, who: int, how: str) -> Result:
+    return run(
+        [*launcher, sys.executable, str(SCRIPT), "any", "2", str(who), how, "3", str(folder)],
+        timeout_s=100,
+    )
+
+
+@pytest.mark.parametrize(("how", "who", "told"), WAYS)
+def test_a_rank_that_is_lost(launcher, tmp_path, how, who, told):
+    result = launch(launcher, tmp_path, who, how)
+    assert result.status not in (0, 124) and not result.orphans, result
+    assert told in result.stderr, result.stderr
+    assert (
+        f"rank {who} failed first: " in result.stderr
+        or f"rank {who} is ended by rank {1 - who}: " in result.stderr
+    ), result.stderr
+    left = {0, 1} if how == "SIGHUP" else {1 - who}
+    assert {path.name for path in tmp_path.glob("finally*")} == {f"finally{rank}" for rank in left}
+
+
+def test_all_well(launcher, tmp_path):
+    assert launch(launcher, tmp_path, -1, "sleep").ok().stdout == "done\n" * 2

@@ -1,0 +1,94 @@
+"""A rank that leaves under torchbus run and under torchrun."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from leaving_ways import (
+    LOAD_S,
+    SCRIPT,
+    WITHIN_S,
+    check_finally,
+    status,
+)
+from torchbus.testing import run
+
+IN_A_COMMAND = [
+    (1, "raise others sleep"),
+    (0, "raise"),
+    (1, "exit 3"),
+    (0, "SIGINT"),
+    (1, "SIGTERM"),
+    (1, "SIGKILL"),
+    (0, "SIGKILL"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "how"), IN_A_COMMAND)
+def test_under_torchbus_run(tmp_path, who, how):
+    words = [
+        "-m",
+        "torchbus",
+        "run",
+        "--devices",
+        "2",
+        "--accelerator",
+        "cpu",
+        str(SCRIPT),
+        str(tmp_path),
+        "command",
+        "2",
+        str(who),
+        how,
+    ]
+    result = run([sys.executable, *words])
+    took_s = time.time() - (tmp_path / "left").stat().st_mtime
+    assert result.ok(status(who, how))
+    assert took_s < WITHIN_S + LOAD_S
+    check_finally(tmp_path, 2, who, how)
+
+
+UNDER_TORCHRUN = {
+    (1, "raise others sleep"): "ValueError: boom",
+    (0, "raise"): "ValueError: boom",
+    (1, "SIGKILL"): "Signal 9 (SIGKILL)",
+    (0, "exit 3"): "rank 0 failed first",
+    (1, "uneven"): "ended its loop after",
+}
+
+
+@pytest.mark.parametrize(
+    ("who", "how"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if number else [])
+        for number, case in enumerate(UNDER_TORCHRUN)
+    ],
+)
+def test_under_torchrun(tmp_path, who, how):
+    """torchrun's own words and status are its own; ours are that every rank leaves, and which one
+    failed.
+    """
+    result = run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            str(SCRIPT),
+            str(tmp_path),
+            "script",
+            "2",
+            str(who),
+            how,
+        ]
+    )
+    took_s = time.time() - (tmp_path / "left").stat().st_mtime
+    assert result.status == 1 and not result.orphans
+    assert took_s < WITHIN_S + LOAD_S
+    left = {0, 1} - ({who} if how == "SIGKILL" else set())
+    assert {path.name for path in tmp_path.glob("finally*")} == {f"finally{rank}" for rank in left}
+    assert UNDER_TORCHRUN[who, how] in result.stderr

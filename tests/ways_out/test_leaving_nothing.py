@@ -1,0 +1,92 @@
+"""What a job leaves, and ranks that are interrupted or stuck: no port, no descriptor, no process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run_script, start
+
+SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
+WITHIN_S = 8.0
+LOAD_S = 12.0  # how much longer a busy machine may take
+DESCRIPTORS = """
+    import gc, os
+    import torch
+    from torchbus import session
+    from torchbus.testing import listening_ports
+
+    for _ in range(4):
+        with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
+            torch.nn.Linear(1, 1)(torch.ones(1, 1)).mean().backward()
+            s.barrier()
+        gc.collect()
+        print(len(listening_ports()), len(os.listdir("/proc/self/fd")), flush=True)
+"""
+
+
+def test_no_port_and_no_descriptor_is_left():
+    # a temporary directory of its own
+    of_torch_2_4 = "ignore:Implicitly cleaning up:ResourceWarning"
+    result = run_script(
+        DESCRIPTORS, env={"PYTHONWARNINGS": f"error::ResourceWarning,{of_torch_2_4}"}
+    )
+    assert result.ok() and result.stderr == ""
+    ports, descriptors = zip(
+        *(map(int, line.split()) for line in result.stdout.splitlines()), strict=True
+    )
+    assert ports == (0, 0, 0, 0)
+    assert len(set(descriptors)) == 1, descriptors
+
+
+@pytest.mark.parametrize("launch", [pytest.param("script", marks=pytest.mark.slow), "fork"])
+def test_ctrl_c_at_the_terminal(tmp_path, launch):
+    """A terminal sends SIGINT to every process of the group."""
+    with start([sys.executable, str(SCRIPT), str(tmp_path), launch, "2", "0", "endless"]) as script:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "left").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        script.send(signal.SIGINT, group=True)
+        sent_s = time.monotonic()
+        result = script.wait()
+    assert result.ok(-signal.SIGINT)
+    assert time.monotonic() - sent_s < WITHIN_S + LOAD_S
+    assert {path.name for path in tmp_path.glob("finally*")} == {"finally0", "finally1"}
+    assert (tmp_path / "state").read_text() == ""
+    assert result.stderr.count("Traceback") == 1 and result.stderr.rstrip().endswith(
+        "KeyboardInterrupt"
+    )
+
+
+STUCK = """
+    import torch
+    from torchbus import session
+
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
+        torch.nn.Linear(1, 1)(torch.ones(1, 1)).mean().backward()
+        if s.rank == 1:
+            NATIVE
+        raise ValueError("boom")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("native", "told"),
+    [
+        (
+            "a = torch.ones(9000, 9000, dtype=torch.float64); a @ a",
+            "rank 1 does not leave native code and is ended by force",
+        ),
+        ("sum(range(10**12))", "rank 1 did not end by itself after the block and was killed"),
+    ],
+)
+def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, told):
+    """With Python's lock released, and held."""
+    result = run_script(STUCK.replace("NATIVE", native))
+    assert result.ok(1) and "ValueError: boom" in result.stderr
+    assert result.seconds < 40
+    assert f"torchbus: {told}" in result.stderr

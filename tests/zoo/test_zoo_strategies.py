@@ -1,0 +1,87 @@
+"""The loops of the zoo on two ranks under dp, fsdp and ddp_sharded, against one process: dp with
+the very same batch, the others with the batches of all ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import run_plain, run_session
+from judgement import judge
+from zoo import ZOO
+from zoo_strategies import NOT_EXACT_UNDER_DP, OPTIONS, REFUSED, STRATEGIES, under
+
+LIMITS = Path(__file__).parents[2] / "docs" / "limits.md"
+QUICK = {
+    "dp": ("contrastive", "get_batch", "loader_subclass"),
+    "fsdp": ("encoder_decoder", "expert_routing", "batch_branch"),
+    "ddp_sharded": ("gan", "lbfgs_closure"),
+}
+
+
+def cases() -> Iterator[object]:
+    for strategy in STRATEGIES:
+        for loop in ZOO:
+            marks = [] if loop.name in QUICK[strategy] else [pytest.mark.slow]
+            yield pytest.param(strategy, loop, id=f"{strategy}-{loop.name}", marks=marks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("strategy", "loop"), list(cases()))
+def test_loop(strategy, loop, tmp_path):
+    row = under(strategy, loop)
+    reference = run_plain(row, tmp_path / "plain", batches=row.of_one_process(2))
+    assert reference.status == 0, reference.stderr
+    problems = judge(row, run_session(row, tmp_path / "session", 2, launch="fork"), reference, 2)
+    assert not problems, "\n".join(problems[:12])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "options", "name", "words"),
+    [
+        (
+            "fsdp",
+            {},
+            "forward_unused",
+            "ActorCritic.loss uses parameters outside forward. There a rank has only a part of each, under strategy='fsdp'",
+        ),
+        ("fsdp", {}, "forward_unused", "say forward_methods=('loss',)"),
+        (
+            "dp",
+            {"batch_dim": 1},
+            "rnn_carried_hidden",
+            "output 0 of RNNModel has the shapes (10, 11), (10, 11) on the ranks, which have 2, 2",
+        ),
+    ],
+)
+def test_with_other_options_it_is_refused(strategy, options, name, words, tmp_path):
+    row = next(loop for loop in ZOO if loop.name == name)
+    run = run_session(
+        replace(row, options={"strategy": strategy, **options}), tmp_path, 2, launch="fork"
+    )
+    assert run.status and words in run.stderr
+
+
+def test_docs_list_what_is_refused():
+    """Rows such as | `cyclegan` | fsdp | reason | `words of the message` |."""
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|.*\| `(.+)` \|$", LIMITS.read_text(), re.MULTILINE)
+    listed = {(strategy, name): words for name, strategy, words in rows}
+    assert listed == {
+        (strategy, name): words
+        for strategy, table in REFUSED.items()
+        for name, words in table.items()
+    }
+
+
+def test_every_name_in_the_tables_is_a_loop():
+    named = {
+        name
+        for table in (*REFUSED.values(), *OPTIONS.values(), NOT_EXACT_UNDER_DP)
+        for name in table
+    }
+    assert named <= {loop.name for loop in ZOO}
