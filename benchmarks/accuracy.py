@@ -1,4 +1,5 @@
-"""Accuracy on handwritten digits for each gradient algorithm, against allreduce, on two ranks over three seeds::
+"""Accuracy on handwritten digits for each gradient algorithm, against allreduce, on two ranks over
+three seeds::
 
 python benchmarks/accuracy.py
 """
@@ -21,7 +22,9 @@ EPOCHS = 10
 
 
 def train(x: Tensor, y: Tensor, algorithm: str) -> nn.Module:
-    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork", gradient_algorithm=algorithm) as s:
+    with session(
+        strategy="ddp", devices=2, accelerator="cpu", launch="fork", gradient_algorithm=algorithm
+    ) as s:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for epoch in range(EPOCHS):
@@ -50,9 +53,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = {algorithm: [accuracy(algorithm, seed) for seed in range(options.seeds)] for algorithm in ALGORITHMS}
+    found = {
+        algorithm: [accuracy(algorithm, seed) for seed in range(options.seeds)]
+        for algorithm in ALGORITHMS
+    }
     for algorithm, values in found.items():
-        print(f"{algorithm:30}", *(f"{value:.1%}" for value in values), f"mean {sum(values) / len(values):.1%}")
+        print(
+            f"{algorithm:30}",
+            *(f"{value:.1%}" for value in values),
+            f"mean {sum(values) / len(values):.1%}",
+        )
     if options.json:
         options.json.write_text(json.dumps(found))
 

@@ -1,9 +1,10 @@
-"""What a checkpoint costs in the step that writes it, and what having the plugin costs in every other step.
+"""What a checkpoint costs in the step that writes it, and what having the plugin costs in every
+other step.
 
     python benchmarks/checkpoint.py [--megabytes 100] [--rounds 5] [--folder DIR]
 
-An MLP of that size with Adam: a checkpoint is three times as large. "written by hand" is torch.save of the state_dicts of both,
-without a checksum, a flush to the disk or a rename.
+An MLP of that size with Adam: a checkpoint is three times as large. "written by hand" is torch.save
+of the state_dicts of both, without a checksum, a flush to the disk or a rename.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def train(megabytes: int, save: Callable[[int, nn.Module, Any], None]) -> list[f
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(max(1, megabytes // 4))))
     optimizer = torch.optim.Adam(model.parameters())
     times = []
-    for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(STEPS + 1, WIDTH)), batch_size=1)):
+    for step, (x,) in enumerate(
+        DataLoader(TensorDataset(torch.randn(STEPS + 1, WIDTH)), batch_size=1)
+    ):
         times.append(time.perf_counter())
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -51,7 +54,10 @@ def plain(megabytes: int, folder: Path) -> list[float]:
 def by_hand(megabytes: int, folder: Path) -> list[float]:
     def save(step: int, model: nn.Module, optimizer: Any) -> None:
         if step == SAVE_AT:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "by_hand.pt")
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+                folder / "by_hand.pt",
+            )
 
     return train(megabytes, save)
 
@@ -65,14 +71,25 @@ def in_background(megabytes: int, folder: Path) -> list[float]:
     return in_session(megabytes, folder, async_save=True)
 
 
-CONTENDERS = {"nothing": plain, "written by hand": by_hand, "checkpoint": in_session, "async_save": in_background}
+CONTENDERS = {
+    "nothing": plain,
+    "written by hand": by_hand,
+    "checkpoint": in_session,
+    "async_save": in_background,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=100, help="of parameters (default: 100)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contender runs (default: 5)")
-    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each contender runs (default: 5)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where to write (default: the system's temporary folder)"
+    )
     given = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
     for _ in range(given.rounds):
@@ -81,9 +98,19 @@ def main() -> None:
                 times = contender(given.megabytes, Path(folder))
             found[name].append((statistics.median(times[2:SAVE_AT]), times[SAVE_AT]))
     rows = [
-        [name, *(f"{1e3 * statistics.median(values):.1f} ms" for values in zip(*pairs, strict=True))] for name, pairs in found.items()
-    ]  # fmt: skip
-    print(table(f"{given.megabytes} MB of parameters", ["", "other steps", "the step with the checkpoint"], rows))
+        [
+            name,
+            *(f"{1e3 * statistics.median(values):.1f} ms" for values in zip(*pairs, strict=True)),
+        ]
+        for name, pairs in found.items()
+    ]
+    print(
+        table(
+            f"{given.megabytes} MB of parameters",
+            ["", "other steps", "the step with the checkpoint"],
+            rows,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""How often ranks communicate in a window of four batches: torchbus, DDP by hand, Fabric, Accelerate.
+"""How often ranks communicate in a window of four batches: torchbus, DDP by hand, Fabric,
+Accelerate.
 
     torchrun --nproc-per-node 2 benchmarks/collectives.py
 
-A window is four batches and one real step, of an MLP with SGD. Counted are the calls of the process group (as torch's profiler
-sees them, on rank 0) in each batch of the third window, when all set-up is over.
+A window is four batches and one real step, of an MLP with SGD. Counted are the calls of the process
+group (as torch's profiler sees them, on rank 0) in each batch of the third window, when all set-up
+is over.
 
 - by hand: ``DistributedDataParallel`` and ``no_sync()`` in all batches but the last.
-- torchbus: an unchanged loop under ``accumulate_grad_batches=4``, which prints the global loss of each real step as well.
+- torchbus: an unchanged loop under ``accumulate_grad_batches=4``, which prints the global loss of
+  each real step as well.
 - torchbus, accumulating: a loop with its own windows, under ``s.accumulating((i + 1) % 4 != 0)``.
 - Fabric: ``fabric.no_backward_sync(model, enabled=...)``.
 - Accelerate: ``Accelerator(gradient_accumulation_steps=4)`` and ``accelerator.accumulate(model)``.
@@ -44,11 +47,22 @@ def batches(counts: Counts) -> Iterator[tuple[int, Tensor, Tensor]]:
     for index in range(WINDOW * WINDOWS):
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             yield index, torch.randn(BATCH, WIDTH), labels(BATCH)
-        counts.append(sum(event.count for event in seen.key_averages() if event.key.startswith("c10d::")))
+        counts.append(
+            sum(event.count for event in seen.key_averages() if event.key.startswith("c10d::"))
+        )
 
 
-def by_steps(counts: Counts, model: Any, optimizer: Any, backward: Callable[[Tensor], None], quiet: Callable[[bool], Any], scale: float) -> None:
-    """A loop with windows of its own; ``quiet(True)`` surrounds the batches that need no communication."""
+def by_steps(
+    counts: Counts,
+    model: Any,
+    optimizer: Any,
+    backward: Callable[[Tensor], None],
+    quiet: Callable[[bool], Any],
+    scale: float,
+) -> None:
+    """A loop with windows of its own; ``quiet(True)`` surrounds the batches that need no
+    communication.
+    """
     for index, x, y in batches(counts):
         ends = (index + 1) % WINDOW == 0
         with quiet(not ends):
@@ -61,7 +75,14 @@ def by_steps(counts: Counts, model: Any, optimizer: Any, backward: Callable[[Ten
 def by_hand(counts: Counts) -> None:
     model, optimizer = make()
     wrapped = nn.parallel.DistributedDataParallel(model)
-    by_steps(counts, wrapped, optimizer, Tensor.backward, lambda quiet: wrapped.no_sync() if quiet else nullcontext(), WINDOW)
+    by_steps(
+        counts,
+        wrapped,
+        optimizer,
+        Tensor.backward,
+        lambda quiet: wrapped.no_sync() if quiet else nullcontext(),
+        WINDOW,
+    )
 
 
 def torchbus(counts: Counts, **options: Any) -> None:
@@ -88,7 +109,14 @@ def fabric(counts: Counts) -> None:
     launched = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp")
     launched.launch()
     model, optimizer = launched.setup(*make())
-    by_steps(counts, model, optimizer, launched.backward, lambda quiet: launched.no_backward_sync(model, enabled=quiet), WINDOW)
+    by_steps(
+        counts,
+        model,
+        optimizer,
+        launched.backward,
+        lambda quiet: launched.no_backward_sync(model, enabled=quiet),
+        WINDOW,
+    )
 
 
 def accelerate(counts: Counts) -> None:
@@ -106,7 +134,10 @@ def accelerate(counts: Counts) -> None:
 CONTENDERS: dict[str, tuple[Callable[[Counts], None], tuple[str, ...]]] = {
     "by hand: DDP, no_sync": (by_hand, ()),
     "torchbus: every batch a step": (torchbus, ("torchbus_ddp",)),
-    "torchbus: accumulate_grad_batches=4": (lambda counts: torchbus(counts, accumulate_grad_batches=WINDOW), ("torchbus_accumulate",)),
+    "torchbus: accumulate_grad_batches=4": (
+        lambda counts: torchbus(counts, accumulate_grad_batches=WINDOW),
+        ("torchbus_accumulate",),
+    ),
     "torchbus: s.accumulating": (accumulating, ("torchbus_accumulate",)),
     "Lightning Fabric: no_backward_sync": (fabric, ("lightning",)),
     "Accelerate: accumulate": (accelerate, ("accelerate",)),
@@ -124,9 +155,18 @@ def main() -> None:
             with contextlib.redirect_stdout(None):
                 contender(counts)
         last = counts[-WINDOW:]
-        lines.append([name, *(map(str, [*last, sum(last)]) if last else ["not installed", *[""] * WINDOW])])
+        lines.append(
+            [name, *(map(str, [*last, sum(last)]) if last else ["not installed", *[""] * WINDOW])]
+        )
     if dist.get_rank() == 0:
-        print(table("Collectives of rank 0", ["contender", "batch 1", "batch 2", "batch 3", "batch 4", "window"], lines), flush=True)
+        print(
+            table(
+                "Collectives of rank 0",
+                ["contender", "batch 1", "batch 2", "batch 3", "batch 4", "window"],
+                lines,
+            ),
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

@@ -1,16 +1,22 @@
-"""What it takes to the first batch of a very large data set: seconds and memory, on four ranks of one machine.
+"""What it takes to the first batch of a very large data set: seconds and memory, on four ranks of
+one machine.
 
-    python benchmarks/data_scale.py [--samples 1000000 100000000 1000000000] [--ranks 4] [--most-gb 10] [--json FILE]
+    python benchmarks/data_scale.py [--samples 1000000 100000000 1000000000] [--ranks 4] [--most-gb
+    10] [--json FILE]
 
-Each line is a process of its own, whose data set holds nothing but its length. From ``iter(loader)`` to the first batch:
+Each line is a process of its own, whose data set holds nothing but its length. From
+``iter(loader)`` to the first batch:
 
-- session: a DataLoader in ``with session(strategy="ddp", devices=4)``. ``resumed``: at the middle of the pass, as a checkpoint goes there.
+- session: a DataLoader in ``with session(strategy="ddp", devices=4)``. ``resumed``: at the middle
+  of the pass, as a checkpoint goes there.
 - RandomSampler alone: the same loader in one process without torchbus.
-- DistributedSampler: the same in one process of four that torchrun would start; the memory of four is four times that.
+- DistributedSampler: the same in one process of four that torchrun would start; the memory of four
+  is four times that.
 
-"seconds" and "CPU s" are those of the slowest rank; on a busy machine CPU time says more. "GB": what the ranks have taken together since the
-start of the pass: the growth of their proportional set sizes, and each file in memory that they share, once. "peak": the largest resident set
-of one rank, with what the process had before. A line that would take more than ``--most-gb`` is not run.
+"seconds" and "CPU s" are those of the slowest rank; on a busy machine CPU time says more. "GB":
+what the ranks have taken together since the start of the pass: the growth of their proportional set
+sizes, and each file in memory that they share, once. "peak": the largest resident set of one rank,
+with what the process had before. A line that would take more than ``--most-gb`` is not run.
 """
 
 from __future__ import annotations
@@ -27,15 +33,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+)
 from torchbus import session
 
 BATCH = 32
 CELLS = {
-    "session, sequential": 0, "session, shuffled": 8, "session, subset": 8, "session, with replacement": 1,
-    "session, sequential, resumed": 0, "session, shuffled, resumed": 8, "session, subset, resumed": 8,
-    "RandomSampler alone": 48, "DistributedSampler": 50,
-}  # fmt: skip
+    "session, sequential": 0,
+    "session, shuffled": 8,
+    "session, subset": 8,
+    "session, with replacement": 1,
+    "session, sequential, resumed": 0,
+    "session, shuffled, resumed": 8,
+    "session, subset, resumed": 8,
+    "RandomSampler alone": 48,
+    "DistributedSampler": 50,
+}
 """Bytes for each sample at the peak: an int64, and for lists of Python's numbers 40 more."""
 
 
@@ -60,7 +78,13 @@ def first_batch(loader: DataLoader[Tensor], skipped: int) -> dict[str, Any]:
     next(batches)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return {"seconds": seconds, "CPU s": cpu, "GB": proportional_gb() - before, "peak": peak, "shared": shared_gb()}
+    return {
+        "seconds": seconds,
+        "CPU s": cpu,
+        "GB": proportional_gb() - before,
+        "peak": peak,
+        "shared": shared_gb(),
+    }
 
 
 def shared_gb() -> dict[int, float]:
@@ -96,14 +120,25 @@ def cell(name: str, samples: int, ranks: int) -> dict[str, float]:
         return first_batch(loader_of(name, samples, ranks), 0)
     with session(strategy="ddp", devices=ranks, accelerator="cpu", launch="fork") as s:
         loader = loader_of(name, samples, ranks)
-        found = s.all_gather_object(first_batch(loader, len(loader) // 2 if "resumed" in name else 0))
+        found = s.all_gather_object(
+            first_batch(loader, len(loader) // 2 if "resumed" in name else 0)
+        )
     together = {key: max(one[key] for one in found) for key in ("seconds", "CPU s", "peak")}
     shared = {inode: size for one in found for inode, size in one["shared"].items()}
     return together | {"GB": sum(one["GB"] for one in found) + sum(shared.values())}
 
 
 def run(name: str, samples: int, ranks: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--cell", name, "--samples", str(samples), "--ranks", str(ranks)]
+    command = [
+        sys.executable,
+        __file__,
+        "--cell",
+        name,
+        "--samples",
+        str(samples),
+        "--ranks",
+        str(ranks),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(ended.stderr)
@@ -126,11 +161,17 @@ def main() -> None:
     for samples in args.samples:
         for name in args.only:
             if CELLS[name] * samples / 1e9 > args.most_gb:
-                print(f"{samples:13,}  {name:32}not run: takes {CELLS[name] * samples / 1e9:.0f} GB")
+                print(
+                    f"{samples:13,}  {name:32}not run: takes {CELLS[name] * samples / 1e9:.0f} GB"
+                )
                 continue
             one = run(name, samples, args.ranks)
             found.append({"samples": samples, "name": name, **one})
-            print(f"{samples:13,}  {name:32}{one['seconds']:9.3f}{one['CPU s']:9.3f}{one['GB']:8.2f}{one['peak']:8.2f}", flush=True)
+            print(
+                f"{samples:13,}  {name:32}{one['seconds']:9.3f}{one['CPU s']:9.3f}"
+                f"{one['GB']:8.2f}{one['peak']:8.2f}",
+                flush=True,
+            )
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

@@ -1,27 +1,28 @@
-"""What a data-parallel training step costs: hand-written DDP, torchbus, Fabric and Accelerate, two gloo ranks, one job.
+"""What a data-parallel training step costs: hand-written DDP, torchbus, Fabric and Accelerate, two
+gloo ranks, one job.
 
-    torchrun --nproc-per-node 2 benchmarks/ddp_step.py [--rounds 30] [--seconds 0.5] [--models NAME ...] [--quantile 0.5]
+    torchrun --nproc-per-node 2 benchmarks/ddp_step.py [--rounds 30] [--seconds 0.5] [--models NAME
+    ...] [--quantile 0.5]
 
-All contenders run in the same two processes and the same process group, which this script makes; each rank has one
-thread. Each trains the same model from the same numbers on its rank's own batch, which is in memory, with SGD; DDP has
-its defaults, BatchNorm's buffers included. How they are called:
+All contenders run in the same two processes and the same process group, which this script makes;
+each rank has one thread. Each trains the same model from the same numbers on its rank's own batch,
+which is in memory, with SGD; DDP has its defaults, BatchNorm's buffers included. How they are
+called:
 
 - hand-written DDP: ``model = DistributedDataParallel(model)``, and a plain loop.
 - torchbus: the plain loop, called in ``with session(strategy="ddp")``. One session a round.
 - Fabric: ``Fabric(strategy="ddp")``, ``setup(model, optimizer)``, ``fabric.backward(loss)``.
 - Accelerate: ``prepare(model, optimizer)``, ``accelerator.backward(loss)``.
 
-A step lasts from one batch that is asked for to the next, in mid-run, without any contender's set-up; a run's figure is the
-median of its steps on rank 0. Besides its time each contender's parameters are compared
-with those of hand-written DDP after the first round: the column "apart" is the largest difference.
+A step lasts from one batch that is asked for to the next, in mid-run, without any contender's
+set-up; a run's figure is the median of its steps on rank 0. Besides its time each contender's
+parameters are compared with those of hand-written DDP after the first round: the column "apart" is
+the largest difference.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import logging
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ import torch
 import torch.distributed as dist
 from loops import train
 from models import Transformer, conv_net, labels, mlp
-from rounds import Batches, Row, Stopwatch, add_options, installed, interleave, summarise, table, write_json
+from rounds import Batches, Row, Stopwatch, add_options, compared, show, silence, write_json
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -64,10 +65,12 @@ TASKS = {
     "transformer": Task(lambda: Transformer(4, 128, 1000), lambda: torch.randint(1000, (8, 32))),
 }
 
-# Contenders: each trains and returns the trained parameters -------------------------------------------------------
+# Contenders: each trains and returns the trained parameters --------------------------------------
 
 
-def plain(task: Task, batches: Source, wrap: Callable[[nn.Module], nn.Module] = lambda model: model) -> list[Tensor]:
+def plain(
+    task: Task, batches: Source, wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> list[Tensor]:
     model, optimizer = task.model()
     wrapped = wrap(model)
     for x, y in batches:
@@ -117,7 +120,7 @@ CONTENDERS: dict[str, tuple[Contender, Sequence[str]]] = {
     "Accelerate": (accelerate, ("accelerate",)),
 }
 
-# The run ---------------------------------------------------------------------------------------------------------
+# The run -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -133,12 +136,17 @@ class Bench:
         watch = Stopwatch(WARMUP, self.steps, self.quantile)
         dist.barrier()
         parameters = CONTENDERS[name][0](self.task, Batches(self.task.batch(), watch))
-        self.trained.setdefault(name, torch.cat([parameter.detach().flatten() for parameter in parameters]))
+        self.trained.setdefault(
+            name, torch.cat([parameter.detach().flatten() for parameter in parameters])
+        )
         return watch.seconds_per_step()
 
     def apart(self) -> dict[str, float]:
         """The largest difference between a contender's parameters and those of hand-written DDP."""
-        return {name: float((values - self.trained[HAND]).abs().max()) for name, values in self.trained.items()}
+        return {
+            name: float((values - self.trained[HAND]).abs().max())
+            for name, values in self.trained.items()
+        }
 
 
 def steps_for(task: Task, seconds: float) -> int:
@@ -149,35 +157,56 @@ def steps_for(task: Task, seconds: float) -> int:
     return max(FEWEST, int(probed))
 
 
-def show(title: str, rows: Sequence[Row], apart: Mapping[str, float]) -> None:
-    cells = {row.contender: [f"{row.seconds * 1e3:.3f}", f"{row.ratio:.3f}", f"{apart[row.contender]:.0e}"] for row in rows}
-    lines = [[name, *cells.get(name, ["not installed", "", ""])] for name in CONTENDERS]
-    print(table(title, ["contender", "ms/step", "ratio to DDP", "apart"], lines), flush=True)
+def cells(rows: Sequence[Row], apart: Mapping[str, float]) -> dict[str, list[str]]:
+    return {
+        row.contender: [
+            f"{row.seconds * 1e3:.3f}",
+            f"{row.ratio:.3f}",
+            f"{apart[row.contender]:.0e}",
+        ]
+        for row in rows
+    }
 
 
 def measure(name: str, options: argparse.Namespace) -> list[Row]:
     bench = Bench(TASKS[name], steps_for(TASKS[name], options.seconds), options.quantile)
-    calls = {name: functools.partial(bench.run, name) for name, (_, needs) in CONTENDERS.items() if installed(*needs)}
-    rows = summarise(interleave(calls, options.rounds), HAND)
+    rows = compared(CONTENDERS, bench.run, options.rounds, HAND)
     if dist.get_rank() == 0:
         modules = len(list(bench.task.make_model().modules()))
-        show(f"{name} ({modules} modules): {options.rounds} rounds of {bench.steps} steps, torch {torch.__version__}", rows, bench.apart())
+        show(
+            f"{name} ({modules} modules): {options.rounds} rounds of {bench.steps} steps,"
+            f" torch {torch.__version__}",
+            ["contender", "ms/step", "ratio to DDP", "apart"],
+            cells(rows, bench.apart()),
+            CONTENDERS,
+        )
     return rows
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser, rounds=30)
-    parser.add_argument("--seconds", type=float, default=0.5, help="about how long each run is timed (default: %(default)s)")
-    parser.add_argument("--models", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME", help=f"of {', '.join(TASKS)}")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.5,
+        help="about how long each run is timed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+        metavar="NAME",
+        help=f"of {', '.join(TASKS)}",
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    silence()
     dist.init_process_group("gloo")
     results = {name: measure(name, options) for name in options.models}
     if dist.get_rank() == 0:

@@ -8,12 +8,11 @@ Printed is the median over the processes, of which the first of each kind is not
 from __future__ import annotations
 
 import argparse
-import functools
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from rounds import Row, installed, interleave, summarise, table, write_json
+from rounds import compared, show, write_json
 
 CONTENDERS: dict[str, tuple[str, Sequence[str]]] = {
     "nothing": ("pass", ()),
@@ -37,24 +36,24 @@ print(time.perf_counter() - begun)
 
 def seconds(statement: str) -> float:
     script = SCRIPT.format(statement=statement)
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
+    )
     return float(ended.stdout.split()[-1])
-
-
-def show(rows: Sequence[Row]) -> None:
-    cells = {row.contender: f"{row.seconds * 1e3:.1f}" for row in rows}
-    lines = [[name, cells.get(name, "not installed")] for name in CONTENDERS]
-    print(table("Import time over `import torch`", ["imported", "ms"], lines))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="processes for each (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="processes for each (default: %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
-    calls = {name: functools.partial(seconds, statement) for name, (statement, needs) in CONTENDERS.items() if installed(*needs)}
-    rows = summarise(interleave(calls, options.rounds), "nothing")
-    show(rows)
+    rows = compared(
+        CONTENDERS, lambda name: seconds(CONTENDERS[name][0]), options.rounds, "nothing"
+    )
+    cells = {row.contender: [f"{row.seconds * 1e3:.1f}"] for row in rows}
+    show("Import time over `import torch`", ["imported", "ms"], cells, CONTENDERS)
     write_json({"import time": rows}, options)
 
 

@@ -1,18 +1,24 @@
-"""What logging costs: torchbus beside Lightning's self.log, Accelerate's log, and the raw trackers, in one process.
+"""What logging costs: torchbus beside Lightning's self.log, Accelerate's log, and the raw trackers,
+in one process.
 
     python benchmarks/log_calls.py [--rounds 20] [--steps 200] [--quantile 0.5] [--json FILE]
 
-First table, one call: the host's time for logging one value in a step, a number or a tensor of one element.
+First table, one call: the host's time for logging one value in a step, a number or a tensor of one
+element.
 
-- torchbus: ``s.log("loss", value)`` in a session with a logger, which is brought to the host at the next log point.
-- Lightning: ``self.log("loss", value)`` in ``training_step``, as ``Trainer`` runs it, without a logger.
-- raw wandb: ``run.log({"loss": value})``, offline. raw neptune: ``run["loss"].append(value)``, offline. raw TensorBoard:
-  ``writer.add_scalar("loss", value, step)``. These want numbers: a tensor is ``.item()``-ed first, which on a GPU waits for it.
+- torchbus: ``s.log("loss", value)`` in a session with a logger, which is brought to the host at the
+  next log point.
+- Lightning: ``self.log("loss", value)`` in ``training_step``, as ``Trainer`` runs it, without a
+  logger.
+- raw wandb: ``run.log({"loss": value})``, offline. raw neptune: ``run["loss"].append(value)``,
+  offline. raw TensorBoard: ``writer.add_scalar("loss", value, step)``. These want numbers: a tensor
+  is ``.item()``-ed first, which on a GPU waits for it.
 - Accelerate: ``accelerator.log({"loss": value}, step)`` with its TensorBoard tracker.
 
 Second table, one point: the time for a record of 5 numbers to be written or handed over.
 
-- torchbus local: a line of the JSON-lines file. The others are their loggers, called as for a log point, on the loop's thread.
+- torchbus local: a line of the JSON-lines file. The others are their loggers, called as for a log
+  point, on the loop's thread.
 - raw: the same record by each client itself, all numbers in one call where there is one.
 """
 
@@ -30,6 +36,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from raw_clients import RAW
 from rounds import add_options, installed, interleave, summarise, table, write_json
 from torchbus import hookimpl, session
 
@@ -56,7 +63,7 @@ def timed(call: Call, steps: int, quantile: float) -> float:
     return sorted(times)[int(quantile * (steps - 1))]
 
 
-# Contenders: each is a context that gives the call to time ---------------------------------------------------------
+# Contenders: each is a context that gives the call to time ---------------------------------------
 
 
 @contextmanager
@@ -93,62 +100,24 @@ def lightning_log(value: Any, steps: int, times: list[float]) -> Iterator[Call]:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     trainer = lightning.Trainer(
-        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu"
-    )  # fmt: skip
-    yield lambda step: trainer.fit(Module(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(steps, 1))))
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    yield lambda step: trainer.fit(
+        Module(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(steps, 1)))
+    )
 
 
-@contextmanager
-def raw_wandb(numbers: Mapping[str, Any]) -> Iterator[Call]:
-    import wandb
-
-    with wandb.init(mode="offline", project="benchmark", settings=wandb.Settings(silent=True, console="off")) as run:
-        yield lambda step: run.log({**on_host(numbers), "step": step})
+# Tables ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def raw_neptune(numbers: Mapping[str, Any]) -> Iterator[Call]:
-    import neptune
-
-    run = neptune.init_run(mode="offline", capture_stdout=False, capture_stderr=False, capture_hardware_metrics=False, source_files=[])
-    yield lambda step: [run[name].append(value) for name, value in on_host(numbers).items()]
-    run.stop()
-
-
-@contextmanager
-def raw_tensorboard(numbers: Mapping[str, Any]) -> Iterator[Call]:
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter("runs") as writer:
-        yield lambda step: [writer.add_scalar(name, value, step) for name, value in on_host(numbers).items()]
-
-
-@contextmanager
-def accelerate_log(numbers: Mapping[str, Any]) -> Iterator[Call]:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir="accelerate")
-    accelerator.init_trackers("benchmark")
-    yield lambda step: accelerator.log(on_host(numbers), step=step)
-    accelerator.end_training()
-
-
-def on_host(numbers: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
-
-
-RAW = {
-    "raw wandb": (raw_wandb, ["wandb"]),
-    "raw neptune": (raw_neptune, ["neptune"]),
-    "raw TensorBoard": (raw_tensorboard, ["tensorboard"]),
-    "Accelerate": (accelerate_log, ["accelerate", "tensorboard"]),
-}
-
-
-# Tables --------------------------------------------------------------------------------------------------------------
-
-
-def in_context(context: Callable[..., Any], given: Any, options: argparse.Namespace) -> Callable[[], float]:
+def in_context(
+    context: Callable[..., Any], given: Any, options: argparse.Namespace
+) -> Callable[[], float]:
     """Each round opens the context anew: a client's runs must not meet each other."""
 
     def run() -> float:
@@ -160,7 +129,11 @@ def in_context(context: Callable[..., Any], given: Any, options: argparse.Namesp
 
 def raw(numbers: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Callable[[], float]]:
     """One record by each client itself, in one call where it has one."""
-    return {name: in_context(context, numbers, options) for name, (context, needs) in RAW.items() if installed(*needs)}
+    return {
+        name: in_context(context, numbers, options)
+        for name, (context, needs) in RAW.items()
+        if installed(*needs)
+    }
 
 
 def one_call(value: Any, options: argparse.Namespace) -> dict[str, list[float]]:
@@ -180,16 +153,29 @@ def one_call(value: Any, options: argparse.Namespace) -> dict[str, list[float]]:
 
 def one_point(options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds for a record of several numbers, by contender and round."""
-    loggers = [("torchbus local", "local"), ("torchbus wandb", "wandb"), ("torchbus neptune", "neptune"), ("torchbus TensorBoard", "tensorboard")]
-    present = [(name, logger) for name, logger in loggers if logger == "local" or installed(f"torchbus_{logger}", logger)]
+    loggers = [
+        ("torchbus local", "local"),
+        ("torchbus wandb", "wandb"),
+        ("torchbus neptune", "neptune"),
+        ("torchbus TensorBoard", "tensorboard"),
+    ]
+    present = [
+        (name, logger)
+        for name, logger in loggers
+        if logger == "local" or installed(f"torchbus_{logger}", logger)
+    ]
     ours = {name: in_context(torchbus_point, logger, options) for name, logger in present}
     return interleave(ours | raw(NUMBERS, options), options.rounds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_options(parser, rounds=10)
-    parser.add_argument("--steps", type=int, default=200, help="calls of a run (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="calls of a run (default: %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ |= {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline"}
@@ -202,10 +188,15 @@ def main() -> None:
             "one tensor": lambda: one_call(torch.tensor(0.5), options),
             "a record of 5 numbers": lambda: one_point(options),
         }.items():
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 times = run()
             results[title] = rows = summarise(times, next(iter(times)))
-            lines = [(row.contender, f"{row.seconds * MICRO:.1f}", f"{row.ratio:.1f}") for row in rows]
+            lines = [
+                (row.contender, f"{row.seconds * MICRO:.1f}", f"{row.ratio:.1f}") for row in rows
+            ]
             print(table(f"{title}: microseconds on the host", ("", "us", "ratio"), lines))
     write_json(results, options)
 

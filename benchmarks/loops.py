@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]], backward: Callable[[Tensor], object]) -> None:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    backward: Callable[[Tensor], object],
+) -> None:
     for x, y in batches:
         optimizer.zero_grad()
         loss = cross_entropy(model(x), y)

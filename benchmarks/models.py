@@ -32,7 +32,13 @@ class Block(nn.Module):
 
 def conv_net(blocks: int, channels: int) -> nn.Module:
     body = [Block(channels) for _ in range(blocks)]
-    return nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        *body,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, CLASSES),
+    )
 
 
 class Transformer(nn.Module):

@@ -1,13 +1,16 @@
-"""What it costs a rank to know its indices of one step, at world sizes that this machine does not have.
+"""What it costs a rank to know its indices of one step, at world sizes that this machine does not
+have.
 
     python benchmarks/order_step.py [--batch-size 32] [--steps 400] [--rounds 7] [--json FILE]
 
-One object of one rank is told that there are so many, and gives the indices of ``--steps`` steps of the same pass; the median over
-``--rounds`` passes of the mean step is printed, in microseconds of this process's CPU time. A pass's first step, in which torch's samplers
-draw, and its end, where memory is freed, are not counted; benchmarks/data_scale.py measures the first.
+One object of one rank is told that there are so many, and gives the indices of ``--steps`` steps of
+the same pass; the median over ``--rounds`` passes of the mean step is printed, in microseconds of
+this process's CPU time. A pass's first step, in which torch's samplers draw, and its end, where
+memory is freed, are not counted; benchmarks/data_scale.py measures the first.
 
 - arrays: torch's samplers (shuffled, sequential, with replacement), as a session divides them.
-- iterated: the same order by a sampler of a class that torchbus does not know, which is drawn one index at a time.
+- iterated: the same order by a sampler of a class that torchbus does not know, which is drawn one
+  index at a time.
 - DistributedSampler: torch's own, in a BatchSampler.
 
 """
@@ -69,7 +72,9 @@ CONTENDERS: dict[str, tuple[Callable[[int, int, int], Iterator[Any]], bool]] = {
 }
 
 
-def step_us(begin: Callable[[int, int, int], Iterator[Any]], ranks: int, batch: int, steps: int) -> float:
+def step_us(
+    begin: Callable[[int, int, int], Iterator[Any]], ranks: int, batch: int, steps: int
+) -> float:
     """Mean microseconds of the steps of a pass after its first."""
     indices = begin(ranks, batch, steps + 2)
     next(indices)
@@ -90,10 +95,15 @@ def main() -> None:
     found = {}
     for name, (begin, is_slow) in CONTENDERS.items():
         steps, rounds = (ITERATED_STEPS, 3) if is_slow else (args.steps, args.rounds)
-        found[name] = [statistics.median(step_us(begin, ranks, args.batch_size, steps) for _ in range(rounds)) for ranks in WORLD_SIZES]
+        found[name] = [
+            statistics.median(step_us(begin, ranks, args.batch_size, steps) for _ in range(rounds))
+            for ranks in WORLD_SIZES
+        ]
         print(f"{name:26}" + "".join(f"{value:10.1f}" for value in found[name]), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"world_sizes": WORLD_SIZES, "us_per_step": found}, indent=1))
+        args.json.write_text(
+            json.dumps({"world_sizes": WORLD_SIZES, "us_per_step": found}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -1,35 +1,37 @@
-"""What a training step costs in one process, on one thread: a plain loop, torchbus sessions, and other libraries.
+"""What a training step costs in one process, on one thread: a plain loop, torchbus sessions, and
+other libraries.
 
     python benchmarks/overhead.py [--rounds 60] [--steps 400] [--quantile 0.5] [--json FILE]
 
-Every contender trains the same model (an MLP of two hidden layers of 64) from the same numbers, on one batch of 32
-that is already in memory (first table) or collated by a DataLoader (second table), with SGD. They are called as their
-documentation has it, with everything optional turned off:
+Every contender trains the same model (an MLP of two hidden layers of 64) from the same numbers, on
+one batch of 32 that is already in memory (first table) or collated by a DataLoader (second table),
+with SGD. They are called as their documentation has it, with everything optional turned off:
 
-- plain loop: ``zero_grad``, forward, ``backward``, ``step``. Listed twice: the second shows what this run can resolve.
+- plain loop: ``zero_grad``, forward, ``backward``, ``step``. Listed twice: the second shows what
+  this run can resolve.
 - torchbus: the plain loop, called in ``with session(...)``.
 - Ignite: ``Engine(update).run(...)``, where ``update`` is the plain loop's body.
 - Fabric: ``setup(model, optimizer)``, ``setup_dataloaders`` and ``fabric.backward(loss)``.
 - Accelerate: ``prepare(model, optimizer, loader)`` and ``accelerator.backward(loss)``.
-- Trainer: ``Trainer(barebones=True)``, which is Lightning's own switch for comparisons of speed; one ``fit`` a round.
+- Trainer: ``Trainer(barebones=True)``, which is Lightning's own switch for comparisons of speed;
+  one ``fit`` a round.
 
-A step lasts from one batch that is asked for to the next, and is timed inside the source of the batches, in mid-run. So no
-contender pays for its set-up, and none carries timing code that others lack. A run's figure is the median of its steps.
+A step lasts from one batch that is asked for to the next, and is timed inside the source of the
+batches, in mid-run. So no contender pays for its set-up, and none carries timing code that others
+lack. A run's figure is the median of its steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import logging
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from loops import train
 from models import labels, mlp
-from rounds import Batches, Row, Stopwatch, add_options, installed, interleave, summarise, table, write_json
+from rounds import Batches, Row, Stopwatch, add_options, compared, show, silence, write_json
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
@@ -70,7 +72,7 @@ def loader(watch: Stopwatch) -> Source:
     return DataLoader(Samples((torch.randn(BATCH, WIDTH), labels(BATCH)), watch), BATCH)
 
 
-# Contenders ------------------------------------------------------------------------------------------------------
+# Contenders --------------------------------------------------------------------------------------
 
 
 def plain(batches: Source) -> None:
@@ -128,7 +130,9 @@ def accelerate(batches: Source) -> None:
 def trainer(batches: Source) -> None:
     from lightning import Trainer
 
-    Trainer(barebones=True, max_epochs=1, accelerator="cpu", devices=1).fit(_module_class()(), batches)
+    Trainer(barebones=True, max_epochs=1, accelerator="cpu", devices=1).fit(
+        _module_class()(), batches
+    )
 
 
 @functools.cache
@@ -154,8 +158,14 @@ CONTENDERS: dict[str, tuple[Contender, Sequence[str]]] = {
     PLAIN: (plain, ()),
     "plain loop, again": (plain, ()),
     "torchbus: bare session": (in_session, ("torchbus",)),
-    "torchbus: ddp, one rank": (functools.partial(in_session, strategy="ddp"), ("torchbus", "torchbus_ddp")),
-    "torchbus: sampler": (lambda batches: in_session(batches, "sampler"), ("torchbus", "torchbus_sampler")),
+    "torchbus: ddp, one rank": (
+        functools.partial(in_session, strategy="ddp"),
+        ("torchbus", "torchbus_ddp"),
+    ),
+    "torchbus: sampler": (
+        lambda batches: in_session(batches, "sampler"),
+        ("torchbus", "torchbus_sampler"),
+    ),
     "torchbus: log": (lambda batches: in_session(batches, "log"), ("torchbus", "torchbus_log")),
     "torchbus: ddp, sampler, log": (
         lambda batches: in_session(batches, "sampler", "log", strategy="ddp"),
@@ -167,43 +177,50 @@ CONTENDERS: dict[str, tuple[Contender, Sequence[str]]] = {
     "Lightning Trainer": (trainer, ("lightning",)),
 }
 
-# The run ---------------------------------------------------------------------------------------------------------
+# The run -----------------------------------------------------------------------------------------
 
 
-def timed(contender: Contender, source: Callable[[Stopwatch], Source], options: argparse.Namespace) -> float:
+def timed(
+    source: Callable[[Stopwatch], Source], options: argparse.Namespace, contender: str
+) -> float:
     watch = Stopwatch(WARMUP, options.steps, options.quantile)
-    contender(source(watch))
+    CONTENDERS[contender][0](source(watch))
     return watch.seconds_per_step()
 
 
 def measure(source: Callable[[Stopwatch], Source], options: argparse.Namespace) -> list[Row]:
-    present = {name: contender for name, (contender, needs) in CONTENDERS.items() if installed(*needs)}
-    calls = {name: functools.partial(timed, contender, source, options) for name, contender in present.items()}
-    return summarise(interleave(calls, options.rounds), PLAIN)
+    return compared(CONTENDERS, functools.partial(timed, source, options), options.rounds, PLAIN)
 
 
-def show(title: str, rows: Sequence[Row]) -> None:
-    cells = {row.contender: [f"{row.seconds * 1e6:.1f}", f"{row.added * 1e6:+.1f}", f"{row.ratio:.3f}"] for row in rows}
-    lines = [[name, *cells.get(name, ["not installed", "", ""])] for name in CONTENDERS]
-    print(table(title, ["contender", "us/step", "added us", "ratio to plain"], lines), flush=True)
+def cells(rows: Sequence[Row]) -> dict[str, list[str]]:
+    return {
+        row.contender: [f"{row.seconds * 1e6:.1f}", f"{row.added * 1e6:+.1f}", f"{row.ratio:.3f}"]
+        for row in rows
+    }
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser, rounds=60)
-    parser.add_argument("--steps", type=int, default=400, help="timed steps of each run (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=400, help="timed steps of each run (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    silence()
     results = {}
     for title, source in (("Batches in memory", memory), ("Batches from a DataLoader", loader)):
         results[title] = measure(source, options)
-        show(f"{title}: {options.rounds} rounds of {options.steps} steps, torch {torch.__version__}", results[title])
+        show(
+            f"{title}: {options.rounds} rounds of {options.steps} steps, torch {torch.__version__}",
+            ["contender", "us/step", "added us", "ratio to plain"],
+            cells(results[title]),
+            CONTENDERS,
+        )
     write_json(results, options)
 
 

@@ -1,10 +1,12 @@
-"""What clipping, accumulation and mixed precision cost as plugins, against the same written by hand, on one thread.
+"""What clipping, accumulation and mixed precision cost as plugins, against the same written by
+hand, on one thread.
 
     python benchmarks/plugins.py [--rounds 30] [--steps 100] [--quantile 0.5] [--json FILE]
 
-The loop and its batches in memory are overhead.py's. A step here is a window of 4 batches, divided by 4, so that the
-real step at the end of a window of accumulation counts for its part. The first line of each table is written by hand; "the loop
-alone" is the one that the session gets, which without it steps after every batch.
+The loop and its batches in memory are overhead.py's. A step here is a window of 4 batches, divided
+by 4, so that the real step at the end of a window of accumulation counts for its part. The first
+line of each table is written by hand; "the loop alone" is the one that the session gets, which
+without it steps after every batch.
 """
 
 from __future__ import annotations
@@ -72,9 +74,19 @@ def session(**options: Any) -> Contender:
 TABLES: dict[str, dict[str, Contender]] = {
     "Nothing": {HAND: plain, "torchbus": plain},
     "Clipping": {HAND: clip, "torchbus": session(gradient_clip_val=1.0)},
-    "Accumulation over 4": {HAND: accumulate, "the loop alone": plain, "torchbus": session(accumulate_grad_batches=WINDOW)},
-    "bf16-mixed": {HAND: functools.partial(mixed, dtype=torch.bfloat16), "torchbus": session(precision="bf16-mixed")},
-    "16-mixed": {HAND: functools.partial(mixed, dtype=torch.float16), "torchbus": session(precision="16-mixed")},
+    "Accumulation over 4": {
+        HAND: accumulate,
+        "the loop alone": plain,
+        "torchbus": session(accumulate_grad_batches=WINDOW),
+    },
+    "bf16-mixed": {
+        HAND: functools.partial(mixed, dtype=torch.bfloat16),
+        "torchbus": session(precision="bf16-mixed"),
+    },
+    "16-mixed": {
+        HAND: functools.partial(mixed, dtype=torch.float16),
+        "torchbus": session(precision="16-mixed"),
+    },
 }
 
 
@@ -88,15 +100,28 @@ def timed(contender: Contender, options: argparse.Namespace) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser, rounds=30)
-    parser.add_argument("--steps", type=int, default=100, help="timed windows of each run (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="timed windows of each run (default: %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     results = {}
     for title, contenders in TABLES.items():
-        calls = {name: functools.partial(timed, contender, options) for name, contender in contenders.items()}
+        calls = {
+            name: functools.partial(timed, contender, options)
+            for name, contender in contenders.items()
+        }
         rows = results[title] = summarise(interleave(calls, options.rounds), HAND)
-        cells = [[row.contender, f"{row.seconds * 1e6:.1f}", f"{row.added * 1e6:+.1f}", f"{row.ratio:.3f}"] for row in rows]
+        cells = [
+            [
+                row.contender,
+                f"{row.seconds * 1e6:.1f}",
+                f"{row.added * 1e6:+.1f}",
+                f"{row.ratio:.3f}",
+            ]
+            for row in rows
+        ]
         print(table(title, ["contender", "us/batch", "added us", "ratio"], cells), flush=True)
     write_json(results, options)
 

@@ -1,8 +1,11 @@
-"""What a step costs under fsdp and ddp_sharded, against the same engines used by hand: two gloo ranks, one job.
+"""What a step costs under fsdp and ddp_sharded, against the same engines used by hand: two gloo
+ranks, one job.
 
-    torchrun --nproc-per-node 2 benchmarks/sharded_step.py [--rounds 20] [--steps 30] [--quantile 0.5] [--optimizer Adam]
+    torchrun --nproc-per-node 2 benchmarks/sharded_step.py [--rounds 20] [--steps 30] [--quantile
+    0.5] [--optimizer Adam]
 
-- fsdp by hand: ``fully_shard`` for each layer and for the model, a plain loop, ``all_reduce`` of the loss (which torchbus does, too).
+- fsdp by hand: ``fully_shard`` for each layer and for the model, a plain loop, ``all_reduce`` of
+  the loss (which torchbus does, too).
 - ddp_sharded by hand: ``DistributedDataParallel`` and ``ZeroRedundancyOptimizer``.
 """
 
@@ -36,7 +39,9 @@ def make_model() -> nn.Module:
     return Transformer(4, 128, 1000)
 
 
-def train(model: Any, optimizer: torch.optim.Optimizer, batches: Batches, reduce_loss: bool) -> None:
+def train(
+    model: Any, optimizer: torch.optim.Optimizer, batches: Batches, reduce_loss: bool
+) -> None:
     for x, y in batches:
         optimizer.zero_grad()
         loss = cross_entropy(model(x), y)
@@ -66,8 +71,16 @@ def by_torchbus(strategy: str, make: Make, batches: Batches) -> None:
 
 
 PAIRS: dict[str, dict[str, Callable[[Make, Batches], None]]] = {
-    "fsdp": {"by hand": fsdp_by_hand, "by hand, again": fsdp_by_hand, "torchbus": functools.partial(by_torchbus, "fsdp")},
-    "ddp_sharded": {"by hand": zero_by_hand, "by hand, again": zero_by_hand, "torchbus": functools.partial(by_torchbus, "ddp_sharded")},
+    "fsdp": {
+        "by hand": fsdp_by_hand,
+        "by hand, again": fsdp_by_hand,
+        "torchbus": functools.partial(by_torchbus, "fsdp"),
+    },
+    "ddp_sharded": {
+        "by hand": zero_by_hand,
+        "by hand, again": zero_by_hand,
+        "torchbus": functools.partial(by_torchbus, "ddp_sharded"),
+    },
 }
 
 
@@ -92,11 +105,26 @@ def main() -> None:
     make = getattr(torch.optim, options.optimizer)
     results = {}
     for name, loops in PAIRS.items():
-        calls = {who: functools.partial(timed, functools.partial(loop, make), options.steps, options.quantile) for who, loop in loops.items()}
+        calls = {
+            who: functools.partial(
+                timed, functools.partial(loop, make), options.steps, options.quantile
+            )
+            for who, loop in loops.items()
+        }
         results[name] = summarise(interleave(calls, options.rounds), "by hand")
         if dist.get_rank() == 0:
-            lines = [[row.contender, f"{row.seconds * 1e3:.2f}", f"{row.ratio:.3f}"] for row in results[name]]
-            print(table(f"{name}: {options.rounds} rounds of {options.steps} steps", ["contender", "ms/step", "ratio"], lines), flush=True)
+            lines = [
+                [row.contender, f"{row.seconds * 1e3:.2f}", f"{row.ratio:.3f}"]
+                for row in results[name]
+            ]
+            print(
+                table(
+                    f"{name}: {options.rounds} rounds of {options.steps} steps",
+                    ["contender", "ms/step", "ratio"],
+                    lines,
+                ),
+                flush=True,
+            )
     if dist.get_rank() == 0:
         write_json(results, options)
     dist.barrier()

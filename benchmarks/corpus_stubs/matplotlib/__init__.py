@@ -1,0 +1,7 @@
+"""Stands in for matplotlib: draws nothing."""
+
+from __future__ import annotations
+
+
+def use(backend: str) -> None:
+    pass

@@ -1,0 +1,89 @@
+"""Runs all parts on the accelerator of this machine; writes one Markdown table and a JSON file.
+
+    python benchmarks/gpu/kit.py [--small] [--sim] [--out FOLDER]
+
+``python make.py gpu`` runs the tests that are marked ``gpu``, and then this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+PARTS = {"small_steps.py": 120, "models.py": 240, "ranks.py": 90, "waits.py": 60}
+"""Seconds that each may take: less than nine minutes in all."""
+
+
+def run(part: str, words: list[str], limit_s: float) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a part, and what is wrong with it; it may be too slow."""
+    command = [sys.executable, str(HERE / part), *words]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+        output, problem = told.stdout, told.stderr[-2000:] if told.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        problem = f"not ended after {limit_s:g} s"
+    lines = output.splitlines()
+    print("\n".join(line for line in lines if not line.startswith("ROW ")))
+    return [json.loads(line[4:]) for line in lines if line.startswith("ROW ")], problem
+
+
+def facts(sim: bool) -> dict[str, str]:
+    kind = "sim" if sim else str(torch.accelerator.current_accelerator())
+    name = "simulated accelerator: its times say nothing about a GPU" if sim else kind
+    module = getattr(torch, kind.split(":")[0], None)
+    if not sim and module is not None and hasattr(module, "get_device_name"):
+        name = f"{module.get_device_name(0)}, {module.device_count()} of them"
+    return {
+        "device": name,
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "python": platform.python_version(),
+        "command": "python " + " ".join(["benchmarks/gpu/kit.py", *sys.argv[1:]]),
+    }
+
+
+def table(told: dict[str, str], rows: list[dict[str, Any]], problems: dict[str, str]) -> str:
+    lines = [f"- {name}: {value}" for name, value in told.items()]
+    lines += ["", "| part | what | figure | to the loop by hand |", "|---|---|---|---|"]
+    for one in rows:
+        ratio = "" if one["ratio"] is None else f"{one['ratio']:.2f}"
+        lines.append(
+            f"| {one['part']} | {one['what']} | {one['value']:.4g} {one['unit']} | {ratio} |"
+        )
+    lines += [f"\n{part} failed:\n\n```text\n{why}\n```" for part, why in problems.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--sim", action="store_true", help="on the simulated accelerator")
+    parser.add_argument("--out", type=Path, default=Path("gpu-table"))
+    given = parser.parse_args()
+    words = [f"--{name}" for name in ("small", "sim") if getattr(given, name)]
+    rows: list[dict[str, Any]] = []
+    problems: dict[str, str] = {}
+    begun = time.monotonic()
+    for part, limit_s in PARTS.items():
+        found, problem = run(part, words, limit_s * (4 if given.sim else 1))
+        rows += found
+        problems |= {part: problem} if problem else {}
+    told = facts(given.sim) | {"time": f"{time.monotonic() - begun:.0f} s"}
+    text = table(told, rows, problems)
+    given.out.with_suffix(".md").write_text(text, "utf-8")
+    given.out.with_suffix(".json").write_text(json.dumps({"facts": told, "rows": rows}, indent=1))
+    print(text)
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
