@@ -1,94 +1,204 @@
 """Set up and run, on any machine with Python 3.10 or later and pip::
 
-    python make.py demo            # the digits example, by itself and under one line, compared
-    python make.py test            # ruff, mypy and the tests
-    python make.py test -m slow    # further words go to pytest
+    python make.py demo                  # the digits example, on one and on two ranks, compared
+    python make.py test                  # ruff, mypy and the tests
+    python make.py test -m slow          # further words go to pytest
+    python make.py test --torch 2.4.0    # only the tests, with another torch; also: --torch newest
+    python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
+    python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
-Everything is installed into ``.venv``, which is used again as long as what it was made from is unchanged.
+Everything is installed into ``.venv``, which is used again as long as what it was made from is
+unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``.
 """
 
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036
-    sys.exit(f"torchbus needs Python 3.10 or later; this is Python {sys.version_info[0]}.{sys.version_info[1]}")
+    sys.exit(
+        "torchbus needs Python 3.10 or later;"
+        f" this is Python {sys.version_info[0]}.{sys.version_info[1]}"
+    )
 
 import argparse
 import hashlib
 import os
 import subprocess
+import time
 import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
 WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
-PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+NEWEST = "newest"
+QUICK_S = 50.0
+PYTEST_AT_LEAST_S = 15.0
+Words = Sequence["str | Path"]
 
 
-def packages(purpose: str) -> list[Path]:
-    """The folders of the packages to install, the core first: those that the demo uses, or all."""
-    if purpose == "demo":
-        return [ROOT / folder for folder in ("core", "plugins/ddp", "plugins/sampler")]
-    return [ROOT / "core", *(path.parent for group in ("plugins", "contrib") for path in sorted(ROOT.glob(f"{group}/*/pyproject.toml")))]
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with all that the demo or the tests need."""
 
+    purpose: str
+    torch: str | None = None
+    """Its version; None is the one that the requirements pin."""
 
-def set_up(purpose: str) -> None:
-    """Make ``.venv`` fit for "demo" or "test", unless it is so already."""
-    mark, state = VENV / f"ready-for-{purpose}", fingerprint(purpose)
-    if PYTHON.exists() and mark.is_file() and mark.read_text() == state:
-        return
-    say(f"setting up {VENV} (the first time, pip downloads torch)")
-    if not PYTHON.exists() or subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode:
-        venv.create(VENV, clear=True, with_pip=True)
-    pip: list[str | Path] = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check"]
-    subprocess.run([*pip, "-r", ROOT / "requirements" / f"{purpose}.txt"], check=True)
-    editable = [word for folder in packages(purpose) for word in ("-e", folder)]
-    subprocess.run([*pip, "--quiet", "--no-build-isolation", "--no-deps", *editable], check=True)
-    mark.write_text(state)
+    @property
+    def folder(self) -> Path:
+        return ROOT / (".venv" if self.torch is None else f".venv-torch-{self.torch}")
 
+    @property
+    def python(self) -> Path:
+        return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
-def fingerprint(purpose: str) -> str:
-    """Changes with everything that ``.venv`` is made from: Python, place, requirements, what the packages declare."""
-    files = [*sorted(ROOT.glob("requirements/*.txt")), *(folder / "pyproject.toml" for folder in packages(purpose))]
-    text = f"{sys.version}\n{ROOT}\n" + "".join(path.read_text(encoding="utf-8") for path in files)
-    return hashlib.sha256(text.encode()).hexdigest()
+    @property
+    def packages(self) -> list[Path]:
+        """The folders of the packages to install, the core first."""
+        if self.purpose == "demo":
+            return [ROOT / folder for folder in ("core", "plugins/ddp", "plugins/sampler")]
+        groups = ("plugins", "contrib")
+        found = [
+            path for group in groups for path in sorted(ROOT.glob(f"{group}/*/pyproject.toml"))
+        ]
+        return [ROOT / "core", *(path.parent for path in found)]
 
+    def requirements(self) -> str:
+        """What pip installs, with the torch of this environment."""
+        demo, test = (
+            (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+            for name in ("demo", "test")
+        )
+        lines = demo.splitlines()
+        if self.purpose == "test":
+            lines += [line for line in test.splitlines() if not line.startswith("-r ")]
+        if self.torch is not None:
+            other = "torch" if self.torch == NEWEST else f"torch=={self.torch}"
+            lines = [other if line.startswith("torch==") else line for line in lines]
+        return "\n".join([*lines, ""])
 
-def run(*words: str | Path) -> int:
-    say(" ".join(map(str, words)))
-    return subprocess.run([PYTHON, *map(str, words)], cwd=ROOT).returncode
+    def fingerprint(self) -> str:
+        """Changes with all that the environment is made from: Python, place, requirements, and what
+        the packages declare.
+        """
+        declared = [
+            (folder / "pyproject.toml").read_text(encoding="utf-8") for folder in self.packages
+        ]
+        text = "\n".join([sys.version, str(ROOT), self.requirements(), *declared])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def set_up(self) -> None:
+        """Make it fit for its purpose, unless it is so already. The newest torch is looked up each
+        time.
+        """
+        mark, state = self.folder / f"ready-for-{self.purpose}", self.fingerprint()
+        ready = self.python.exists() and mark.is_file() and mark.read_text() == state
+        if ready and self.torch != NEWEST:
+            return
+        say(f"setting up {self.folder} (the first time, pip downloads torch)")
+        if not self._has_pip():
+            venv.create(self.folder, clear=True, with_pip=True)
+        pip: list[str | Path] = [self.python, "-m", "pip", "install", "--disable-pip-version-check"]
+        listed = self.folder / "requirements.txt"
+        listed.write_text(self.requirements(), encoding="utf-8")
+        upgrade = ["--upgrade"] if self.torch == NEWEST else []
+        subprocess.run([*pip, *upgrade, "-r", listed], check=True)
+        editable: list[str | Path] = [word for folder in self.packages for word in ("-e", folder)]
+        pip += ["--quiet", "--no-build-isolation", "--no-deps"]
+        subprocess.run([*pip, *editable], check=True)
+        mark.write_text(state)
+
+    def _has_pip(self) -> bool:
+        look = [str(self.python), "-m", "pip", "--version"]
+        return self.python.exists() and not subprocess.run(look, capture_output=True).returncode
+
+    def run(self, *words: str | Path) -> int:
+        say(" ".join(map(str, words)))
+        return subprocess.run([self.python, *map(str, words)], cwd=ROOT).returncode
+
+    def pytest(self, *words: str | Path) -> int:
+        return self.run("-m", "pytest", "-n", WORKERS, *words)
 
 
 def say(text: str) -> None:
     print(f"make.py: {text}", flush=True)
 
 
-def demo(words: list[str]) -> int:
-    return run("examples/compare.py", *words)
+def demo(environment: Environment, words: Words) -> int:
+    return environment.run("examples/compare.py", *words)
 
 
-def test(words: list[str]) -> int:
-    sources = [folder.relative_to(ROOT) for package in packages("test") for folder in sorted(package.glob("src/*/"))]
-    statuses = {
-        "ruff": run("-m", "ruff", "check", "."),
-        "mypy": run("-m", "mypy", *sources),
-        "pytest": run("-m", "pytest", "-n", WORKERS, "--dist", "loadfile", *words),
+def test(environment: Environment, words: Words) -> int:
+    tests = {"pytest": environment.pytest("--dist", "loadfile", *words)}
+    return verdict({**check(environment, Path("."), environment.packages), **tests})
+
+
+def test_with_another_torch(environment: Environment, words: Words) -> int:
+    """Only the tests: the sources are checked against the types of the torch that is pinned."""
+    environment.run("-c", "import torch; print('torch', torch.__version__)")
+    return verdict({"pytest": environment.pytest("--dist", "loadfile", *words)})
+
+
+def quick(environment: Environment, words: Words) -> int:
+    """What matters for one package. Tests that were fast the last time come first, and those for
+    which no time is left are skipped.
+    """
+    began = time.monotonic()
+    package, *rest = [package_of(Path(words[0])), *words[1:]]
+    statuses = check(environment, package, [package])
+    left = max(QUICK_S - (time.monotonic() - began), PYTEST_AT_LEAST_S)
+    given: Words = ["-p", "quick", f"--seconds={left:.0f}", package / "tests"]
+    return verdict({**statuses, "pytest": environment.pytest("--dist", "load", *given, *rest)})
+
+
+def package_of(path: Path) -> Path:
+    """The package that a file or a folder belongs to."""
+    place = path.resolve()
+    for folder in (place, *place.parents):
+        if (folder / "pyproject.toml").is_file() and (folder / "src").is_dir():
+            return folder
+    sys.exit(f"make.py: {path} belongs to no package: name a folder such as plugins/ddp or core")
+
+
+def check(environment: Environment, path: Path, packages: list[Path]) -> dict[str, int]:
+    """Run ruff and mypy."""
+    sources = [folder for package in packages for folder in sorted(package.glob("src/*/"))]
+    return {
+        "ruff": environment.run("-m", "ruff", "check", path),
+        "format": environment.run("-m", "ruff", "format", "--check", "--quiet", path),
+        "mypy": environment.run("-m", "mypy", *sources),
     }
+
+
+def verdict(statuses: dict[str, int]) -> int:
     failed = [name for name, status in statuses.items() if status]
     say(f"failed: {', '.join(failed)}" if failed else "all passed")
     return int(bool(failed))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Set up torchbus in .venv, and run its demo or its tests.")
-    parser.add_argument("what", choices=("demo", "test"), help="what to run")
+    parser = argparse.ArgumentParser(
+        description="Set up torchbus in an environment of its own; run its demo or its tests."
+    )
+    parser.add_argument("what", choices=("demo", "test", "quick", "gpu"), help="what to run")
+    parser.add_argument("--torch", metavar="VERSION", help=f"test: another torch, or '{NEWEST}'")
     given, words = parser.parse_known_args()
+    if given.torch and given.what != "test":
+        parser.error("--torch belongs to test")
+    if given.what == "quick" and not words:
+        parser.error("quick takes a path, such as plugins/ddp")
+    if given.what == "gpu":  # with the torch of this Python, which may be built for its GPU
+        return subprocess.call([sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", *words])
+    environment = Environment("demo" if given.what == "demo" else "test", given.torch)
     try:
-        set_up(given.what)
+        environment.set_up()
     except subprocess.CalledProcessError as error:
-        say(f"could not set up {VENV}: {' '.join(map(str, error.cmd))} failed, see above")
+        what = " ".join(map(str, error.cmd))
+        say(f"could not set up {environment.folder}: {what} failed, see above")
         return 1
-    return demo(words) if given.what == "demo" else test(words)
+    runs = {"demo": demo, "test": test_with_another_torch if given.torch else test, "quick": quick}
+    return runs[given.what](environment, words)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "events.md"
 INTRODUCTION = """\
 # Events
 
-<!-- Written by docs/generate_events.py from the files that declare the events. Change those, and run it again. -->
+<!-- docs/generate_events.py writes this page from the files that declare the events. -->
 
 """
 
@@ -27,33 +27,57 @@ INTRODUCTION = """\
 def page() -> str:
     """The whole text."""
     core = ROOT / "core/src/torchbus/events.py"
-    added = sorted(path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/src/*/events.py"))
-    parts = [INTRODUCTION + _overview(core), *(_event(function, "##") for function in _declared(core))]
+    added = sorted(
+        path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/src/*/events.py")
+    )
+    loop = re.findall(r"[a-z_]+", "".join(re.findall(r"#.*", _docstring(core))))
+    in_loop = [(f, path) for path in (core, *added) for f in _declared(path) if f.name in loop]
+    in_loop.sort(key=lambda one: loop.index(one[0].name))
+    parts = [INTRODUCTION + _overview(core)]
+    parts += [_event(f, "##", "" if path == core else _package(path)) for f, path in in_loop]
     for path in added:
-        parts.append(f"## Events that {path.parent.name.replace('_', '-')} adds\n\n" + _paragraphs(_docstring(path)))
-        parts += [_event(function, "###") for function in _declared(path)]
+        others = [function for function in _declared(path) if function.name not in loop]
+        if others:
+            words = _paragraphs(_docstring(path))
+            parts.append(f"## Further events that {_package(path)} adds\n\n{words}")
+            parts += [_event(function, "###") for function in others]
     return "\n".join(parts)
+
+
+def _package(path: Path) -> str:
+    return path.parent.name.replace("_", "-")
 
 
 def _overview(path: Path) -> str:
     """The module's docstring: its first words, the loop, and the rest."""
-    before, loop, after = re.split(r"^::\n\n((?:    .*\n|\n)+)", _docstring(path), maxsplit=1, flags=re.M)
+    before, loop, after = re.split(
+        r"^::\n\n((?:    .*\n|\n)+)", _docstring(path), maxsplit=1, flags=re.M
+    )
     loop = "\n".join(line[4:] for line in loop.rstrip().splitlines())
     return f"{_paragraphs(before)}\n```text\n{loop}\n```\n\n{_paragraphs(after)}"
 
 
-def _event(function: ast.FunctionDef, heading: str) -> str:
+def _event(function: ast.FunctionDef, heading: str, package: str = "") -> str:
     text = ast.get_docstring(function) or ""
-    arguments = [f"{argument.arg}: {ast.unparse(argument.annotation or ast.Constant(None))}" for argument in function.args.args]
-    signature = f"def {function.name}({', '.join(arguments)}) -> {ast.unparse(function.returns or ast.Constant(None))}"
+    arguments = [
+        f"{argument.arg}: {ast.unparse(argument.annotation or ast.Constant(None))}"
+        for argument in function.args.args
+    ]
+    answer = ast.unparse(function.returns or ast.Constant(None))
+    signature = f"def {function.name}({', '.join(arguments)}) -> {answer}"
     note = "\nThe first answer that is not None counts.\n" if _first_result(function) else ""
+    note += f"\nDeclared by {package}.\n" if package else ""
     return f"{heading} `{function.name}`\n\n```text\n{signature}\n```\n\n{_paragraphs(text)}{note}"
 
 
 def _declared(path: Path) -> list[ast.FunctionDef]:
     """The functions marked as events, in the order of the file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef) and any(_marks(one) for one in node.decorator_list)]
+    return [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and any(_marks(one) for one in node.decorator_list)
+    ]
 
 
 def _marks(decorator: ast.expr) -> bool:
@@ -61,7 +85,9 @@ def _marks(decorator: ast.expr) -> bool:
 
 
 def _first_result(function: ast.FunctionDef) -> bool:
-    return any("firstresult=True" in ast.unparse(decorator) for decorator in function.decorator_list)
+    return any(
+        "firstresult=True" in ast.unparse(decorator) for decorator in function.decorator_list
+    )
 
 
 def _docstring(path: Path) -> str:
@@ -75,12 +101,20 @@ def _paragraphs(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/events.md from the files that declare events.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is not up to date")
+    parser = argparse.ArgumentParser(
+        description="Write docs/events.md from the files that declare events."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit status 1 if the page is not up to date",
+    )
     if not parser.parse_args().check:
         PAGE.write_text(page(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != page():
-        print("docs/events.md is not up to date: run python docs/generate_events.py", file=sys.stderr)
+        print(
+            "docs/events.md is not up to date: run python docs/generate_events.py", file=sys.stderr
+        )
         return 1
     return 0
 

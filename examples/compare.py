@@ -1,11 +1,13 @@
-"""Run the digits loop by itself and under one line, and compare the parameters that come out, in float64.
+"""Run the digits loop by itself and under one line, and compare the parameters that come out, in
+float64.
 
 ::
 
     python examples/compare.py
 
-Three runs, each a command of its own: one process; two ranks that divide the loop's own batch; two ranks with a batch
-of half that size each. Exit status 0 if all three reach the same parameters, and both ranks the very same ones; 1 if not.
+Three runs, each a command of its own: one process; two ranks that divide the loop's own batch; two
+ranks with a batch of half that size each. Exit status 0 if all three reach the same parameters, and
+both ranks the very same ones; 1 if not.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ BATCH_SIZE = 48
 LIMIT = 1e-9
 RUNS = {
     "plain": "one process, batch_size={batch_size}",
-    "global": 'with session(strategy="ddp", devices={ranks}, batch="global", verbose=True):    # the same batch_size={batch_size}, divided',
-    "per_device": 'with session(strategy="ddp", devices={ranks}):    # batch_size={share} on each rank',
+    "global": 'with session(strategy="ddp", devices={ranks}, batch="global", verbose=True):'
+    "    # the same batch_size={batch_size}, divided",
+    "per_device": 'with session(strategy="ddp", devices={ranks}):'
+    "    # batch_size={share} on each rank",
 }
 
 
@@ -36,27 +40,57 @@ def compare(ranks: int, epochs: int) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for run, words in RUNS.items():
-            print("\n---", words.format(ranks=ranks, batch_size=BATCH_SIZE, share=BATCH_SIZE // ranks), flush=True)
-            command = [sys.executable, __file__, f"--ranks={ranks}", f"--epochs={epochs}", f"--run={run}", f"--folder={name}"]
-            environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # float64 on the CPU, so that it means the same everywhere
+            print(
+                "\n---",
+                words.format(ranks=ranks, batch_size=BATCH_SIZE, share=BATCH_SIZE // ranks),
+                flush=True,
+            )
+            command = [
+                sys.executable,
+                __file__,
+                f"--ranks={ranks}",
+                f"--epochs={epochs}",
+                f"--run={run}",
+                f"--folder={name}",
+            ]
+            # float64 on the CPU, so that it means the same everywhere
+            environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
             subprocess.run(command, env=environ, check=True)
-        print(f"\n--- largest difference of any parameter, as a part of the largest parameter (limit {LIMIT:g})")
+        print(
+            "\n--- largest difference of any parameter,"
+            f" as a part of the largest parameter (limit {LIMIT:g})"
+        )
         plain = numpy.load(folder / "plain-0.npy")
-        return max([judge(run, [numpy.load(folder / f"{run}-{rank}.npy") for rank in range(ranks)], plain) for run in ("global", "per_device")])
+        return max(
+            [
+                judge(
+                    run, [numpy.load(folder / f"{run}-{rank}.npy") for rank in range(ranks)], plain
+                )
+                for run in ("global", "per_device")
+            ]
+        )
 
 
 def judge(run: str, ranks: list[numpy.ndarray], plain: numpy.ndarray) -> int:
     identical = all(numpy.array_equal(rank, ranks[0]) for rank in ranks)
     difference = float(numpy.abs(ranks[0] - plain).max() / numpy.abs(plain).max())
     good = identical and difference <= LIMIT
-    print(f"{run:12}{difference:.1e} to the plain run; ranks {'bit-identical' if identical else 'DIFFER'}: {'ok' if good else 'WRONG'}")
+    print(
+        f"{run:12}{difference:.1e} to the plain run; ranks"
+        f" {'bit-identical' if identical else 'DIFFER'}: {'ok' if good else 'WRONG'}"
+    )
     return int(not good)
 
 
 def train(run: str, ranks: int, epochs: int, folder: Path) -> None:
     """One of the runs. Each rank writes the parameters that it ends with."""
     batch_size = BATCH_SIZE // ranks if run == "per_device" else BATCH_SIZE
-    words = ["--double", f"--epochs={epochs}", f"--batch-size={batch_size}", f"--save={folder / 'best.pt'}"]
+    words = [
+        "--double",
+        f"--epochs={epochs}",
+        f"--batch-size={batch_size}",
+        f"--save={folder / 'best.pt'}",
+    ]
     options = digits.parser().parse_args(words)
     if run == "plain":
         write(folder / f"{run}-0.npy", digits.main(options))
@@ -73,7 +107,9 @@ def write(path: Path, model: torch.nn.Module) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Run the digits loop by itself and under one line, and compare.")
+    parser = argparse.ArgumentParser(
+        description="Run the digits loop by itself and under one line, and compare."
+    )
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)

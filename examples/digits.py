@@ -3,7 +3,7 @@
 ::
 
     python examples/digits.py              # one process
-    python examples/digits.py --ranks 2    # the same loop on two ranks: one line around main(), at the end of this file
+    python examples/digits.py --ranks 2    # the same loop on two ranks: see the end of this file
 
 ``main`` and everything that it calls never mention torchbus. The images ship inside scikit-learn.
 """
@@ -23,7 +23,12 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
         )
         self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10))
 
@@ -32,7 +37,13 @@ class Net(nn.Module):
         return logits
 
 
-def train(model: nn.Module, loader: DataLoader, criterion: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> float:
+def train(
+    model: nn.Module,
+    loader: DataLoader,
+    criterion: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: str,
+) -> float:
     model.train()
     total = 0.0
     for images, labels in loader:
@@ -61,7 +72,10 @@ def main(options: argparse.Namespace) -> nn.Module:
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     images, labels = load_digits(return_X_y=True)
-    dataset = TensorDataset(torch.tensor(images / 16).to(torch.get_default_dtype()).view(-1, 1, 8, 8), torch.tensor(labels))
+    dataset = TensorDataset(
+        torch.tensor(images / 16).to(torch.get_default_dtype()).view(-1, 1, 8, 8),
+        torch.tensor(labels),
+    )
     train_set, test_set = random_split(dataset, [1500, len(dataset) - 1500])
     train_loader = DataLoader(train_set, batch_size=options.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=256)
@@ -85,13 +99,17 @@ def main(options: argparse.Namespace) -> nn.Module:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Train a small network on scikit-learn's handwritten digits.")
+    parser = argparse.ArgumentParser(
+        description="Train a small network on scikit-learn's handwritten digits."
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--double", action="store_true", help="compute in float64")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", default="digits.pt", help="where the best parameters go")
-    parser.add_argument("--ranks", type=int, default=1, help="number of processes, on GPUs where there are any")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="number of processes, on GPUs where there are any"
+    )
     return parser
 
 

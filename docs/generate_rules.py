@@ -1,0 +1,46 @@
+"""Write the table of docs/conformance.md from the rules of the conformance kit::
+
+python docs/generate_rules.py            # write it
+python docs/generate_rules.py --check    # exit status 1 if it is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from torchbus.testing.conformance import RULES, Rule
+
+PAGE = Path(__file__).resolve().parent / "conformance.md"
+PLACE = re.compile(r"(?<=writes this table from the rules\. -->\n\n).*?(?=<!-- end -->)", re.S)
+HEAD = "| rule | says | if your strategy breaks it |\n|---|---|---|\n"
+
+
+def row(rule: Rule) -> str:
+    needs = f" Needs torchbus-{', torchbus-'.join(rule.needs)}." if rule.needs else ""
+    essential = " Can't be refused." if rule.essential else ""
+    return f"| `{rule.name}` | {rule.says}{essential}{needs} | {rule.remedy} |\n"
+
+
+def page(text: str) -> str:
+    """The page with the table as it should be."""
+    table = HEAD + "".join(map(row, RULES)) + "\n"
+    return PLACE.sub(lambda _: table, text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, and compare")
+    text = PAGE.read_text(encoding="utf-8")
+    if not parser.parse_args().check:
+        PAGE.write_text(page(text), encoding="utf-8")
+    elif page(text) != text:
+        print(f"{PAGE.name} is not up to date: run python docs/generate_rules.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
