@@ -18,6 +18,7 @@ from torchbus._seams.patch import replace
 from torchbus.testing import ALL_EVENTS, assert_torch_unchanged, torch_state
 
 PLACES = {event: seam.PLACE for seam in seams.ALL for event in seam.EVENTS}
+PLACES["optimizer_ready"] = PLACES["parameters_added"]  # the rest is there while one waits
 ALWAYS = (
     "launch",
     "session_start",

@@ -7,6 +7,7 @@
         s.log_hyperparams(config)              # hyperparameters
         model = Net()
         optimizer = SGD(model.parameters())    # own_tensors, parameters_added
+                                               # optimizer_ready, at its first use
         for epoch in s.epochs(10):             # end_epochs
             model.train()                      # mode_changed
             for x, y in loader:                # skip_pass, loader_start, loader_opened
@@ -14,7 +15,7 @@
                                                # batch_wanted, batch_ready
                                                # len(loader): loader_length
                 loss = criterion(model(x), y)  # model_found, once per model; module_called
-                optimizer.zero_grad()          # before_zero_grad
+                optimizer.zero_grad()          # before_zero_grad, gradients_cleared
                 loss.backward()                # before_backward, run_backward
                                                # backward_failed or after_backward
                 clip_grad_norm_(...)           # clip_gradients, clip_gradient_values
@@ -70,6 +71,7 @@ HOT = (
     "batch_wanted",
     "batch_ready",
     "before_zero_grad",
+    "gradients_cleared",
     "before_backward",
     "run_backward",
     "backward_failed",
@@ -139,6 +141,16 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
     Sent when an optimizer is made inside the block, at every ``add_param_group``, and at entry for
     each optimizer that a variable of the caller names. ``optimizer`` is None for tensors given to
     ``s.adopt``.
+    """
+
+
+@hookspec
+def optimizer_ready(optimizer: Optimizer) -> None:
+    """An optimizer is complete, with all its groups.
+
+    Sent once per optimizer, when the loop next iterates a loader, runs a new model, or calls
+    ``zero_grad``, ``backward`` or ``step``. A group that comes later is told by
+    ``parameters_added`` only.
     """
 
 
@@ -245,7 +257,17 @@ def before_zero_grad(optimizer: Optimizer) -> bool | None:
     """*Hot.* ``optimizer.zero_grad`` is about to run.
 
     True: the listener has cleared every gradient of the optimizer, so torch has nothing left to
-    clear. Sent once per call.
+    clear. It may keep them elsewhere, for the rest of a window. Sent once per call.
+    """
+
+
+@hookspec
+def gradients_cleared(optimizer: Optimizer, kept: bool) -> None:
+    """*Hot.* ``optimizer.zero_grad`` has run.
+
+    ``kept``: a listener has answered ``before_zero_grad``, because a window is open. An engine that
+    has gradients outside of ``parameter.grad`` clears them here, unless they are ``kept``. Sent
+    once per call.
     """
 
 

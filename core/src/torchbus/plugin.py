@@ -50,6 +50,7 @@ from torchbus._ranks.random_streams import RandomStreams
 from torchbus._ranks.world import DataPlace, World
 from torchbus._redaction import Redactor, redacted
 from torchbus._seams.backward import BackwardCall, as_list
+from torchbus._seams.internal import making_internal, mark_internal
 from torchbus._seams.loader import LoaderIterator, Pass
 from torchbus._seams.modules.forward import Surround
 from torchbus._seams.optimizers.skipping import Answer
@@ -131,8 +132,10 @@ __all__ = [
     "local_variables",
     "loss_count",
     "made_anew",
+    "making_internal",
     "map_leaves",
     "map_tensors",
+    "mark_internal",
     "needs",
     "private",
     "program",
@@ -181,6 +184,11 @@ class Plugin:
 
     divides_data: bool = False
     """For strategies: each rank trains on its own share of the data."""
+
+    divides_states: bool = False
+    """For strategies: inside of ``session.in_parts()``, ``state_dict()`` returns this rank's parts
+    as DTensors. The hooks of ``state_dict()`` read ``session.gathers_states``.
+    """
 
     divides_own_batch: bool = False
     """For samplers: the script's own batch is the global one, of which each rank takes

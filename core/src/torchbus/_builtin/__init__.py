@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchbus._builtin.between_runs import RestBetweenRuns
 from torchbus._builtin.models_to_device import ModelsToDevice
+from torchbus._builtin.optimizers_ready import OptimizersReady
 from torchbus._builtin.printing import Rank0Prints
 from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._builtin.verbose import ExplainFirstEpoch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def standard_plugins(session: Context) -> list[object]:
     """Return the built-in plugins that this session needs."""
-    plugins: list[object] = []
+    plugins: list[object] = [OptimizersReady(session)]
     if session.device.type != "cpu":
         plugins.append(BatchesToDevice(session))
     if session.device.type != "cpu" and (session.world_size > 1 or _was_asked_for(session)):

@@ -14,7 +14,15 @@ from torch.utils.data import DataLoader
 from torchbus.errors import UsageError
 
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
-MARKS = ("companions", "declares_events", "divides_data", "grad_batches", "owns", "verbs")
+MARKS = (
+    "companions",
+    "declares_events",
+    "divides_data",
+    "divides_states",
+    "grad_batches",
+    "owns",
+    "verbs",
+)
 
 
 class NeedsParentheses(type):

@@ -16,7 +16,7 @@ PUTS_BACK = "torchbus_puts_back"
 def replace(
     owner: object,
     name: str,
-    make: Callable[[object], object],
+    make: Callable[[Any], object],
     becomes_inert: bool = False,
     left_below: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:

@@ -83,8 +83,8 @@ class Block:
             self.has_begun = True
             session.bus.hook.session_start(session=session)
             stack.callback(session.seams.close)
-            session.seams.refresh()
             session.adopted.add_named_in(frame)
+            session.seams.refresh()
             self._stack = stack.pop_all()
             self.runs = True
 

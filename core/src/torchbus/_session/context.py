@@ -172,10 +172,11 @@ class Context(Fed):
     def in_parts(self) -> Iterator[None]:
         """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
 
-        This holds for models and optimizers that a strategy divides. Such strategies read
-        ``gathers_states``.
+        This holds for a strategy that declares ``divides_states = True``: its hooks of
+        ``state_dict()`` read ``gathers_states``. With any other strategy, states are whole.
         """
-        before, self.gathers_states = self.gathers_states, False
+        divides = any(getattr(one, "divides_states", False) for _, one in self.bus.plugins())
+        before, self.gathers_states = self.gathers_states, not divides
         try:
             yield
         finally:

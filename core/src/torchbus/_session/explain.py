@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
@@ -97,12 +97,12 @@ def _things(session: Context) -> dict[str, list[str]]:
         "models": _list(
             session, [model for model in models if any(True for _ in model.parameters())], _model
         ),
-        "optimizers": _list(session, inventory.alive(Optimizer), _optimizer),
+        "optimizers": _list(session, inventory.optimizers(), _optimizer),
         "loaders": _list(session, inventory.alive(DataLoader), _loader),
     }
 
 
-def _list(session: Context, things: list[object], words: Any) -> list[str]:
+def _list(session: Context, things: Sequence[object], words: Any) -> list[str]:
     frame = users_frame()[0]
     named = sorted(
         ((inventory.name_of(thing, frame), thing) for thing in things), key=lambda pair: not pair[0]

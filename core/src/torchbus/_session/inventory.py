@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from torchbus._compat import local_variables
 from torchbus._compat.modules import children
+from torchbus._seams.internal import is_marked
 
 T = TypeVar("T")
 
@@ -39,6 +40,11 @@ def alive(kind: type[T]) -> list[T]:
             gc.enable()
 
 
+def optimizers() -> list[Optimizer]:
+    """Return all optimizers but those that a plugin has made for its own use."""
+    return [optimizer for optimizer in alive(Optimizer) if not is_marked(optimizer)]
+
+
 def models_of(parameters: Iterable[Tensor]) -> list[Module]:
     """Return the outermost modules that own any of these parameters, in the order of the
     parameters.
@@ -55,8 +61,8 @@ def models_of(parameters: Iterable[Tensor]) -> list[Module]:
 
 
 def is_internal(model: Module) -> bool:
-    """Whether a plugin has made the module for its own use, and marked it ``torchbus_internal``."""
-    return any(getattr(module, "torchbus_internal", False) is True for module in model.modules())
+    """Whether a plugin has made the module for its own use, and marked it (``mark_internal``)."""
+    return any(map(is_marked, model.modules()))
 
 
 def outermost(modules: Iterable[Module]) -> list[Module]:

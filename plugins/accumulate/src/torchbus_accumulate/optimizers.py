@@ -29,7 +29,7 @@ class Optimizers:
 
     def find(self) -> None:
         """Add the optimizers that the script created before the block."""
-        for optimizer in inventory.alive(Optimizer):
+        for optimizer in inventory.optimizers():
             self.add(optimizer)
 
     def ignore(self, optimizer: Optimizer) -> None:

@@ -114,7 +114,7 @@ class Accumulate:
         """
         known = [
             other
-            for other in inventory.alive(Optimizer)
+            for other in inventory.optimizers()
             if self._session is None or self._session.captures(other)
         ]
         if not any(optimizer is other for other in known):

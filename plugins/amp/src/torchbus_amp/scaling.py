@@ -88,7 +88,7 @@ class LossScaling:
     def _begin(self, call: BackwardCall) -> None:
         self.foreign = scaled_by_loop(call.loss)
         # those made before the block, which no variable named
-        for optimizer in inventory.alive(Optimizer):
+        for optimizer in inventory.optimizers():
             self._add(optimizer)
 
     @hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 from torchbus._bus.listeners import Listeners
 from torchbus._compat.cpython import current_frame
 from torchbus._seams.ears import Ears
+from torchbus._seams.internal import is_marked
 from torchbus._seams.optimizers.closures import Closure, Given
 
 
@@ -45,9 +46,9 @@ def _adding(ears: Ears) -> Callable[[Any], object]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def add_param_group(self: Optimizer, param_group: dict[str, object]) -> None:
             original(self, param_group)
-            ears.hook.parameters_added(
-                optimizer=self, parameters=list(self.param_groups[-1]["params"])
-            )
+            if not is_marked(self):
+                added = list(self.param_groups[-1]["params"])
+                ears.hook.parameters_added(optimizer=self, parameters=added)
 
         return add_param_group
 
@@ -59,7 +60,7 @@ def _copying(ears: Ears) -> Callable[[Any], object]:
         def __setstate__(self: Optimizer, state: dict[str, object]) -> None:
             made = "param_groups" not in vars(self)  # else load_state_dict calls it
             original(self, state)
-            if made:
+            if made and not is_marked(self):
                 given = [parameter for group in self.param_groups for parameter in group["params"]]
                 ears.hook.parameters_added(optimizer=self, parameters=given)
 
@@ -100,6 +101,8 @@ class StepHooks:
         wrapper, running = current_frame(1), self._running
         if id(optimizer) in running and _is_above(wrapper, running[id(optimizer)]):
             return None  # a subclass calls its parent's step
+        if is_marked(optimizer):
+            return None
         running[id(optimizer)] = id(wrapper)
         given = Given(type(optimizer), args[1:], kwargs) if len(args) > 1 or kwargs else None
         closure = None if given is None else given.closure
@@ -118,7 +121,7 @@ class StepHooks:
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         wrapper = id(current_frame(1))
-        if self._running.get(id(optimizer), wrapper) != wrapper:
+        if self._running.get(id(optimizer), wrapper) != wrapper or is_marked(optimizer):
             return
         # missing if the seam was installed inside this step
         self._running.pop(id(optimizer), None)

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchbus._compat import optimizers
 from torchbus._seams.ears import Ears
+from torchbus._seams.internal import is_marked
 from torchbus._seams.optimizers.closures import Given
 from torchbus._session import inventory
 
@@ -88,7 +89,8 @@ class StepMethods:
         running, listeners, failed = self._running, self._listeners, self._failed
 
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
-            if id(optimizer) in running:  # a subclass calls its parent's step
+            # a subclass calls its parent's step, or a plugin its own optimizer
+            if id(optimizer) in running or is_marked(optimizer):
                 return original(optimizer, *args, **kwargs)
             given = Given(type(optimizer), args, kwargs) if args or kwargs else NONE_GIVEN
 
@@ -116,19 +118,23 @@ class StepMethods:
 
 class zero_grad:
     PLACE = "Optimizer.zero_grad"
-    EVENTS = ("before_zero_grad",)
+    EVENTS = ("before_zero_grad", "gradients_cleared")
 
     @staticmethod
     def install(ears: Ears) -> Callable[[], None]:
-        listeners = ears.listeners("before_zero_grad")
+        before, after = map(ears.listeners, zero_grad.EVENTS)
 
         def make(original: Callable[..., None]) -> Callable[..., None]:
             def zero_grad(self: Optimizer, *args: object, **kwargs: object) -> None:
-                cleared = False
-                for listener in listeners.now:
-                    cleared |= listener(self) is True
-                if not cleared:
+                if is_marked(self):
+                    return original(self, *args, **kwargs)
+                kept = False
+                for listener in before.now:
+                    kept |= listener(self) is True
+                if not kept:
                     original(self, *args, **kwargs)
+                for listener in after.now:
+                    listener(self, kept)
 
             return zero_grad
 

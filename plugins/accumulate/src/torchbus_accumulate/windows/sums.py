@@ -93,16 +93,16 @@ class WindowSum:
     def before_zero_grad(self) -> bool:
         """The loop clears gradients. Keep what is committed.
 
-        Returns whether nothing is left to clear.
+        Returns whether there is something to keep. Then nothing is left to clear.
         """
         self._present.clear()
         if self._touched:
             self._zeroed_after_backward()
-        cleared = self.calls > 0 and self._state == COMMITTED
         if self.calls:
-            self._held.clear_parameters()
+            for parameter in self.parameters():
+                parameter.grad = None
         self._state, self._zeroes = ZEROED, True
-        return cleared
+        return self.calls > 0
 
     def _zeroed_after_backward(self) -> None:
         if self.calls and not self._zeroes_twice:

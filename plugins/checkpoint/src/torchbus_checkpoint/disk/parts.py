@@ -22,12 +22,14 @@ from torch.distributed.checkpoint import (
     Metadata,
 )
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import metadata
 from torchbus_checkpoint.disk.divided import Groups
+from torchbus_checkpoint.errors import CheckpointError
 
 FLAGS = {"rb": os.O_RDONLY, "wb": os.O_CREAT | os.O_WRONLY | os.O_TRUNC}
 
@@ -54,6 +56,7 @@ def write(folder: Path, groups: Groups, exchange: Exchange) -> list[str]:
     index = Metadata({})
     if exchange.is_main:
         plans, index = planner.create_global_plan(plans)
+        refuse_gaps(index, folder)
         plans = storage.prepare_global_plan(plans)
     plan = planner.finish_plan(exchange.scatter(plans))
     results = exchange.gather(_written(storage, plan, planner))
@@ -61,6 +64,19 @@ def write(folder: Path, groups: Groups, exchange: Exchange) -> list[str]:
         storage.finish(index, results)
     own = sorted(path.name for path in folder.glob(f"__{exchange.rank}_*"))
     return [*own, metadata.NAME] if exchange.is_main else own
+
+
+def refuse_gaps(index: Metadata, folder: Path) -> None:
+    """Raise CheckpointError if the parts of a tensor are not the whole of it, each number once."""
+    for name, tensor in index.state_dict_metadata.items():
+        if isinstance(tensor, TensorStorageMetadata):
+            numbers = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+            if numbers != tensor.size.numel():
+                raise CheckpointError(
+                    f"checkpoint {folder} would not be complete: the ranks have {numbers} of the"
+                    f" {tensor.size.numel()} numbers of {name}. state_dict() must return each part"
+                    " on one rank"
+                )
 
 
 def _written(

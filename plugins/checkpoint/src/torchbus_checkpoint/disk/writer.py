@@ -20,6 +20,7 @@ from torchbus_checkpoint.disk import folder, leftovers, packed
 from torchbus_checkpoint.disk.divided import Groups
 from torchbus_checkpoint.disk.formats import Entry, Facts
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.state.completeness import Held, refuse_apart
 from torchbus_checkpoint.state.plain import State, copied
 
 
@@ -28,11 +29,13 @@ class Content:
     """What goes into one checkpoint.
 
     Rank 0 writes ``shared``, files by name. Each rank writes ``own``, and its parts of ``groups``.
+    ``held``: which tensors this rank's states have.
     """
 
     shared: dict[str, object]
     own: State
     groups: Groups | None
+    held: Held
     facts: Facts
 
     def copied(self) -> Content:
@@ -103,6 +106,7 @@ class Writer:
                 if self._session.is_main:
                     _prepare(partial, final, claim)
                 exchange.meet()
+                refuse_apart(exchange.gather(content.held) or [content.held], final)
                 sent = exchange.gather(self._write_files(partial, content, exchange))
                 if self._session.is_main:
                     folder.seal(partial, final, content.facts, _files_of_all(partial, sent))

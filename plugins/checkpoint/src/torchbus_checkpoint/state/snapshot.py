@@ -15,7 +15,14 @@ from torchbus_checkpoint.loop.epochs import Epochs
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.options import Options
-from torchbus_checkpoint.state import capture, comparison, restore, shapes, written
+from torchbus_checkpoint.state import (
+    capture,
+    comparison,
+    completeness,
+    restore,
+    shapes,
+    written,
+)
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
 
 
@@ -70,10 +77,12 @@ class Snapshot:
         with self._session.in_parts():
             weights = capture.weights(contents)
             training = capture.training(contents, self._steps.has_gradients, registered)
+            completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
+            held = completeness.held(weights, training)
             shared, groups = saving.files(
                 self._options.format, weights, training, self._session.is_main
             )
-        return Content(shared, self._own_state(contents), groups, self._facts())
+        return Content(shared, self._own_state(contents), groups, held, self._facts())
 
     def _facts(self) -> Facts:
         return {

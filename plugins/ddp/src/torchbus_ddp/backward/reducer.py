@@ -11,7 +11,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchbus.plugin import Context
+from torchbus.plugin import Context, mark_internal
 
 from torchbus_ddp._compat import ReducerOnly, preserved_version, rebuild_buckets
 from torchbus_ddp._compat import parameters as own_parameters
@@ -57,7 +57,7 @@ class ParameterHolder(nn.Module):
 
     def __init__(self, parameters: Sequence[Tensor], sparse: set[int]) -> None:
         super().__init__()
-        self.torchbus_internal = True
+        mark_internal(self)
         own_parameters(self).update(
             (str(number), cast(nn.Parameter, one)) for number, one in enumerate(parameters)
         )

@@ -45,7 +45,7 @@ class SingleRank:
             self._fill(model)
 
     def fill_made_before(self) -> None:
-        for optimizer in inventory.alive(Optimizer):
+        for optimizer in inventory.optimizers():
             self.parameters_added(
                 optimizer,
                 [parameter for group in optimizer.param_groups for parameter in group["params"]],

@@ -46,6 +46,7 @@ class FSDP(Strategy):
     """
 
     name = "fsdp"
+    divides_states = True
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Optimizers:
         """Add all optimizers that hold some of the parameters, in the order of the parameters."""
         place = {id(parameter): index for index, parameter in enumerate(parameters)}
         found = []
-        for optimizer in inventory.alive(Optimizer):
+        for optimizer in inventory.optimizers():
             held = [
                 place[id(one)]
                 for group in optimizer.param_groups

@@ -111,7 +111,7 @@ RULES = (
     Rule(
         "explain",
         explain,
-        "Mark modules that you make as internal, or hold none.",
+        "Mark modules and optimizers that you make (mark_internal), or hold none.",
         essential=True,
     ),
     Rule(
