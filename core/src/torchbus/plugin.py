@@ -19,7 +19,7 @@ from torchbus._bus.markers import hookimpl, hookspec
 from torchbus._bus.needs import needs
 from torchbus._bus.options import expect
 from torchbus._bus.verbs import refuse_outside
-from torchbus._checks import hyperparameters
+from torchbus._checks import hyperparameters, rounding
 from torchbus._checks.common_constants import MODULUS, Constants, told_alike
 from torchbus._checks.hyperparameters import Settings
 from torchbus._cli import html_page, program, session_options
@@ -144,6 +144,7 @@ __all__ = [
     "redacted",
     "refuse_outside",
     "require",
+    "rounding",
     "scale_all",
     "session_options",
     "session_parser",

@@ -6,8 +6,9 @@ import json
 
 import pytest
 import torch
+from torchbus.plugin import rounding
 
-from torchbus_verify.compare import bound, printed, samples
+from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import apart
 from torchbus_verify.record.reading import Record
 from torchbus_verify.record.writing import Writer
@@ -25,13 +26,13 @@ def test_sums_in_another_order_stay_within_the_bound(dtype, kind, terms):
     for number in range(terms):
         one, other = one + values[:, number], other + values[:, -1 - number]
     size = values.double().norm(dim=1)
-    assert 0 < ((one - other).abs() / size).max() < bound.rounding(bound.unit(dtype), terms)
+    assert 0 < ((one - other).abs() / size).max() < rounding.of_sums(rounding.unit(kind), terms)
 
 
 def test_the_bound_is_tight_enough_for_a_lost_sample():
     assert (
-        bound.rounding(bound.unit("float32"), 10**5, 20) < 1e-2
-        and bound.rounding(bound.unit("float64"), 10**6, 20) < 1e-10
+        rounding.of_sums(rounding.unit(torch.float32), 10**5, 20) < 1e-2
+        and rounding.of_sums(rounding.unit(), 10**6, 20) < 1e-10
     )
 
 

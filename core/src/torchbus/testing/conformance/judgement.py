@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbus.testing.conformance import rounding
+from torchbus.testing.conformance import bounds
 from torchbus.testing.conformance.evidence import Evidence, Record
 
 SHOWN_LINES, SHOWN_PROBLEMS = 12, 4
@@ -129,7 +129,7 @@ def _near(one: Any, other: Any, bound: float, scale: float) -> bool:
         return _same(one, other)
     if not a.numel():
         return True
-    allowed = bound * float(b.abs().max()) + rounding.of_zero(bound) * scale
+    allowed = bound * float(b.abs().max()) + bounds.of_zero(bound) * scale
     return bool((a - b).abs().max() <= allowed)
 
 

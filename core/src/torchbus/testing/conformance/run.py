@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from torchbus._checks import rounding
 from torchbus.session import Session
-from torchbus.testing.conformance import rounding
+from torchbus.testing.conformance import bounds
 
 BATCH = 12
 """Samples of a global batch, which 1, 2, 3 and 4 ranks can divide."""
@@ -40,7 +41,7 @@ class Run:
         self.stage = stage
         self.objects = objects
         self.dtype = dtype
-        self.bound = rounding.of_values(rounding.unit(dtype))
+        self.bound = bounds.of_values(rounding.unit(dtype))
         self.facts: dict[str, Any] = {}
         self.draws: dict[str, Any] = {}
 
@@ -139,7 +140,7 @@ class Run:
 
     def rounds_to(self, dtype: torch.dtype) -> None:
         """The loop computes in another dtype, and notes movements."""
-        self.bound = rounding.of_movement(rounding.unit(dtype))
+        self.bound = bounds.of_movement(rounding.unit(dtype))
 
 
 def tensors(state: Any, prefix: str = "") -> Iterable[tuple[str, Tensor]]:

@@ -74,8 +74,8 @@ def _final(record: Record, ranks: list[Record], number: int) -> Fit | None:
     for event in record.events:
         begun = begun or (event["kind"] == "backward" and event["number"] == number)
         if begun and event["kind"] == "step":
-            dtype = next((one["dtype"] for one in record.of("backward") if one["dtype"]), "float32")
-            return weights.mixture(weights.values(record, event["gradients"]), ranks, number, dtype)
+            gradients = weights.values(record, event["gradients"])
+            return weights.mixture(gradients, ranks, number, weights.dtype_of_losses(record))
     return None
 
 

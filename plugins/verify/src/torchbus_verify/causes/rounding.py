@@ -6,12 +6,10 @@ drifts from the plain one as far as a run with other sums may.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+from torchbus.plugin import rounding
 
-from torchbus_verify.compare import bound
 from torchbus_verify.compare.difference import Comparison
 from torchbus_verify.compare.steps import Drift
 from torchbus_verify.runs.request import Change, Inside
@@ -33,9 +31,7 @@ def disturb(terms: int) -> Change:
             ]
             largest = max((float(one.abs().max()) for one in dense if one.numel()), default=0.0)
             for one in dense:
-                size = (
-                    math.sqrt(terms) * bound.unit(str(one.dtype).removeprefix("torch.")) * largest
-                )
+                size = rounding.of_nothing(rounding.unit(one.dtype), terms, largest)
                 noise = torch.rand(one.shape, generator=generator, dtype=torch.float64) * 2 - 1
                 one.detach().add_((noise * size).to(one.device, one.dtype))
 

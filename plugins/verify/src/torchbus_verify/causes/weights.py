@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torchbus.plugin import rounding
 
-from torchbus_verify.compare.bound import rounding, unit
 from torchbus_verify.record.reading import Event, Record
 from torchbus_verify.runs.request import Inside
 
@@ -52,11 +52,11 @@ def note(run: Inside) -> None:
 def fit(ranks: list[Record], plain: Record, number: int) -> Fit | None:
     """The plain run's gradient of one backward; None if it was not noted everywhere."""
     target = noted(plain, number)
-    return None if target is None else mixture(target, ranks, number, _dtype(plain))
+    return None if target is None else mixture(target, ranks, number, dtype_of_losses(plain))
 
 
 def mixture(
-    target: Gradient, ranks: list[Record], number: int, dtype: str = "float64"
+    target: Gradient, ranks: list[Record], number: int, dtype: torch.dtype = torch.float64
 ) -> Fit | None:
     """A gradient as a mixture of the ranks' own of one backward."""
     found = [noted(record, number) for record in ranks]
@@ -72,7 +72,9 @@ def mixture(
     columns = torch.stack([torch.cat([one[name].double() for name in names]) for one in ours], 1)
     found_weights = torch.linalg.lstsq(columns, wanted[:, None], driver="gelsd").solution[:, 0]
     gap = float((columns @ found_weights - wanted).norm() / wanted.norm().clamp(min=1e-300))
-    return Fit(tuple(found_weights.tolist()), gap <= CLEAR * rounding(unit(dtype), 1), gap)
+    return Fit(
+        tuple(found_weights.tolist()), gap <= CLEAR * rounding.of_sums(rounding.unit(dtype), 1), gap
+    )
 
 
 def noted(record: Record, number: int) -> Gradient | None:
@@ -90,6 +92,7 @@ def values(record: Record, described: Event) -> Gradient:
     }
 
 
-def _dtype(record: Record) -> str:
+def dtype_of_losses(record: Record) -> torch.dtype:
     kinds = [event["dtype"] for event in record.of("backward") if event["dtype"]]
-    return kinds[0] if kinds else "float32"
+    found: torch.dtype = getattr(torch, kinds[0]) if kinds else torch.float32
+    return found

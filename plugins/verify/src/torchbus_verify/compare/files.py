@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torchbus.plugin import rounding
 
-from torchbus_verify.compare import bound, printed
+from torchbus_verify.compare import printed
 from torchbus_verify.compare.difference import apart
 from torchbus_verify.runs.run import Run
 
@@ -106,7 +107,7 @@ def _gap(mine: object, theirs: object) -> float:
             return 0.0  # a generator's: the session has streams of its own
         return apart(mine, theirs) if mine.shape == theirs.shape else math.inf
     if isinstance(mine, float) and isinstance(theirs, float):
-        return abs(mine - theirs) / max(abs(mine), abs(theirs), bound.unit("float64"))
+        return abs(mine - theirs) / max(abs(mine), abs(theirs), rounding.unit())
     return (
         0.0
         if type(mine) is type(theirs) and (isinstance(mine, str) or mine == theirs)

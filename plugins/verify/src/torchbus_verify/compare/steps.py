@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchbus_verify.compare import bound
+import torch
+from torchbus.plugin import rounding
+
 from torchbus_verify.compare.difference import Comparison, Difference, Place, largest_of
 from torchbus_verify.compare.tensors import gap
 from torchbus_verify.record.reading import Record, Stored
@@ -46,7 +48,7 @@ class Walk:
         self.found = Comparison()
         self._step = 0
         self._terms = 1
-        self._unit = bound.unit("float64")
+        self._unit = rounding.unit()
         self._roots: set[str] = set()
 
     def event(self, left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -54,7 +56,7 @@ class Walk:
         self._unit = max(
             [
                 self._unit,
-                *(bound.unit(one["coarsest"]) for one in (left, right) if one.get("coarsest")),
+                *(_unit(one["coarsest"]) for one in (left, right) if one.get("coarsest")),
             ]
         )
         if right["kind"] == "backward":
@@ -69,7 +71,7 @@ class Walk:
                 f"of optimizer {right['optimizer']}",
                 right,
                 gap,
-                bound.rounding(bound.unit("float64"), 1, self._step),
+                rounding.of_sums(rounding.unit(), 1, self._step),
             )
         for key in TENSORS:
             self._tensors(key, left, right)
@@ -107,7 +109,7 @@ class Walk:
         step = right["number"]
         place = {"optimizer": -1}
         self._step, before = step, self._step
-        allowed = bound.rounding(self._precision(dtype), self._terms, step)
+        allowed = rounding.of_sums(self._precision(dtype), self._terms, step)
         self.add("loss", "", place, _relative(left["loss"], right["loss"]), allowed)
         self._step = before
 
@@ -118,23 +120,23 @@ class Walk:
         for name in dict.fromkeys([*theirs, *ours]):
             stored = theirs.get(name)
             unit = self._precision("float64" if stored is None else stored.dtype)
-            floor = bound.of_nothing(unit, self._terms, largest)
+            floor = rounding.of_nothing(unit, self._terms, largest)
             found = gap(name, ours, theirs, floor)
             if found.words:
                 self.add(kind, name, right, found.relative, 0.0, found.words)
             elif stored is not None:
                 self._note(name, stored)
-                allowed = bound.rounding(unit, self._terms, self._step)
+                allowed = rounding.of_sums(unit, self._terms, self._step)
                 self.add(kind, name, right, found.relative, allowed)
 
     def _precision(self, dtype: str) -> float:
         """The coarser one of a tensor's own and what the model computed in: autocast, say."""
-        return max(bound.unit(dtype), self._unit)
+        return max(_unit(dtype), self._unit)
 
     def _note(self, name: str, stored: Stored) -> None:
         self._roots.add(name.split(".")[0])
         self.found.models = len(self._roots)
-        if stored.dtype in bound.UNIT:
+        if _dtype(stored.dtype).is_floating_point or _dtype(stored.dtype).is_complex:
             self.found.dtype = stored.dtype
         if stored.is_thinned and name not in self.found.thinned:
             self.found.thinned.append(name)
@@ -152,3 +154,13 @@ def _words(event: dict[str, Any]) -> str:
     if event["kind"] == "backward":
         return f"backward {event['number'] + 1}"
     return f"step {event['step'] + 1} of optimizer {event['optimizer']}"
+
+
+def _unit(name: str) -> float:
+    return rounding.unit(_dtype(name))
+
+
+def _dtype(name: str) -> torch.dtype:
+    """By the name that a record has."""
+    found: torch.dtype = getattr(torch, name)
+    return found

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, all_gather_object
+from torchbus.plugin import Context, all_gather_object, rounding
 
-from torchbus_verify.compare import bound
 from torchbus_verify.watch.calls import Calls
 from torchbus_verify.watch.findings import Findings, Gradients, Judgement
 from torchbus_verify.watch.made_again import MadeAgain, Told
@@ -90,7 +89,7 @@ def _told(noted: Noted) -> Told:
 def _judgement(noted: Noted, told: list[Told]) -> Judgement:
     """Sums have so many terms as all ranks' inputs have numbers."""
     kinds = [*noted.calls.autocast, *(one.dtype for one in noted.found.values())]
-    coarsest = max((bound.unit(str(one).removeprefix("torch.")) for one in kinds), default=0.0)
+    coarsest = max((rounding.unit(one) for one in kinds), default=0.0)
     sizes = [float(one.abs().max()) for one in noted.found.values() if one.numel()]
     terms = len(told) * max(one.terms for one in told)
     return Judgement(coarsest, terms, max(sizes, default=0.0))

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchbus.plugin import warn
+from torchbus.plugin import rounding, warn
 
-from torchbus_verify.compare import bound
 from torchbus_verify.compare.difference import apart
 
 Gradients = dict[str, Tensor]
@@ -82,12 +81,12 @@ class Judgement:
     @property
     def allowed(self) -> float:
         """What rounding explains."""
-        return bound.rounding(self.unit, self.terms)
+        return rounding.of_sums(self.unit, self.terms)
 
     @property
     def floor(self) -> float:
         """What rounding leaves of a gradient of nothing."""
-        return bound.of_nothing(self.unit, self.terms, self.value)
+        return rounding.of_nothing(self.unit, self.terms, self.value)
 
     def take(self, name: str, found: Tensor, wanted: Tensor) -> None:
         gap = apart(found.flatten(), wanted.flatten(), self.floor)

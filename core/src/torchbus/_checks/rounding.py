@@ -2,31 +2,27 @@
 
 A sum of n terms in arithmetic with unit roundoff u is off by at most ``LAMBDA * sqrt(n) * u``, as a
 part of its terms, with a probability of 1 - 2n exp(-LAMBDA**2 / 2) (Higham and Mary, 2019). Two
-runs may be off by that to both sides, and each step adds as much. n is the size of the largest
-input of a module: no element of a gradient sums more terms, one for each sample and position.
+runs may be off by that to both sides, and each step adds as much. In a model, n is the size of the
+largest input of a module: no element of a gradient sums more terms, one for each sample and
+position.
 """
 
 from __future__ import annotations
 
 import math
 
+import torch
+
 LAMBDA = 8.0
-UNIT = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-    "complex64": 2.0**-24,
-}
-"""Unit roundoff by dtype; that of float64 for any other."""
 
 
-def unit(dtype: str) -> float:
-    """Half the distance of 1 to the next number."""
-    return UNIT.get(dtype, UNIT["float64"])
+def unit(dtype: torch.dtype = torch.float64) -> float:
+    """Half the distance of 1 to the next number. For integers, that of float64."""
+    inexact = dtype.is_floating_point or dtype.is_complex
+    return torch.finfo(dtype if inexact else torch.float64).eps / 2
 
 
-def rounding(unit: float, terms: int, steps: int = 0) -> float:
+def of_sums(unit: float, terms: int, steps: int = 0) -> float:
     """The largest relative difference that rounding explains after so many steps."""
     return 2 * LAMBDA * math.sqrt(max(terms, 1)) * unit * (steps + 1)
 
