@@ -44,6 +44,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("program", "folder"),
     [

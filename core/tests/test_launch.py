@@ -150,6 +150,7 @@ with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="script") as
 HYDRA = ["+db.user=root", "a=[1,2]", "--flag=two words", "b.c=${oc.env:HOME}", "-x", "--", "*"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("by", ["path", "module"])
 def test_each_rank_gets_the_same_words_and_directory_and_no_variable(tmp_path, by):
     """Scripts start a distributed mode of their own when they see RANK or WORLD_SIZE."""

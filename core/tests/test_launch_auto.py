@@ -51,6 +51,7 @@ def test_it_forks_where_nothing_stands_against_it() -> None:
     )
 
 
+@pytest.mark.share(2)
 @linux
 @pytest.mark.parametrize(
     ("before", "env", "reason"),
@@ -94,6 +95,7 @@ print(len(set(found)), "different")
 """
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("launch", ["auto", "script"])
 def test_what_an_unseeded_script_draws_before_the_block_is_alike(launch) -> None:
     """``rich`` draws one of Python's numbers when it is imported."""
@@ -103,6 +105,7 @@ def test_what_an_unseeded_script_draws_before_the_block_is_alike(launch) -> None
     assert result.ok() and result.stdout == "1 different\n"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("draw", "name"),
     [

@@ -84,6 +84,29 @@ def test_scripts_of_a_fork_server(tmp_path):
     assert testing.fork_script("print([])").json() == []
 
 
+def test_a_script_that_nobody_waits_for_ends_and_the_next_one_has_its_own_answer(tmp_path):
+    """As at the time limit of a test, which is an error in the middle of ``fork_script``."""
+
+    class TimeIsUp(Exception):
+        pass
+
+    def time_is_up(*_):
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    pid = tmp_path / "pid"
+    source = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 3.0)
+        with pytest.raises(TimeIsUp):
+            testing.fork_script(source)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    assert testing.fork_script("print('mine')").ok().stdout == "mine\n"
+
+
 def test_a_signal_reaches_the_script(tmp_path):
     source = "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)"
     with testing.start([sys.executable, "-c", source], cwd=tmp_path) as script:

@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "open_window.py"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("in_loop", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "strategy", ["ddp", "fsdp", pytest.param("ddp_sharded", marks=pytest.mark.slow)]

@@ -89,7 +89,7 @@ def check(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(cases=st.lists(case, min_size=24, max_size=24))
+@given(cases=st.lists(case, min_size=12, max_size=12))
 def test_each_index_once(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, batch: str, cases: list[dict[str, Any]]
 ) -> None:

@@ -67,6 +67,7 @@ def test_one_rank_that_is_closed_at_exit(reference):
     check(run([sys.executable, *words("start_alone")]), 1, reference(1))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "form",
     [

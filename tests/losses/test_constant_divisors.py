@@ -26,6 +26,7 @@ CASES = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if "fsdp" in name else name for name in CASES],

@@ -109,6 +109,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_loops_that_are_unusual_raise_no_false_alarm(name):
     body, not_checked = UNUSUAL[name]

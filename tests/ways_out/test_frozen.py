@@ -86,6 +86,7 @@ def check(result: Result, folder: Path, ranks: int, who: int, how: str) -> None:
         ), result.stderr
 
 
+@pytest.mark.share(2)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("launch", "who", "how"),

@@ -103,6 +103,7 @@ OFTEN = {
 ALL_CASES = [(launch, who, how) for launch in ("script", "fork", "spawn") for who, how in CASES]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("launch", "who", "how"),
     [pytest.param(*case, marks=[] if case in OFTEN else pytest.mark.slow) for case in ALL_CASES],

@@ -30,6 +30,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(strategy, loop, id=f"{strategy}-{loop.name}", marks=marks)
 
 
+@pytest.mark.share(2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "loop"), list(cases()))
 def test_loop(strategy, loop, tmp_path):

@@ -102,6 +102,7 @@ def calls_backward_for_something_else_once(
     training.optimizer.step()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "body",
     [

@@ -90,17 +90,20 @@ def clip(training: Training) -> None:
     torch.nn.utils.clip_grad_norm_(training.net.parameters(), 0.01)
 
 
+@pytest.mark.share(2)
 def test_what_moves_them_between_batches_is_said_once(run: Any) -> None:
     (words,) = said(run, decay, "after")
     assert "register_step_post_hook" in words
 
 
+@pytest.mark.share(2)
 def test_gradients_that_the_loop_changes_are_said_once(run: Any) -> None:
     (words,) = said(run, clip_by_hand, "before")
     assert "register_step_pre_hook" in words
     assert said(run, clip, "before") == []
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("own", [True, False])
 def test_an_average_that_the_loop_updates_is_said_once(run: Any, own: bool) -> None:
     averages: dict[int, Any] = {}

@@ -38,6 +38,7 @@ def train(batch_size: int, make: Callable[[Tensor], Tensor]) -> Tensor:
     return parameter_values(model)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("make", [Tensor.requires_grad_, nn.Parameter])
 def test_a_perturbation_of_the_batch(make: Callable[[Tensor], Tensor]) -> None:
     try:

@@ -52,6 +52,7 @@ def train(
     return training, scheduler, rates
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "make", [CosineAnnealingLR, linear, in_parts], ids=["cosine", "lambda", "in parts"]
 )

@@ -82,6 +82,7 @@ def test_which_backwards_are_synchronised() -> None:
     assert found == [False, False, True] * 2 + [False] * 3
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("change", [3, 4, 5])
 def test_counts_of_samples_that_change(change: int) -> None:
     """As a plugin tells them that divides the data."""
@@ -96,6 +97,7 @@ def test_counts_of_samples_that_change(change: int) -> None:
     )
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("change", [3, 4, 5])
 def test_the_loop_begins_to_count_tokens(change: int) -> None:
     """Each sample is one token; the batches are not equal from then on."""

@@ -17,6 +17,7 @@ from torchbus import session
 from .windows_by_hand import Training, by_hand, data, loader, unchanged
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("zero", ["first", "model", "by hand"])
 @pytest.mark.parametrize(
     ("samples", "batch", "window"), [(24, 4, 3), (22, 4, 3), (9, 4, 8), (22, 4, 1)]
@@ -32,6 +33,7 @@ def test_equals_accumulation_by_hand_bit_for_bit(
     assert training.scheduler.last_epoch == expected.scheduler.last_epoch
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "make",
     [

@@ -48,6 +48,7 @@ def ahead(depth: int) -> Wrap:
     return wrap
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     "wrap",
     [ahead(1), ahead(3), list, lambda inner: itertools.tee(inner)[0]],

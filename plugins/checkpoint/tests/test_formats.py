@@ -41,6 +41,7 @@ def test_one_of_each_format_is_kept() -> None:
     assert list(range(1, formats.FORMAT + 1)) == KEPT
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("number", KEPT)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_format_is_gone_on_from(

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 LOOP = SCRIPTS / "leaving_by_signal.py"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("ranks", "number", "whom"),
     [

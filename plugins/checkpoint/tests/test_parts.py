@@ -57,6 +57,7 @@ def values(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Ten
     return [*model.state_dict().values(), *states]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("before", "after", "in_background"),
     [(True, True, True), (True, False, False), (False, True, False)],

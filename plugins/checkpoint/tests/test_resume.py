@@ -38,6 +38,7 @@ def test_one_rank_ends_as_a_process_without_torchbus(
     assert epochs == [f"epoch {epoch}" for epoch in range((die - 1) // 3 * 3 // 12, 3)]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("loop", "die", "args"),
     [

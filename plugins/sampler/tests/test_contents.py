@@ -161,6 +161,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "split",
     [

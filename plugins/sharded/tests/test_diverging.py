@@ -70,6 +70,7 @@ def test_it_ends_in_an_error_that_names_the_places(case):
 SWAPPED = SCRIPTS / "diverging_swapped.py"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("held", "loss"), [("", "torch.ones(1, requires_grad=True).sum()"), (", scale", "scale * 2")]
 )

@@ -24,6 +24,7 @@ def numbers(request) -> dict[str, Any]:
     return facts(NUMBERS, request.param)
 
 
+@pytest.mark.share(2)
 def test_the_numbers_of_one_process(numbers):
     """Losses, norms of clipping, evaluation, parameters: an MLP, a convolutional net, a
     transformer.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchbus._builtin import optimizers_ready
 from torchbus._builtin.between_runs import RestBetweenRuns
 from torchbus._builtin.models_to_device import ModelsToDevice
-from torchbus._builtin.optimizers_ready import OptimizersReady
 from torchbus._builtin.printing import Rank0Prints
 from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._builtin.verbose import ExplainFirstEpoch
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def standard_plugins(session: Context) -> list[object]:
     """Return the built-in plugins that this session needs."""
-    plugins: list[object] = [OptimizersReady(session)]
+    optimizers_ready.on_demand(session)
+    plugins: list[object] = []
     if session.device.type != "cpu":
         plugins.append(BatchesToDevice(session))
     if session.device.type != "cpu" and (session.world_size > 1 or _was_asked_for(session)):

@@ -15,30 +15,23 @@ if TYPE_CHECKING:
 EVENT = "optimizer_ready"
 
 
-class OptimizersReady:
-    """Looks for listeners to ``optimizer_ready``. Without one, nothing else happens."""
+def on_demand(session: Context) -> None:
+    """Register ``NewOptimizers`` as soon as somebody listens to ``optimizer_ready``."""
+    bus, waits = session.bus, NewOptimizers(session)
 
-    def __init__(self, session: Context) -> None:
-        self._bus = session.bus
-        self._optimizers = NewOptimizers(session)
+    def look() -> None:
+        if bus.heard(EVENT):
+            bus.on_change.remove(look)
+            bus.register(waits)
 
-    @hookimpl(trylast=True)
-    def session_start(self, session: Context) -> None:
-        self._bus.on_change.append(self._look)
-        session.on_close.callback(self._bus.on_change.remove, self._look)
-        self._look()
-
-    def _look(self) -> None:
-        if not self._optimizers.is_asked_for and self._bus.heard(EVENT):
-            self._optimizers.is_asked_for = True
-            self._bus.register(self._optimizers)
+    bus.on_change.append(look)
+    look()
 
 
 class NewOptimizers:
     """Waits with each new optimizer for its first use."""
 
     def __init__(self, session: Context) -> None:
-        self.is_asked_for = False
         self._bus = session.bus
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._waiting: list[weakref.ref[Optimizer]] = []

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 
-from torchbus._bus import discovery, misuse
+from torchbus._bus import discovery, elsewhere, misuse
 from torchbus._bus.bus import Bus
 from torchbus._bus.options import CORE_OPTIONS
 from torchbus.errors import PluginConflict, PluginError, UsageError
@@ -102,6 +102,14 @@ def _refuse_options_of_another_strategy(
     An option brings its plugin. So there would be two strategies, and the option is the mistake.
     """
     strategies = [name for name, plugin in named if "strategy" in getattr(plugin, "owns", ())]
+    unasked = [name for name in strategies if chosen is None and name in wanted and name != "ddp"]
+    for name in unasked:
+        options = ", ".join(wanted[name][1])
+        hints = [elsewhere.hint("option", option) for option in wanted[name][1]]
+        raise UsageError(
+            f"{options}: an option of strategy={name!r}: say strategy={name!r}, or leave it out"
+            + "".join(f" ({hint})" for hint in hints if hint)
+        )
     by_option = [
         name
         for name in strategies

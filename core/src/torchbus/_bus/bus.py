@@ -162,7 +162,7 @@ class Bus:
         return [caller.name for caller in self._manager.get_hookcallers(plugin) or []]
 
     def _tell_of_change(self) -> None:
-        for tell in self.on_change:
+        for tell in tuple(self.on_change):
             tell()
 
     def _refuse_conflict(self, plugin: object, name: str) -> None:

@@ -20,6 +20,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from torchbus._bus import elsewhere
 from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
@@ -72,7 +73,7 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
         )
     known = sorted({*installed(kind), *DISTRIBUTIONS.get(kind, {}), *also})
     near = difflib.get_close_matches(name, known, 3, 0.5)
-    hint = (
+    hint = elsewhere.hint(kind, name) or (
         f"did you mean {' or '.join(repr(word) for word in near)}?"
         if near
         else f"known are {', '.join(known) or 'none'}"

@@ -51,10 +51,15 @@ def run(
         become(Path(script), args, Path(folder), *files)
     for file in files:
         os.close(file)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        kill(process_of(pid, whom))
-    status, late = wait(pid, begun_s + timeout_s)
+    try:
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            kill(process_of(pid, whom))
+        status, late = wait(pid, begun_s + timeout_s)
+    except BaseException:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
     seconds = time.monotonic() - begun_s
     stdout, stderr = (path.read_text(errors="replace") for path in outputs)
     return {
@@ -103,6 +108,7 @@ def wait_for_group(pid: int) -> list[str]:
 def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> NoReturn:
     """Turn this forked process into one that runs the script as ``__main__``."""
     status = 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
             os.dup2(fd, number)
@@ -125,7 +131,13 @@ def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> N
         os._exit(status)
 
 
+def stop(number: int, frame: object) -> NoReturn:
+    """End with the script that runs: whoever asked for it does not wait any more."""
+    raise SystemExit
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
     for name in sys.argv[1:]:
         importlib.import_module(name)
     for line in sys.stdin:

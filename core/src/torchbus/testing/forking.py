@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -70,14 +71,25 @@ class ForkServer:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            return answer
+        except BaseException:  # a test's time limit: the next answer would be this one's
+            self._process.terminate()
+            self._process.wait()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it can't run another script."""
+        return self._process.poll() is not None
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
@@ -94,14 +106,21 @@ class ForkServer:
 
 
 @functools.cache
-def _server() -> ForkServer:
-    server = ForkServer()
-    atexit.register(server.close)
-    return server
+def _server() -> list[ForkServer]:
+    """The one of this process, if there is one."""
+    return []
+
+
+def _running() -> ForkServer:
+    held = _server()
+    if not held or held[0].is_over:
+        held[:] = [ForkServer()]
+        atexit.register(held[0].close)
+    return held[0]
 
 
 def fork_script(
     source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0
 ) -> Result:
     """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process."""
-    return _server().run(source, *args, cwd=cwd, timeout_s=timeout_s)
+    return _running().run(source, *args, cwd=cwd, timeout_s=timeout_s)

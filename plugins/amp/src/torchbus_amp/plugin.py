@@ -13,6 +13,17 @@ from torchbus_amp.scaling import LossScaling
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+LISTED = ", ".join(map(repr, PRECISIONS))
+ELSEWHERE = {
+    "no": "32-true",
+    "32": "32-true",
+    "fp32": "32-true",
+    "64": "64-true",
+    "16": "16-mixed",
+    "fp16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
+"""What others call them. Those names are not accepted: "bf16" is "bf16-true" in some libraries."""
 
 
 class State(TypedDict):
@@ -47,8 +58,10 @@ class Precision:
         if amp_backend != "native":
             raise UsageError(f"amp_backend={amp_backend!r} is unknown: use 'native'")
         if precision not in PRECISIONS:
+            name = ELSEWHERE.get(str(precision))
             raise UsageError(
-                f"precision={precision!r} is unknown: use one of {', '.join(map(repr, PRECISIONS))}"
+                f"precision={precision!r} is unknown: "
+                + (f"here it is called {name!r}" if name else f"use one of {LISTED}")
             )
         self.precision = precision
         self._session: Context | None = None

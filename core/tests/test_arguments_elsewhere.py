@@ -1,0 +1,53 @@
+"""Names of other libraries are errors that say what the thing is called here."""
+
+from __future__ import annotations
+
+import pytest
+from torchbus import session
+from torchbus._bus import discovery, elsewhere
+from torchbus.errors import UsageError
+from torchbus.session import Session
+
+
+@pytest.mark.parametrize(("name", "hint"), elsewhere.HERE["option"].items())
+def test_an_option(name: str, hint: str) -> None:
+    if name in discovery.installed("option"):  # a strategy's own, which nobody has asked for
+        with pytest.raises(
+            UsageError, match=rf"{name}: an option of .* or leave it out \({hint}\)"
+        ):
+            session(**{name: "bf16"})
+        return
+    with pytest.raises(UsageError) as error:
+        session(**{name: 1})
+    assert str(error.value) == f"unknown option {name!r}: {hint}"
+
+
+@pytest.mark.parametrize(("name", "hint"), elsewhere.HERE["verb"].items())
+def test_a_verb(name: str, hint: str) -> None:
+    with session() as s:
+        with pytest.raises(AttributeError) as error:
+            getattr(s, name)
+        assert str(error.value) == f"session has no {name!r}: unknown s.{name}(): {hint}"
+        assert not hasattr(s, name)
+
+
+@pytest.mark.parametrize("kind", ["strategy", "logger"])
+def test_a_strategy_or_logger(kind: str) -> None:
+    for name, hint in elsewhere.HERE[kind].items():
+        with pytest.raises(UsageError) as error:
+            session(**{kind: name})
+        assert str(error.value) == f"unknown {kind} {name!r}: {hint}"
+
+
+def test_what_a_hint_names_is_there() -> None:
+    """Every option and verb that a hint names exists."""
+    options = {*discovery.installed("option"), *vars(session()._context)["options"]}
+    verbs = {*discovery.installed("verb"), *dir(Session)}
+    for hints in elsewhere.HERE.values():
+        for hint in hints.values():
+            words = hint.replace("(", " ").replace(",", " ").replace(")", " ").split()
+            for word in words:
+                if word.startswith("s.") and not word.startswith("s.world"):
+                    assert word[2:].rstrip(":;.") in verbs, hint
+                if "=" in word and "torch" not in word:
+                    assert word.partition("=")[0] in options, hint
