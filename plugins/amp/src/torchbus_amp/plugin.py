@@ -59,10 +59,8 @@ class Precision:
             raise UsageError(f"amp_backend={amp_backend!r} is unknown: use 'native'")
         if precision not in PRECISIONS:
             name = ELSEWHERE.get(str(precision))
-            raise UsageError(
-                f"precision={precision!r} is unknown: "
-                + (f"here it is called {name!r}" if name else f"use one of {LISTED}")
-            )
+            remedy = f"here it is called {name!r}" if name else f"use one of {LISTED}"
+            raise UsageError(f"precision={precision!r} is unknown: {remedy}")
         self.precision = precision
         self._session: Context | None = None
         self.models: Models | None = None
