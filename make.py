@@ -131,7 +131,8 @@ def demo(environment: Environment, words: Words) -> int:
 
 def test(environment: Environment, words: Words) -> int:
     tests = {"pytest": environment.pytest("--dist", "loadfile", *words)}
-    return verdict({**check(environment, Path("."), environment.packages), **tests})
+    checks = check(environment, Path("."), environment.packages, ROOT / "tests/house/typed")
+    return verdict({**checks, **tests})
 
 
 def test_with_another_torch(environment: Environment, words: Words) -> int:
@@ -161,13 +162,15 @@ def package_of(path: Path) -> Path:
     sys.exit(f"make.py: {path} belongs to no package: name a folder such as plugins/ddp or core")
 
 
-def check(environment: Environment, path: Path, packages: list[Path]) -> dict[str, int]:
-    """Run ruff and mypy."""
+def check(
+    environment: Environment, path: Path, packages: list[Path], *more: Path
+) -> dict[str, int]:
+    """Run ruff and mypy. ``more``: files for mypy beside the packages."""
     sources = [folder for package in packages for folder in sorted(package.glob("src/*/"))]
     return {
         "ruff": environment.run("-m", "ruff", "check", path),
         "format": environment.run("-m", "ruff", "format", "--check", "--quiet", path),
-        "mypy": environment.run("-m", "mypy", *sources),
+        "mypy": environment.run("-m", "mypy", *sources, *more),
     }
 
 

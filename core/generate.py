@@ -4,7 +4,8 @@
     python core/generate.py --check    # exit status 1 if it is not up to date
 
 ``_bus/catalog.py`` names packages for the pip command in error messages. ``_session/verbs.py`` has
-the signatures of their verbs, for type checkers and editors.
+the signatures of their verbs, and ``_session/options.py`` the types of their options, for type
+checkers and editors. Options are read from the installed packages: run it in their environment.
 """
 
 from __future__ import annotations
@@ -83,10 +84,13 @@ def verbs() -> str:
     for folder, project in projects():
         for verb in points(project, "verb"):
             module, member = _definition(folder, verb)
+            _spell_out_options(folder, member)
             members.append(_stub(verb, member))
             imports |= set(_imports(module, _annotations(member)))
             free |= _annotations(member) & _type_variables(module)
     body = "".join(members).rstrip()
+    if "Literal[" in body:
+        imports.add(("typing", "Literal"))
     variables = "".join(f'{name} = TypeVar("{name}")\n' for name in sorted(free))
     head = _head(imports) + (f"\n{variables}" if variables else "")
     return f"{VERBS}{head}\n\nclass KnownVerbs:\n{DOC}{body}\n"
@@ -126,10 +130,40 @@ def _stub(verb: str, member: Member) -> str:
         return f"    {verb}: {ast.unparse(member.annotation)}\n\n"
     doc = ast.get_docstring(member, clean=False)
     lines = [f"@{ast.unparse(one)}" for one in member.decorator_list]
-    arguments = re.sub(r"(: [\w\[\], .|]+)=", r"\1 = ", ast.unparse(member.args))
-    lines.append(f"def {verb}({arguments}) -> {ast.unparse(member.returns or NOTHING)}:")
+    arguments = re.sub(r"(: [\w\[\], .|']+)=", r"\1 = ", ast.unparse(member.args))
+    arguments = arguments.replace("'", '"')
+    head, tail = f"def {verb}(", f") -> {ast.unparse(member.returns or NOTHING)}:"
+    if len(head + arguments + tail) <= 96:
+        lines.append(head + arguments + tail)
+    else:
+        lines += [head, *(f"    {one}," for one in _split(arguments)), tail]
     lines += [f'    """{doc}"""', "    raise NotImplementedError"]
     return "".join(f"    {line}\n" for line in lines) + "\n"
+
+
+def _split(arguments: str) -> list[str]:
+    """Split at the commas that are in no brackets."""
+    return re.split(r", (?![^\[]*\])", arguments)
+
+
+def _spell_out_options(folder: Path, member: Member) -> None:
+    """Replace ``**options: Unpack[Options]`` by the members of that TypedDict."""
+    given = member.args.kwarg if isinstance(member, ast.FunctionDef) else None
+    if given is None or not isinstance(given.annotation, ast.Subscript):
+        return
+    assert isinstance(member, ast.FunctionDef)
+    name = ast.unparse(given.annotation.slice)
+    trees = [ast.parse(path.read_text("utf-8")) for path in sorted(folder.glob("src/**/*.py"))]
+    nodes = [node for tree in trees for node in tree.body]
+    options = next(one for one in nodes if isinstance(one, ast.ClassDef) and one.name == name)
+    aliases = {
+        ast.unparse(one.targets[0]): one.value for one in nodes if isinstance(one, ast.Assign)
+    }
+    member.args.kwarg = None
+    for one in [node for node in options.body if isinstance(node, ast.AnnAssign)]:
+        kind = aliases.get(ast.unparse(one.annotation), one.annotation)
+        member.args.kwonlyargs.append(ast.arg(ast.unparse(one.target), kind))
+        member.args.kw_defaults.append(ast.Constant(...))
 
 
 def _annotations(member: Member) -> set[str]:
@@ -177,10 +211,28 @@ def _head(imports: set[Import]) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks.values() if lines) + "\n"
 
 
+def options() -> str:
+    """The types of all options, by the code of ``torchbus stubs``."""
+    from torchbus._cli.options import known, stubs
+
+    declared = [project for _, project in projects()]
+    packages = {project["name"] for project in declared}
+    names = {
+        kind: [name for project in declared for name in points(project, kind)]
+        for kind in ("strategy", "logger")
+    }
+    found = [one for one in known.known_options() if one.package in packages]
+    return stubs.known_text(found, names, WRITTEN)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and compare")
-    written = {SOURCES / "_bus/catalog.py": catalog(), SOURCES / "_session/verbs.py": verbs()}
+    written = {
+        SOURCES / "_bus/catalog.py": catalog(),
+        SOURCES / "_session/verbs.py": verbs(),
+        SOURCES / "_session/options.py": options(),
+    }
     if parser.parse_args().check:
         old = [path.name for path, text in written.items() if path.read_text("utf-8") != text]
         print(f"run python core/generate.py: old are {old}" if old else "up to date")

@@ -62,13 +62,14 @@ def test_the_code_of_a_page_does_what_the_page_says(page):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_events_page_is_up_to_date():
+@pytest.mark.parametrize("page", ["events", "options"])
+def test_a_page_that_is_generated_is_up_to_date(page):
     result = subprocess.run(
-        [sys.executable, ROOT / "docs" / "generate_events.py", "--check"],
+        [sys.executable, ROOT / "docs" / f"generate_{page}.py", "--check"],
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

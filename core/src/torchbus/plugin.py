@@ -6,14 +6,12 @@ core is private.
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import ClassVar
-
 from torchbus import __version__ as VERSION
 from torchbus._batches.feeding import Batches
 from torchbus._batches.nested import collect, is_dataclass, leaves, map_leaves, map_tensors
 from torchbus._batches.share import Share
 from torchbus._batches.taken import Origin, Taken
+from torchbus._bus.attributes import Plugin
 from torchbus._bus.listeners import Listeners
 from torchbus._bus.markers import hookimpl, hookspec
 from torchbus._bus.needs import needs
@@ -160,38 +158,3 @@ __all__ = [
     "visible_device",
     "warn",
 ]
-
-
-class Plugin:
-    """Every attribute that the bus reads, with its default.
-
-    A plugin may inherit from this class. It need not.
-    """
-
-    owns: ClassVar[tuple[str, ...]] = ()
-    """What only one active plugin can own, in words: "strategy", "precision".
-
-    Two owners are a PluginConflict.
-    """
-
-    verbs: ClassVar[tuple[str, ...]] = ()
-    """Names of methods and properties that the loop's author calls on the session: ``s.<verb>``."""
-
-    companions: ClassVar[tuple[str, ...]] = ()
-    """Names of plugins that come along where they are installed."""
-
-    declares_events: ClassVar[ModuleType | type | None] = None
-    """A module or class of functions marked ``hookspec``: events that this plugin adds."""
-
-    divides_data: bool = False
-    """For strategies: each rank trains on its own share of the data."""
-
-    divides_states: bool = False
-    """For strategies: inside of ``session.in_parts()``, ``state_dict()`` returns this rank's parts
-    as DTensors. The hooks of ``state_dict()`` read ``session.gathers_states``.
-    """
-
-    divides_own_batch: bool = False
-    """For samplers: the script's own batch is the global one, of which each rank takes
-    its share.
-    """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import typing
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -11,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torchbus import events
 from torchbus._builtin import standard_plugins
 from torchbus._bus import misuse
+from torchbus._bus.attributes import Plugin
 from torchbus._bus.options import check as check_options
 from torchbus._compat.cpython import current_frame
 from torchbus._launch import Call
@@ -22,7 +24,12 @@ from torchbus._ranks.world import World
 from torchbus._session import active
 from torchbus._session.context import Context
 from torchbus._session.explain import explain
+from torchbus._session.installed import MoreLoggers, MoreStrategies
+from torchbus._session.options import KnownOptions, LoggerName, StrategyName
 from torchbus._session.user import User
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,12 +72,12 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
     def __init__(
         self,
         *plugins: object,
-        strategy: object = "auto",
+        strategy: StrategyName | typing.Literal["auto"] | MoreStrategies | Plugin | None = "auto",
         devices: Devices = "auto",
         accelerator: str = "auto",
         num_nodes: int = 1,
-        launch: str = "auto",
-        logger: object = None,
+        launch: typing.Literal["auto", "script", "fork", "spawn"] = "auto",
+        logger: LoggerName | MoreLoggers | bool | Plugin | list[LoggerName | Plugin] | None = None,
         capture: bool = True,
         prefetch: int = 1,
         verbose: bool = False,
@@ -78,7 +85,7 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
         timeout_s: float = 1800.0,
         hang_timeout: float = 60.0,
         freeze_timeout: float = 600.0,
-        **options: Any,
+        **options: Unpack[KnownOptions],
     ) -> None:
         self._arguments = {
             name: value
@@ -131,7 +138,7 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             words = self._arguments | self._options
-            inner = type(self)(*self._plugins, **words)
+            inner = type(self)(*self._plugins, **cast(Any, words))
             inner._context.call = Call(run, function, args, kwargs, (self._plugins, words))
             with inner:
                 return function(*args, **kwargs)
@@ -182,11 +189,20 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
 
     # Inside --------------------------------------------------------------------------------------
 
-    def __getattr__(self, name: str) -> Any:
-        """A verb of a plugin, which becomes active when its first verb is used."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._context.verbs.find(name)
+    if not typing.TYPE_CHECKING:  # a checker knows the verbs: a name that it does not is wrong
+
+        def __getattr__(self, name: str) -> Any:
+            """A verb of a plugin, which becomes active when its first verb is used."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return self._context.verbs.find(name)
+
+    def __repr__(self) -> str:
+        state = "running" if self._context.is_inside else "not running"
+        return (
+            f"<torchbus session, {state}: rank {self.world.rank} of {self.world.world_size} on"
+            f" {self.world.device}>"
+        )
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._context.verbs.names()})

@@ -17,8 +17,14 @@ from torchbus._cli.table import table
 from torchbus.errors import PluginError, TorchbusError, UsageError
 
 BUILT_IN = {
-    name: EntryPoint(name, f"torchbus._cli.{name}:main", "torchbus.command")
-    for name in ("run", "plugins", "doctor")
+    name: EntryPoint(name, f"torchbus._cli.{module}:main", "torchbus.command")
+    for name, module in (
+        ("run", "run"),
+        ("plugins", "plugins"),
+        ("doctor", "doctor"),
+        ("options", "options.command"),
+        ("stubs", "options.stubs_command"),
+    )
 }
 HELP = """usage: torchbus COMMAND ...
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torchbus._session.installed import MoreVerbs
     from torchbus._session.verbs import KnownVerbs
+
+    class Verbs(KnownVerbs, MoreVerbs): ...
+
 else:
-    KnownVerbs = object
+    Verbs = object
 
 
-class User(KnownVerbs):
+class User(Verbs):
     """It has the verbs of all plugins."""
 
     def explain(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -88,7 +88,19 @@ class KnownVerbs:
 
     should_stop: bool
 
-    def log(self, name: str, value: Any, **options: Any) -> None:
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = ...,
+        on_epoch: bool = ...,
+        sync_dist: bool | None = ...,
+        reduce: Literal["mean", "sum", "max", "min"] = ...,
+        batch_size: float | None = ...,
+        prog_bar: bool = ...,
+        step: int | None = ...,
+    ) -> None:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
@@ -96,7 +108,18 @@ class KnownVerbs:
         """
         raise NotImplementedError
 
-    def log_dict(self, metrics: Mapping[str, Any], **options: Any) -> None:
+    def log_dict(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        on_step: bool | None = ...,
+        on_epoch: bool = ...,
+        sync_dist: bool | None = ...,
+        reduce: Literal["mean", "sum", "max", "min"] = ...,
+        batch_size: float | None = ...,
+        prog_bar: bool = ...,
+        step: int | None = ...,
+    ) -> None:
         """Log several values by name, with the options of ``log``."""
         raise NotImplementedError
 

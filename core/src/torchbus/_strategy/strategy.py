@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from torchbus._bus.attributes import Plugin
 from torchbus._bus.markers import hookimpl
 from torchbus._ranks.world import World
 from torchbus._session.context import Context
@@ -24,7 +25,7 @@ NO_SAMPLER = (
 )
 
 
-class Strategy:
+class Strategy(Plugin):
     """Each rank trains on its share of the data, and gradients are averaged in ``backward``.
 
     A subclass says how gradients meet: it defines ``average``, or ``reductions`` if its engine
@@ -64,8 +65,8 @@ class Strategy:
         self,
         *,
         backend: str | None = None,
-        loss_reduction: str = "mean",
-        loss_weight: str = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
     ) -> None:

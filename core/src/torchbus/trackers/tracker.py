@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torchbus._bus.attributes import Plugin
 from torchbus._bus.markers import hookimpl
 from torchbus._bus.options import expect
 from torchbus._redaction import Redactor
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 RANKS = ("main", "all")
 
 
-class Tracker(Client):
+class Tracker(Client, Plugin):
     """Receives what the loop logs, and sends it on a thread of its own.
 
     A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch.optim import LBFGS, Optimizer
@@ -12,7 +12,8 @@ from torchbus_amp.models import Autocast, Converted, Models
 from torchbus_amp.scaling import LossScaling
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
-PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+PrecisionName = Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
+PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 LISTED = ", ".join(map(repr, PRECISIONS))
 ELSEWHERE = {
     "no": "32-true",
@@ -48,7 +49,7 @@ class Precision:
 
     owns = ("precision",)
 
-    def __init__(self, precision: str = "32-true", amp_backend: str = "native") -> None:
+    def __init__(self, precision: PrecisionName = "32-true", amp_backend: str = "native") -> None:
         if amp_backend == "apex":
             raise UsageError(
                 "amp_backend='apex': apex.amp is no longer maintained. Its successors, torch's own"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
@@ -86,7 +86,7 @@ class Checkpoint:
         every_minutes: float | None = None,
         keep: int | None = 3,
         monitor: str | None = None,
-        mode: str = "min",
+        mode: Literal["min", "max"] = "min",
         resume: str | os.PathLike[str] = "auto",
         async_save: bool = False,
         safetensors: bool = False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
@@ -29,7 +31,9 @@ class Clip:
     verbs = ("gradient_norm",)
 
     def __init__(
-        self, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm"
+        self,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
     ) -> None:
         expect("gradient_clip_val", gradient_clip_val, (int, float, type(None)), "a number")
         if gradient_clip_val is not None and not gradient_clip_val >= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 HOOKS = ("fp16", "bf16", "powersgd", "bytegrad")
-ALGORITHMS = ("allreduce", *HOOKS, *AVERAGERS)
+AlgorithmName = Literal[
+    "allreduce",
+    "fp16",
+    "bf16",
+    "powersgd",
+    "bytegrad",
+    "local_sgd",
+    "decentralized",
+    "low_precision_decentralized",
+    "async",
+]
+ALGORITHMS: tuple[str, ...] = get_args(AlgorithmName)
 
 
 class State(TypedDict):
@@ -53,7 +64,7 @@ class Compress:
     Sources: see each algorithm; PowerSGD: Vogels et al., NeurIPS 2019.
     """
 
-    def __init__(self, *, gradient_algorithm: str = "allreduce") -> None:
+    def __init__(self, *, gradient_algorithm: AlgorithmName = "allreduce") -> None:
         if gradient_algorithm == "qadam":
             raise UsageError(
                 "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum,"

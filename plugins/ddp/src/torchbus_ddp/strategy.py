@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torchbus.plugin import Context, Strategy, UsageError, expect, strategies
 
 from torchbus_ddp import events
@@ -19,8 +21,8 @@ class ByReducer(Strategy):
         *,
         backend: str | None = None,
         bucket_cap_mb: float = 25.0,
-        loss_reduction: str = "mean",
-        loss_weight: str = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
     ) -> None:

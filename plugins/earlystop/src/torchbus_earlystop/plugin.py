@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch.utils.data import DataLoader
@@ -45,7 +45,7 @@ class EarlyStop:
         monitor: str | None = None,
         *,
         patience: int = 3,
-        mode: str = "min",
+        mode: Literal["min", "max"] = "min",
         min_delta: float = 0.0,
     ) -> None:
         expect("early_stop", monitor, (str, type(None)), "the name of a value given to s.log")
@@ -136,8 +136,15 @@ class EarlyStop:
 def from_options(
     early_stop: str | None = None,
     patience: int = 3,
-    early_stop_mode: str = "min",
+    early_stop_mode: Literal["min", "max"] = "min",
     min_delta: float = 0.0,
 ) -> EarlyStop:
-    """``session(early_stop="val_loss", patience=3)``: ``early_stop`` is the value to monitor."""
+    """``session(early_stop="val_loss", patience=3)``.
+
+    Args:
+        early_stop: the value given to ``s.log`` to monitor.
+        patience: how many times in a row the value may be no better.
+        early_stop_mode: whether smaller ("min") or larger ("max") is better.
+        min_delta: how much better a value must be to count.
+    """
     return EarlyStop(early_stop, patience=patience, mode=early_stop_mode, min_delta=min_delta)

@@ -6,7 +6,7 @@ import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torchbus.plugin import Context, Listeners, UsageError, expect, hookimpl, refuse_outside
@@ -14,9 +14,12 @@ from torchbus.plugin import Context, Listeners, UsageError, expect, hookimpl, re
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.gatherer import Gatherer
-from torchbus_log.metrics.how import PLAINLY, how
+from torchbus_log.metrics.how import PLAINLY, LogOptions, how
 from torchbus_log.metrics.values import Metric, Value, check_name, kept
 from torchbus_log.passes import Passes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Log:
@@ -45,7 +48,7 @@ class Log:
 
     # Verbs ---------------------------------------------------------------------------------------
 
-    def log(self, name: str, value: Any, **options: Any) -> None:
+    def log(self, name: str, value: Any, **options: Unpack[LogOptions]) -> None:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
@@ -53,7 +56,7 @@ class Log:
         """
         self._send("log", {name: value}, options)
 
-    def log_dict(self, metrics: Mapping[str, Any], **options: Any) -> None:
+    def log_dict(self, metrics: Mapping[str, Any], **options: Unpack[LogOptions]) -> None:
         """Log several values by name, with the options of ``log``."""
         if not isinstance(metrics, Mapping):
             raise UsageError(
@@ -69,7 +72,7 @@ class Log:
         assert self._session is not None
         self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
 
-    def _send(self, verb: str, metrics: dict[str, Any], options: dict[str, Any]) -> None:
+    def _send(self, verb: str, metrics: dict[str, Any], options: LogOptions) -> None:
         if self._skips is None or self._listeners is None:
             return refuse_outside(verb, has_begun=False)
         for skip in self._skips.now:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torchbus.plugin import (
     Context,
@@ -41,7 +41,7 @@ class Sampler:
         self,
         *,
         replace_sampler: bool = True,
-        batch: str = "per_device",
+        batch: Literal["per_device", "global"] = "per_device",
         shard_eval: bool = False,
         sample_ledger: str | os.PathLike[str] | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
@@ -41,7 +41,9 @@ class Scale:
     owns = ("learning rate scale",)
     verbs = ("effective_batch_size", "find_batch_size")
 
-    def __init__(self, scale_lr: str | None = None, warmup_steps: int = 0) -> None:
+    def __init__(
+        self, scale_lr: Literal["linear", "sqrt"] | None = None, warmup_steps: int = 0
+    ) -> None:
         if scale_lr is not None and scale_lr not in RULES:
             raise UsageError(f"scale_lr={scale_lr!r} is unknown: use 'linear' or 'sqrt'")
         expect("warmup_steps", warmup_steps, int, "a number of steps")

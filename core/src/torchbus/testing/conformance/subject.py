@@ -37,7 +37,7 @@ class Subject:
         named = [*self.plugins, *([self.strategy] if self.strategy else [])]
         imported = {name: import_from(name, own) for name in named if ":" in name}
         words |= {} if imported else own
-        strategy = imported.get(self.strategy or "", self.strategy)
+        strategy: Any = imported.get(self.strategy or "", self.strategy)
         plugins = [imported.get(name, name) for name in self.plugins]
         if ranks == 1:
             return Session(*plugins, *objects, strategy=None, **words)

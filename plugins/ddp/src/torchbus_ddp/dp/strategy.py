@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl, strategies
 
@@ -41,8 +43,8 @@ class DP(ByReducer):
         self,
         *,
         batch_dim: int | None = None,
-        loss_reduction: str | None = None,
-        loss_weight: str = "auto",
+        loss_reduction: Literal["mean", "sum"] | None = None,
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
         bucket_cap_mb: float = 25.0,
         sync_batchnorm: bool = False,

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 from torchbus.plugin import UsageError
 
-REDUCTIONS = ("mean", "sum", "max", "min")
+Reduction = Literal["mean", "sum", "max", "min"]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+
+class LogOptions(TypedDict, total=False):
+    """What ``s.log`` takes beside name and value."""
+
+    on_step: bool | None
+    on_epoch: bool
+    sync_dist: bool | None
+    reduce: Reduction
+    batch_size: float | None
+    prog_bar: bool
+    step: int | None
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ It divides parameters, gradients and optimizer states over ranks.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torchbus.plugin import Context, Strategy, expect
 
 from torchbus_sharded._compat.dtensor import forget_meshes
@@ -53,13 +55,13 @@ class FSDP(Strategy):
         *,
         auto_wrap_policy: wrapping.Policy = "auto",
         reshard_after_forward: bool | None = None,
-        mixed_precision: str | None = None,
+        mixed_precision: Literal["bf16", "16"] | None = None,
         cpu_offload: bool = False,
         hybrid: bool = False,
         forward_methods: tuple[str, ...] = (),
         param_init_fn: ParamInit | None = None,
-        loss_reduction: str = "mean",
-        loss_weight: str = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
     ) -> None:
         super().__init__(backend=backend, loss_reduction=loss_reduction, loss_weight=loss_weight)

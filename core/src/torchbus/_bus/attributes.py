@@ -1,0 +1,40 @@
+"""What the bus reads of a plugin, beside its listeners."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+
+class Plugin:
+    """Every attribute that the bus reads, with its default.
+
+    A plugin may inherit from this class. It need not.
+    """
+
+    owns: tuple[str, ...] = ()
+    """What only one active plugin can own, in words: "strategy", "precision".
+
+    Two owners are a PluginConflict.
+    """
+
+    verbs: tuple[str, ...] = ()
+    """Names of methods and properties that the loop's author calls on the session: ``s.<verb>``."""
+
+    companions: tuple[str, ...] = ()
+    """Names of plugins that come along where they are installed."""
+
+    declares_events: ModuleType | type | None = None
+    """A module or class of functions marked ``hookspec``: events that this plugin adds."""
+
+    divides_data: bool = False
+    """For strategies: each rank trains on its own share of the data."""
+
+    divides_states: bool = False
+    """For strategies: inside of ``session.in_parts()``, ``state_dict()`` returns this rank's parts
+    as DTensors. The hooks of ``state_dict()`` read ``session.gathers_states``.
+    """
+
+    divides_own_batch: bool = False
+    """For samplers: the script's own batch is the global one, of which each rank takes
+    its share.
+    """

@@ -1,0 +1,1 @@
+"""``torchbus options`` and ``torchbus stubs``: what ``session(...)`` and ``s.`` take here."""

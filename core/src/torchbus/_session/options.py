@@ -1,0 +1,101 @@
+"""The options of this repository's packages, for type checkers and editors.
+
+Written by core/generate.py from the packages: change those, and run it again.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import datetime
+import os
+import typing
+
+import torch.nn
+
+from torchbus._session.installed import MoreOptions
+
+StrategyName = typing.Literal[
+    "ddp",
+    "dp",
+    "ddp2",
+    "ddp_notebook",
+    "ddp_spawn",
+    "fsdp",
+    "ddp_sharded",
+]
+LoggerName = typing.Literal["local", "neptune", "wandb", "tensorboard"]
+
+
+class KnownOptions(MoreOptions, total=False):
+    """What ``session`` takes beside its own options."""
+
+    accumulate_grad_batches: int | collections.abc.Mapping[int, int]
+    activation_checkpointing: str | collections.abc.Collection[type[torch.nn.Module]]
+    amp_backend: str
+    async_save: bool
+    auto_wrap_policy: str | int | collections.abc.Collection[type[torch.nn.Module]] | None
+    autolog: bool
+    backend: str | None
+    batch: typing.Literal["per_device", "global"]
+    batch_dim: int | None
+    bucket_cap_mb: float
+    checkpoint: str | os.PathLike[str] | None
+    cpu_offload: bool
+    early_stop: str | None
+    early_stop_mode: typing.Literal["min", "max"]
+    every_minutes: float | None
+    every_n_epochs: int | None
+    every_n_steps: int | None
+    forward_methods: tuple[str, ...]
+    gpu_monitor: bool
+    gradient_algorithm: typing.Literal[
+        "allreduce",
+        "fp16",
+        "bf16",
+        "powersgd",
+        "bytegrad",
+        "local_sgd",
+        "decentralized",
+        "low_precision_decentralized",
+        "async",
+    ]
+    gradient_clip_algorithm: typing.Literal["norm", "value"]
+    gradient_clip_val: float | None
+    hybrid: bool
+    interval_s: float
+    keep: int | None
+    lint: bool
+    local_copy: str | os.PathLike[str] | None
+    log_dir: str | os.PathLike[str]
+    log_every_n_steps: int
+    loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
+    loss_weight: typing.Literal["auto", "samples", "tokens"]
+    min_delta: float
+    mixed_precision: typing.Literal["bf16", "16"] | None
+    mode: typing.Literal["min", "max"]
+    monitor: str | None
+    param_init_fn: collections.abc.Callable[[torch.nn.Module], object] | None
+    patience: int
+    precision: typing.Literal[
+        "32-true",
+        "64-true",
+        "16-mixed",
+        "bf16-mixed",
+        "16-true",
+        "bf16-true",
+    ]
+    progress: bool
+    replace_sampler: bool
+    reshard_after_forward: bool | None
+    resume: str | os.PathLike[str]
+    safetensors: bool
+    sample_ledger: str | os.PathLike[str] | None
+    scale_lr: typing.Literal["linear", "sqrt"] | None
+    shard_eval: bool
+    shard_gradients: bool
+    sharded_save: bool
+    sync_batchnorm: bool
+    sync_loss: bool
+    time_limit: str | datetime.timedelta | None
+    verify_every: int
+    warmup_steps: int

@@ -1,0 +1,65 @@
+"""Write docs/options.md from the constructors of the installed plugins::
+
+.venv/bin/python docs/generate_options.py            # write it
+.venv/bin/python docs/generate_options.py --check    # exit status 1 if it is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import groupby
+from pathlib import Path
+
+from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus._cli.options.known import Option, known_options
+
+PAGE = Path(__file__).resolve().parent / "options.md"
+OURS = {"torchbus", *(name for names in DISTRIBUTIONS.values() for name in names.values())}
+HEAD = "| option | type | default | meaning |\n| --- | --- | --- | --- |"
+INTRODUCTION = """\
+# Options of `session`
+
+<!-- docs/generate_options.py writes this page from the constructors of the plugins. -->
+
+Pass them by keyword: `session(strategy="ddp", precision="bf16-mixed")`. An option brings its
+plugin. `torchbus run` takes the same ones as words: `torchbus run --precision bf16-mixed train.py`.
+`torchbus options` prints what is installed where you are, plugins of others included.
+
+Type checkers and editors know all of these, and the verbs of `s.`. Run `torchbus stubs` once to
+tell them of plugins of others.
+"""
+
+
+def page() -> str:
+    """The whole text."""
+    options = [one for one in known_options() if one.package in OURS]
+    parts = [INTRODUCTION]
+    for (package, plugin), group in groupby(options, lambda one: (one.package, one.plugin)):
+        title = "The session's own" if plugin == "session" else f"{plugin or package} ({package})"
+        rows = "\n".join(map(_row, group))
+        parts.append(f"## {title}\n\n{HEAD}\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _row(one: Option) -> str:
+    kind = one.kind.replace("typing.Literal", "").replace("collections.abc.", "")
+    kind = kind.replace("typing.Any", "a name, or an object")
+    default = f"`{one.default}`" if one.default else ""
+    cells = (f"`{one.name}`", f"`{kind}`", default, one.words.replace("``", "`"))
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, and compare")
+    if parser.parse_args().check:
+        is_old = PAGE.read_text(encoding="utf-8") != page()
+        print("run docs/generate_options.py" if is_old else "up to date")
+        return int(is_old)
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
