@@ -65,7 +65,7 @@ class Compress:
     """
 
     def __init__(self, *, gradient_algorithm: AlgorithmName = "allreduce") -> None:
-        if gradient_algorithm == "qadam":
+        if str(gradient_algorithm) == "qadam":
             raise UsageError(
                 "gradient_algorithm='qadam' is an optimizer of Bagua's that sends Adam's momentum,"
                 " which torch's Adam does not allow: use 'bytegrad', which sends as many bytes"
