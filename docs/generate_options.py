@@ -44,7 +44,7 @@ def page() -> str:
 
 def _row(one: Option) -> str:
     kind = one.kind.replace("typing.Literal", "").replace("collections.abc.", "")
-    kind = kind.replace("typing.Any", "a name, or an object")
+    kind = kind.replace("torchbus._bus.attributes.", "")
     default = f"`{one.default}`" if one.default else ""
     cells = (f"`{one.name}`", f"`{kind}`", default, one.words.replace("``", "`"))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

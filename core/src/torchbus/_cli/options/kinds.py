@@ -21,7 +21,8 @@ def text(annotation: object, modules: set[str]) -> str:
         return f"[{_listed(annotation, modules)}]"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(text(one, modules) for one in arguments)
+        there = [one for one in arguments if one is not typing.NoReturn]
+        return " | ".join(text(one, modules) for one in there)
     if origin is typing.Literal:
         modules.add("typing")
         return f"typing.Literal[{', '.join(map(json.dumps, arguments))}]"
