@@ -43,7 +43,7 @@ def by_hand(epochs=3):
             optimizer.step()
             averaged.update_parameters(model)
         with torch.no_grad():
-            for x, y in loader:
+            for x, _ in loader:
                 averaged(x)
     return {"averaged": averaged.module.state_dict(), "trained": model.state_dict()}
 
@@ -73,11 +73,15 @@ def test_averages_on_ranks_are_those_of_one_process(tmp_path, strategy):
     assert max(differences(found, by_hand())) < 1e-13
 
 
-ENDS = [[1, 3], [1, "evaluated"]]
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("ends_at", ENDS, ids=["in an epoch", "after evaluation"])
+@pytest.mark.parametrize(
+    ("strategy", "ends_at"),
+    [
+        pytest.param("ddp", [1, 3], id="ddp in an epoch", marks=pytest.mark.slow),
+        pytest.param("fsdp", [1, 3], id="fsdp in an epoch"),
+        pytest.param("ddp", [1, "evaluated"], id="ddp after evaluation"),
+        pytest.param("fsdp", [1, "evaluated"], id="fsdp after evaluation", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_goes_on_has_the_same_averages(tmp_path, strategy, ends_at):
     options = {"strategy": strategy, "devices": 2, "accelerator": "cpu", "batch": "global", **EMA}
     saves = {"checkpoint": str(tmp_path / "checkpoints"), "every_n_steps": 2}

@@ -15,6 +15,8 @@ from torch.optim.swa_utils import (
 from torchbus import session
 from torchbus.errors import UsageError
 
+from torchbus_average.entries import Entry
+
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "averaging_loop.py"))
 make, train, loader, tensors = (LOOP[name] for name in ("make", "train", "loader", "tensors"))
 
@@ -212,3 +214,24 @@ def test_options_are_checked(options, message):
 def test_averages_that_nobody_asked_for_are_an_error():
     with session() as s, pytest.raises(UsageError, match=r"s.averaged\(\): nothing is averaged"):
         s.averaged().__enter__()
+
+
+def test_a_checkpoint_inside_the_block_of_averages_is_an_error(tmp_path):
+    pytest.importorskip("torchbus_checkpoint")
+    with session(ema_decay=0.9) as s:
+        model, optimizer = make()
+        train(model, optimizer, loader(8))
+        model.train()
+        with (
+            s.averaged(),
+            pytest.raises(Exception, match=r"s.save\(\) in s.averaged\(\): a checkpoint is for"),
+        ):
+            s.save(tmp_path / "saved")
+
+
+def test_averages_of_another_model_are_an_error():
+    entry = Entry(torch.zeros(2))
+    with pytest.raises(
+        UsageError, match=r"has the shape \(3,\), and the tensor of this run \(2,\)"
+    ):
+        entry.load({"count": 1, "average": torch.zeros(3), "training": None})
