@@ -15,6 +15,7 @@ from torch.optim.swa_utils import (
 from torchbus import session
 from torchbus.errors import UsageError
 
+from torchbus_average import Average
 from torchbus_average.entries import Entry
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "averaging_loop.py"))
@@ -46,9 +47,10 @@ def by_hand(update, start=0, every=1, **options):
     return seen, tensors(model.state_dict())
 
 
-def in_a_session(**options):
+def in_a_session(ema_decay=None, swa_start=None, every=1, buffers=False, **options):
+    average = Average(ema_decay=ema_decay, swa_start=swa_start, every=every, buffers=buffers)
     seen = []
-    with session(**options) as s:
+    with session(average, **options) as s:
         model, optimizer = make()
         train(
             model,
@@ -76,7 +78,7 @@ def close(one, other, largest):
     ("options", "hand"),
     [
         ({"ema_decay": 0.9}, {"update": get_ema_multi_avg_fn(0.9)}),
-        ({"ema_decay": 0.5, "average_every": 3}, {"update": get_ema_multi_avg_fn(0.5), "every": 3}),
+        ({"ema_decay": 0.5, "every": 3}, {"update": get_ema_multi_avg_fn(0.5), "every": 3}),
     ],
     ids=["ema", "every third step"],
 )
@@ -91,7 +93,7 @@ def test_evaluation_sees_the_average_and_training_the_weights(options, hand):
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (2, 3)])
 def test_a_mean_is_that_of_torch_up_to_rounding(start, every):
     """AveragedModel has another formula on the CPU for the same mean."""
-    seen, end, _ = in_a_session(swa_start=start, average_every=every)
+    seen, end, _ = in_a_session(swa_start=start, every=every)
     expected, expected_end = by_hand(None, start, every)
     assert all(close(one, other, 1e-15) for one, other in zip(seen, expected, strict=True))
     assert same(end, expected_end)
@@ -106,7 +108,7 @@ def test_a_mean_is_that_of_torch_up_to_rounding(start, every):
     ids=["ema", "swa"],
 )
 def test_buffers_are_averaged_too(options, hand, largest):
-    seen, end, _ = in_a_session(**options, average_buffers=True)
+    seen, end, _ = in_a_session(**options, buffers=True)
     expected, expected_end = by_hand(**hand, use_buffers=True)
     assert all(close(one, other, largest) for one, other in zip(seen, expected, strict=True))
     assert same(end, expected_end)
@@ -203,12 +205,12 @@ def test_a_step_on_averages_is_an_error():
         ({"swa_start": 0.75}, "swa_start=0.75 is a float: it must be a number of optimizer steps"),
         ({"swa_start": -1}, "swa_start=-1: it must be 0 or more optimizer steps"),
         ({"ema_decay": 0.9, "swa_start": 3}, "ema_decay=0.9 and swa_start=3: a session keeps one"),
-        ({"average_every": 0}, "average_every=0: it must be 1 or more optimizer steps"),
+        ({"every": 0}, "every=0: it must be 1 or more optimizer steps"),
     ],
 )
 def test_options_are_checked(options, message):
     with pytest.raises(UsageError, match=message):
-        session(**options)
+        Average(**options)
 
 
 def test_averages_that_nobody_asked_for_are_an_error():
@@ -235,3 +237,13 @@ def test_averages_of_another_model_are_an_error():
         UsageError, match=r"has the shape \(3,\), and the tensor of this run \(2,\)"
     ):
         entry.load({"count": 1, "average": torch.zeros(3), "training": None})
+
+
+def test_out_of_eval_the_averages_are_in_place_only_in_their_block():
+    with session(Average(ema_decay=0.9, in_eval=False)) as s:
+        model, optimizer = make()
+        train(model, optimizer, loader(8))
+        weights = tensors(model.state_dict())
+        with s.averaged():
+            assert not same(model.state_dict(), weights)
+        assert same(model.state_dict(), weights)

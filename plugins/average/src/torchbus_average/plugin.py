@@ -29,11 +29,11 @@ class Average:
         ema_decay: exponential moving average: average * decay + value * (1 - decay).
         swa_start: stochastic weight averaging: the mean of all values after this number of steps of
             the optimizer.
-        average_every: average after every so many steps of the optimizer. ``len(loader)`` is once
+        every: average after every so many steps of the optimizer. ``len(loader)`` is once
             per epoch.
-        average_buffers: average the models' buffers as well, such as BatchNorm's statistics.
+        buffers: average the models' buffers as well, such as BatchNorm's statistics.
             Integers, such as BatchNorm's number of batches, are left as they are.
-        average_in_eval: False leaves the weights in place; then use ``s.averaged()``.
+        in_eval: False leaves the weights in place; then use ``s.averaged()``.
 
     Source: Tarvainen and Valpola, https://arxiv.org/abs/1703.01780; Izmailov et al.,
     https://arxiv.org/abs/1803.05407
@@ -47,11 +47,11 @@ class Average:
         *,
         ema_decay: float | None = None,
         swa_start: int | None = None,
-        average_every: int = 1,
-        average_buffers: bool = False,
-        average_in_eval: bool = True,
+        every: int = 1,
+        buffers: bool = False,
+        in_eval: bool = True,
     ) -> None:
-        options.check(ema_decay, swa_start, average_every, average_buffers, average_in_eval)
+        options.check(ema_decay, swa_start, every, buffers, in_eval)
         self._update = (
             get_swa_multi_avg_fn() if ema_decay is None else get_ema_multi_avg_fn(ema_decay)
         )
@@ -63,9 +63,9 @@ class Average:
             else ""
         )
         self._start = swa_start or 0
-        self._every = average_every
-        self._with_buffers = average_buffers
-        self._in_eval = average_in_eval
+        self._every = every
+        self._with_buffers = buffers
+        self._in_eval = in_eval
         self._of: WeakKeyDictionary[Optimizer, Averages] = WeakKeyDictionary()
         self._held_in = False
 
@@ -88,7 +88,7 @@ class Average:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() while averages stand in the place of its"
                 " weights, since model.eval() or in s.averaged(): call model.train() before you go"
-                " on training, or pass average_in_eval=False"
+                " on training, or pass session(Average(..., in_eval=False))"
             )
 
     @hookimpl

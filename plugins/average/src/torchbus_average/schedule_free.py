@@ -49,6 +49,11 @@ class ScheduleFree:
         cast(HasModes, optimizer).train()
 
     @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        how = "optimizers: train() and eval() are called as those of their models"
+        return {"schedule-free": [how]} if self._active else None
+
+    @hookimpl
     def mode_changed(self, model: Module, training: bool) -> None:
         inside = {id(part) for part in model.modules()}
         for optimizer, models in self._optimizers.items():
