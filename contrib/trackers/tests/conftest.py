@@ -33,9 +33,9 @@ def log(tmp_path):
     """Runs the loop with a logger in an empty folder, and tells what it printed."""
 
     def run(logger, options=None, ranks=1, fails=False, **env) -> Told:
-        words = json.dumps([logger, options or {}, ranks, fails])
+        words = json.dumps([logger, {"finish_timeout_s": 500, **(options or {})}, ranks, fails])
         home = {"HOME": str(tmp_path), "DO_NOT_TRACK": "1", **env}
-        result = run_script(LOOP, words, env=home, cwd=tmp_path, timeout_s=200)
+        result = run_script(LOOP, words, env=home, cwd=tmp_path, timeout_s=500)
         assert fails or (result.ok() and "ended" in result.stdout)
         told = Told(result)
         assert SECRET not in result.stdout + result.stderr and told["same_random"]
@@ -52,6 +52,6 @@ def read(tmp_path):
 
     def run(script, *words):
         home = {"HOME": str(tmp_path), "DO_NOT_TRACK": "1"}
-        return run_script(script, *words, env=home, cwd=tmp_path, timeout_s=200).json()
+        return run_script(script, *words, env=home, cwd=tmp_path, timeout_s=500).json()
 
     return run

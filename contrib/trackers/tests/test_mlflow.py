@@ -86,8 +86,9 @@ import sys
 from torchbus import session
 from torchbus_trackers import MLflowLogger
 
-with session(logger=MLflowLogger(tracking_uri=sys.argv[1], project="digits")) as s:
-    for step in range(300):
+logger = MLflowLogger(tracking_uri=sys.argv[1], project="digits", finish_timeout_s=500)
+with session(logger=logger) as s:
+    for step in range(50):
         s.log_dict({f"layer{layer}": step + layer / 7 for layer in range(3)}, step=step)
     s.log_hyperparams({"lr": 0.1})
     s.log_hyperparams({"lr": 0.1, "width": 3})
@@ -99,7 +100,7 @@ def test_values_and_parameters_of_a_session_are_in_the_store(read):
     """A parameter that changes is a tag."""
     (run,) = read(CHANGE + READ, STORE)
     assert (run["project"], run["status"]) == ("digits", "FINISHED")
-    assert series(run, "layer2") == [(step, step + 2 / 7) for step in range(300)]
+    assert series(run, "layer2") == [(step, step + 2 / 7) for step in range(50)]
     assert run["params"] == {"lr": "0.1", "width": "3"} and run["tags"]["later.lr"] == "0.2"
 
 

@@ -6,6 +6,7 @@ import pytest
 from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.testing import run_script
+from torchbus.trackers import describe_run
 
 from torchbus_trackers import one_run
 from torchbus_trackers.flat import flat
@@ -92,3 +93,15 @@ def test_loading_the_loggers_imports_no_client():
         "accelerate",
     )
     assert run_script(script, *clients).ok().stdout == "[]\n"
+
+
+def test_the_description_of_a_run_has_only_types_that_every_client_can_write():
+    """torch's own version is a subclass of str, which a writer of YAML rejects."""
+
+    def types(value):
+        parts = value.values() if isinstance(value, dict) else value if type(value) is list else ()
+        return {type(value)}.union(*map(types, parts))
+
+    with session() as s:
+        found = types(describe_run(s._context))
+    assert found <= {dict, list, str, int, float, bool, type(None)}

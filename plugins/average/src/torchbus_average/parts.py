@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, in the same memory. A tensor that is not sharded is its own."""
     found = tensor.detach()
-    return found.to_local() if is_part(tensor) else found  # type: ignore[operator]
+    return cast("DTensor", found).to_local() if is_part(found) else found
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor, a copy. All ranks call it."""
     found = tensor.detach()
-    return found.full_tensor() if is_part(tensor) else found.clone()  # type: ignore[operator]
+    return cast("DTensor", found).full_tensor() if is_part(found) else found.clone()
 
 
 def is_part(tensor: Tensor) -> bool:
