@@ -73,19 +73,30 @@ def test_averages_on_ranks_are_those_of_one_process(tmp_path, strategy):
     assert max(differences(found, by_hand())) < 1e-13
 
 
+def own_state(folder):
+    """The plugin's state in the last checkpoint of rank 0."""
+    last = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    plugins = torch.load(last / "rank-0.pt", weights_only=True)["plugins"]
+    (state,) = [one for name, one in plugins.items() if "average" in name.lower()]
+    return state
+
+
 @pytest.mark.parametrize(
-    ("strategy", "ends_at"),
+    ("strategy", "often", "in_place"),
     [
-        pytest.param("ddp", [1, 3], id="ddp in an epoch", marks=pytest.mark.slow),
-        pytest.param("fsdp", [1, 3], id="fsdp in an epoch"),
-        pytest.param("ddp", [1, "evaluated"], id="ddp after evaluation"),
-        pytest.param("fsdp", [1, "evaluated"], id="fsdp after evaluation", marks=pytest.mark.slow),
+        pytest.param("ddp", "every_n_steps", False, id="ddp in training", marks=pytest.mark.slow),
+        pytest.param("fsdp", "every_n_steps", False, id="fsdp in training"),
+        pytest.param("ddp", "every_n_epochs", True, id="ddp in evaluation"),
+        pytest.param("fsdp", "every_n_epochs", True, id="fsdp in evaluation"),
     ],
 )
-def test_a_run_that_goes_on_has_the_same_averages(tmp_path, strategy, ends_at):
+def test_a_run_that_goes_on_has_the_same_averages(tmp_path, strategy, often, in_place):
+    """Also if the checkpoint was written while averages stood in the place of the weights."""
     options = {"strategy": strategy, "devices": 2, "accelerator": "cpu", "batch": "global", **EMA}
-    saves = {"checkpoint": str(tmp_path / "checkpoints"), "every_n_steps": 2}
-    trained(tmp_path, {**options, **saves}, ends_at=ends_at)
+    saves = {"checkpoint": str(tmp_path / "checkpoints"), often: 1}
+    trained(tmp_path, {**options, **saves}, ends_at=[1, 3])
+    entries = own_state(tmp_path)["averages"][0]["entries"]
+    assert [entry["training"] is not None for entry in entries] == [in_place] * 4
     resumed = trained(tmp_path, {**options, **saves})
     whole = trained(tmp_path, options)
     assert resumed["seen"] == whole["seen"][-len(resumed["seen"]) :]
@@ -106,8 +117,6 @@ def test_a_checkpoint_after_evaluation_has_the_averages_and_loads_as_weights_onl
     found = trained(tmp_path, {**options, "checkpoint": str(tmp_path / "checkpoints")})
     last = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
     model = torch.load(last / "model.pt", weights_only=True)
-    own = torch.load(last / "rank-0.pt", weights_only=True)["plugins"]
     assert all(torch.equal(model[name], found["trained"][name]) for name in model)
-    (state,) = [one for name, one in own.items() if "average" in name.lower()]
-    averages = [entry["average"] for entry in state["averages"][0]["entries"]]
+    averages = [entry["average"] for entry in own_state(tmp_path)["averages"][0]["entries"]]
     assert all(map(torch.equal, averages, found["averaged"].values()))
