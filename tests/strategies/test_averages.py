@@ -85,8 +85,8 @@ def own_state(folder):
     ("strategy", "often", "in_place"),
     [
         pytest.param("ddp", "every_n_steps", False, id="ddp in training", marks=pytest.mark.slow),
-        pytest.param("fsdp", "every_n_steps", False, id="fsdp in training"),
-        pytest.param("ddp", "every_n_epochs", True, id="ddp in evaluation"),
+        pytest.param("fsdp", "every_n_steps", False, id="fsdp in training", marks=pytest.mark.slow),
+        pytest.param("ddp", "every_n_epochs", True, id="ddp in evaluation", marks=pytest.mark.slow),
         pytest.param("fsdp", "every_n_epochs", True, id="fsdp in evaluation"),
     ],
 )
