@@ -152,6 +152,12 @@ def test_a_plugin_that_changes_numbers_is_found_unless_it_says_so() -> None:
     assert check(rule, Subject("ddp", (doubles,), numbers_of_its_own=True)).holds
 
 
+def test_a_plugin_with_numbers_of_its_own_goes_on_from_a_checkpoint() -> None:
+    subject = Subject("ddp", ("average",), {"ema_decay": 0.9}, numbers_of_its_own=True)
+    outcome = check(find("checkpoint"), subject)
+    assert outcome.holds, str(outcome)
+
+
 def test_a_missing_plugin_is_named() -> None:
     rule = dataclasses.replace(find("log"), needs=("nowhere",))
     outcome = check(rule, Subject())

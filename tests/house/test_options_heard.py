@@ -50,6 +50,7 @@ EXPLAINED = {
     "activation_checkpointing": ("auto", "activations"),
     "checkpoint": ("here", "written to"),
     "early_stop": ("val_loss", "when val_loss is no better 3 times in a row"),
+    "ema_decay": (0.9, "an exponential moving average with decay 0.9"),
     "gpu_monitor": (True, "monitor"),
     "gradient_clip_val": (1.0, "gradients of each optimizer by norm, to 1"),
     "interval_s": (1.0, "every 1 s"),
@@ -58,6 +59,8 @@ EXPLAINED = {
     "precision": ("bf16-mixed", "bf16-mixed"),
     "progress": (True, "a line on stderr"),
     "scale_lr": ("linear", "learning rates x 1"),
+    "schedule_free": (True, "train() and eval() are called as those of their models"),
+    "swa_start": (3, "the mean of all values after step 3"),
     "verify_every": (1000, "verify_every: one rank, nothing to compare"),
 }
 # tests of torchbus-sampler

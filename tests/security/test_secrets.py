@@ -29,6 +29,7 @@ def run_planted(folder: Path, loggers: str, *words: str) -> subprocess.Completed
         "WANDB_MODE": "offline",
         "NEPTUNE_MODE": "offline",
         "NEPTUNE_PROJECT": "a/b",
+        "TRACKIO_DIR": str(folder / "trackio"),
         "OMP_NUM_THREADS": "1",
     }
     command = [
@@ -52,7 +53,11 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "loggers", ["local", pytest.param("tensorboard,local,wandb,neptune", marks=pytest.mark.slow)]
+    "loggers",
+    [
+        "local",
+        pytest.param("tensorboard,local,wandb,neptune,csv,mlflow,trackio", marks=pytest.mark.slow),
+    ],
 )
 def test_no_file_that_a_run_leaves_has_a_secret(tmp_path: Path, loggers: str) -> None:
     done = run_planted(tmp_path, loggers)

@@ -55,6 +55,16 @@ class KnownVerbs:
         """
         raise NotImplementedError
 
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the averages stand in the place of all weights, whatever mode the models are in.
+
+        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
+        end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
+        all ranks call it alike, like forward.
+        """
+        raise NotImplementedError
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, which is a folder.
 

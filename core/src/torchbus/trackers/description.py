@@ -37,7 +37,7 @@ def describe_run(session: Context) -> dict[str, Any]:
         "world_size": session.world_size,
         "device": str(session.device),
         "torchbus": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "hostname": socket.gethostname(),
         "options": session.redactor.plain(

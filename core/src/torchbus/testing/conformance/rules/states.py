@@ -84,9 +84,14 @@ def checkpoint(run: Run) -> None:
             run.loss(model, xy).backward()
             optimizer.step()
             steps += 1
-            if steps == SAVED_AFTER and not run.is_alone and not run.stage:
+            if steps == SAVED_AFTER and _is_cut(run):
                 return run.here.save(path)
     run.note_state(model=model)
+
+
+def _is_cut(run: Run) -> bool:
+    """Whether another session goes on: not in one process, and not with one rank in its place."""
+    return not run.is_alone and run.here.world_size > 1 and not run.stage
 
 
 def _epochs(run: Run) -> Iterable[int]:

@@ -1,0 +1,78 @@
+"""The logger "aim"."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchbus.plugin import Context, expect
+
+from torchbus_trackers.one_run import RunOfProject
+
+if TYPE_CHECKING:
+    from aim import Run
+
+QUIET = {
+    "system_tracking_interval": None,
+    "log_system_params": False,
+    "capture_terminal_logs": False,
+}
+"""Aim takes nothing of the process by itself: it would store the environment as it is."""
+
+
+class AimLogger(RunOfProject):
+    """One Aim run for all ranks, which rank 0 writes.
+
+    ``experiment`` is the ``aim.Run``.
+
+    Args:
+        repo: a folder, whose ``.aim`` has the runs, or the address of a server ("aim://...").
+        project: the name of the Aim experiment.
+        resume: a run hash.
+        options: of ``aim.Run``.
+        name, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``.
+
+    Source: https://aimstack.readthedocs.io/en/latest/refs/sdk.html
+    """
+
+    name = "aim"
+    module = "aim"
+
+    def __init__(self, *, repo: str | os.PathLike[str] = ".", **common: Any) -> None:
+        super().__init__(**common)
+        expect("repo", repo, (str, os.PathLike), "a path or an address")
+        self._repo = os.fspath(repo)
+
+    def needs_network(self) -> bool:
+        return not self._offline and "://" in self._repo
+
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
+        from aim import Run
+
+        apart = offline or self._offline
+        repo = "." if apart and "://" in self._repo else self._repo
+        resume = None if offline else self._resume
+        run = Run(resume, **{"repo": repo, "experiment": self._project, **QUIET, **self._options})
+        if self._name is not None:
+            run.name = self._name
+        run["torchbus"] = config
+        return run
+
+    def id_of(self, run: Run) -> str:
+        return str(run.hash)
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        for name, value in metrics.items():
+            self.experiment.track(value, name=name, step=step, epoch=epoch)
+
+    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self.experiment["hyperparameters", name] = value
+
+    def close_run(self, run: Run, failed: bool) -> None:
+        run["torchbus", "failed"] = failed
+        run.close()
+
+    def folder(self) -> Path | None:
+        return None if "://" in self._repo else Path(self._repo)

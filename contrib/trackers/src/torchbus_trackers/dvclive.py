@@ -1,0 +1,75 @@
+"""The logger "dvclive"."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchbus.plugin import Context, expect
+
+from torchbus_trackers.one_run import OneRun
+
+if TYPE_CHECKING:
+    from dvclive import Live
+
+
+class DVCLiveLogger(OneRun):
+    """Writes the files of DVCLive, on rank 0.
+
+    ``experiment`` is the ``dvclive.Live``.
+
+    Args:
+        root: the folder of the files.
+        name: of the DVC experiment.
+        resume: the ``root`` of a run that goes on.
+        options: of ``dvclive.Live``. Its default ``save_dvc_exp=True`` makes a DVC experiment of
+            the Git repository when the session ends.
+        on_error, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+
+    Source: https://dvc.org/doc/dvclive/live
+    """
+
+    name = "dvclive"
+    module = "dvclive"
+
+    def __init__(self, *, root: str | os.PathLike[str] = "dvclive", **common: Any) -> None:
+        super().__init__(**common)
+        expect("root", root, (str, os.PathLike), "a path")
+        self._root = Path(root if self._resume is None else self._resume)
+
+    def needs_network(self) -> bool:
+        return False
+
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Live:
+        from dvclive import Live
+
+        given = {"exp_name": self._name, "resume": self._resume is not None, **self._options}
+        run = Live(str(self._root), **given)
+        run.log_params({"torchbus": config})
+        return run
+
+    def id_of(self, run: Live) -> str:
+        return str(run.dir)
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        run = self.experiment
+        run.step = step
+        values = {**metrics, **({} if epoch is None else {"epoch": epoch})}
+        for name, value in values.items():
+            run.log_metric(name, value)
+        run.make_summary()
+
+    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+        self.experiment.log_params(values)
+
+    def send_system(self, metrics: dict[str, float], time_s: float) -> None:
+        """Keep the last measurements only: DVCLive has one axis, the steps."""
+        for name, value in metrics.items():
+            self.experiment.log_metric(f"system/{name}", value, plot=False)
+
+    def close_run(self, run: Live, failed: bool) -> None:
+        run.end()
+
+    def folder(self) -> Path:
+        return self._root

@@ -1,0 +1,121 @@
+"""The logger "mlflow"."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchbus.plugin import Context, expect
+from torchbus.trackers.nothing import Nothing
+
+from torchbus_trackers.flat import flat
+from torchbus_trackers.one_run import RunOfProject
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+OFFLINE_STORE = "sqlite:///mlflow-offline.db"
+LONGEST_TEXT = 5000
+PARAMETERS_AT_ONCE, METRICS_AT_ONCE = 100, 1000
+Item = TypeVar("Item")
+
+
+class MLflowLogger(RunOfProject):
+    """One MLflow run for all ranks, which rank 0 writes.
+
+    ``experiment`` is the run, an ``mlflow.entities.Run``; ``client`` is the ``MlflowClient`` that
+    writes it. The run is not the process's "active run", so ``mlflow.log_metric`` of the script has
+    a run of its own.
+
+    Args:
+        tracking_uri: the server or the store; None: MLflow's own default
+            (``MLFLOW_TRACKING_URI``, or a local file).
+        project: the name of the MLflow experiment; None: MLflow's default experiment.
+        offline: write to ``mlflow-offline.db``, as if the server did not answer.
+        name, resume, options, on_error, start_timeout_s, finish_timeout_s: as in ``OneRun``;
+            ``options`` are those of ``MlflowClient.create_run``.
+
+    MLflow accepts a parameter once. If another value comes later, it is the tag ``later.<name>``.
+
+    Source: https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
+    """
+
+    name = "mlflow"
+    module = "mlflow"
+
+    def __init__(self, *, tracking_uri: str | None = None, **common: Any) -> None:
+        super().__init__(**common)
+        expect("tracking_uri", tracking_uri, (str, type(None)), "a text")
+        self._uri = tracking_uri
+        self._parameters: dict[str, str] = {}
+        self.client: Any = Nothing()
+
+    def needs_network(self) -> bool:
+        from mlflow import get_tracking_uri
+
+        local = ("sqlite:", "file:", "/", ".")
+        return not self._offline and not (self._uri or get_tracking_uri()).startswith(local)
+
+    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
+        from mlflow import MlflowClient
+
+        apart = offline or self._offline
+        client = MlflowClient(OFFLINE_STORE if apart else self._uri)
+        run = self._new(client) if self._resume is None or offline else self._old(client)
+        for name, value in flat(config).items():
+            client.set_tag(run.info.run_id, _name(f"torchbus.{name}"), str(value)[:LONGEST_TEXT])
+        self._parameters = dict(run.data.params)
+        self.client = client
+        return run
+
+    def id_of(self, run: Run) -> str:
+        return str(run.info.run_id)
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        values = {**metrics, **({} if epoch is None else {"epoch": float(epoch)})}
+        every = [Metric(_name(name), value, now_ms, step) for name, value in values.items()]
+        for part in _parts(every, METRICS_AT_ONCE):
+            self.client.log_batch(self.run_id, metrics=part)
+
+    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        texts = {_name(key): str(value)[:LONGEST_TEXT] for key, value in flat(values).items()}
+        known = self._parameters
+        new = [Param(key, value) for key, value in texts.items() if key not in known]
+        later = {key: value for key, value in texts.items() if known.get(key, value) != value}
+        for part in _parts(new, PARAMETERS_AT_ONCE):
+            self.client.log_batch(self.run_id, params=part)
+        for tags in _parts([RunTag(f"later.{key}", value) for key, value in later.items()], 100):
+            self.client.log_batch(self.run_id, tags=tags)
+        self._parameters = {**texts, **known}
+
+    def close_run(self, run: Run, failed: bool) -> None:
+        self.client.set_terminated(run.info.run_id, "FAILED" if failed else "FINISHED")
+
+    def _new(self, client: MlflowClient) -> Run:
+        number = "0"
+        if self._project is not None:
+            found = client.get_experiment_by_name(self._project)
+            number = found.experiment_id if found else client.create_experiment(self._project)
+        return client.create_run(number, **{"run_name": self._name, **self._options})
+
+    def _old(self, client: MlflowClient) -> Run:
+        client.update_run(str(self._resume), status="RUNNING")
+        return client.get_run(str(self._resume))
+
+
+def _name(name: str) -> str:
+    """A name with only the characters that MLflow accepts."""
+    return re.sub(r"[^\w\-. /]", "_", name)[:250]
+
+
+def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

@@ -1,0 +1,118 @@
+"""What all loggers of this package share: one run for all ranks, by a client."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.trackers import Tracker
+
+
+class OneRun(Tracker):
+    """A run that rank 0 writes for all ranks, with the client in ``module``.
+
+    accelerate.tracking has classes for the same clients. This package calls the clients themselves:
+    those classes ask accelerate's process-wide state in each call, use the client's process-wide
+    "active run", and can neither resume a run nor go on offline.
+
+    Args:
+        name: the run's name; None: the client makes one up.
+        resume: the ``run_id`` of a run that goes on; None: a new run.
+        offline: use only local files.
+        options: further keyword arguments of the client's own start function. They win over those
+            that the logger sets.
+        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+
+    Raises UsageError if the client is not installed.
+    """
+
+    module: ClassVar[str]
+    """The name by which the client is imported."""
+
+    secret_options: ClassVar[tuple[str, ...]] = ("api_key",)
+    """The client's options that must not appear anywhere."""
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        resume: str | None = None,
+        offline: bool = False,
+        options: Mapping[str, Any] | None = None,
+        on_error: str = "warn",
+        start_timeout_s: float = 30.0,
+        finish_timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__(
+            on_error=on_error, start_timeout_s=start_timeout_s, finish_timeout_s=finish_timeout_s
+        )
+        refuse_missing(self.name, self.module)
+        expect("name", name, (str, type(None)), "a text")
+        expect("resume", resume, (str, type(None)), "the run_id of an earlier run")
+        expect("offline", offline, bool, "True or False")
+        expect("options", options, (Mapping, type(None)), "a dict")
+        self._name = name
+        self._resume = resume
+        self._offline = offline
+        self._options: dict[str, Any] = dict(options or {})
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        """Start the run. Clients draw names from Python's generator, which is the loop's own."""
+        state = random.getstate()
+        super().session_start(session)
+        random.setstate(state)
+
+    @property
+    def run_id(self) -> str:
+        """What ``resume=`` takes to go on with this run; "" on ranks that don't report."""
+        return self.id_of(self.experiment) if self.experiment else ""
+
+    def id_of(self, run: Any) -> str:
+        """The client's identification of a run."""
+        raise NotImplementedError
+
+    def import_client(self) -> None:
+        """Import the client. Some replace the standard streams meanwhile."""
+        streams = sys.stdout, sys.stderr
+        importlib.import_module(self.module)
+        sys.stdout, sys.stderr = streams
+
+    def needs_network(self) -> bool:
+        return not self._offline
+
+    def send_system(self, metrics: dict[str, float], time_s: float) -> None:
+        """Send measurements as metrics "system/...", whose step is the second of the session."""
+        named = {f"system/{name}": value for name, value in metrics.items()}
+        self.send_metrics(named, int(time_s), None)
+
+    def secrets(self) -> list[str | None]:
+        return [str(self._options[key]) for key in self.secret_options if key in self._options]
+
+
+class RunOfProject(OneRun):
+    """A run in a project.
+
+    Args:
+        project: the project's name; None: what the client takes by itself, or "torchbus".
+        common: the arguments of ``OneRun``.
+    """
+
+    def __init__(self, *, project: str | None = None, **common: Any) -> None:
+        super().__init__(**common)
+        expect("project", project, (str, type(None)), "a text")
+        self._project = project
+
+
+def refuse_missing(name: str, module: str) -> None:
+    """Raise UsageError if a client can't be imported, before any rank starts."""
+    if find_spec(module) is None:
+        raise UsageError(
+            f"logger {name!r} needs the package {module}, which is not installed:"
+            f' pip install "torchbus-trackers[{name}]"'
+        )

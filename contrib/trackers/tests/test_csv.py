@@ -1,0 +1,132 @@
+"""The logger that needs no client: rows, new columns, a run that goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+
+import pytest
+from torchbus import session
+from torchbus.errors import UsageError
+from torchbus.testing import small_disk
+from torchbus.trackers import tracker
+
+from torchbus_trackers import CSVLogger
+from torchbus_trackers.table import Table
+
+pytestmark = [pytest.mark.timeout(300)]
+
+
+def rows(path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def logged(logger, steps, name="loss") -> None:
+    with session(logger, strategy=None) as s:
+        for step in steps:
+            s._context.bus.hook.metrics_ready(
+                metrics={name: step / 3}, step=step, epoch=None, prog_bar=frozenset()
+            )
+
+
+def test_two_ranks_have_one_folder(tmp_path, log, values):
+    pytest.importorskip("torchbus_ddp")
+    told = log("CSVLogger", {"name": "first"}, ranks=2)
+    (folder,) = (tmp_path / "csv-logs").iterdir()
+    assert told["id"] == folder.name == "first"
+    read = rows(folder / "metrics.csv")
+    assert list(read[0]) == ["step", "epoch", "rank0", "train/acc@1", "bad"]
+    assert [(int(row["step"]), float(row["rank0"])) for row in read] == values
+    assert [row["bad"] for row in read if row["bad"]] == ["nan"]
+    assert rows(folder / "system.csv") == [{"time_s": "2.5", "gpu_percent": "50.0"}]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["hyperparameters"] == {"lr": 0.1, "net": {"width": 64}, "api_key": "(hidden)"}
+    assert config["torchbus"]["world_size"] == 2
+
+
+def test_a_run_that_goes_on_replaces_the_steps_that_it_makes_again(tmp_path):
+    first = CSVLogger(root=tmp_path, name="run")
+    logged(first, range(1, 8))
+    logged(CSVLogger(root=tmp_path, resume="run"), range(5, 10), "late")
+    read = rows(tmp_path / "run" / "metrics.csv")
+    assert [int(row["step"]) for row in read] == list(range(1, 10))
+    assert [row["loss"] != "" for row in read] == [True] * 4 + [False] * 5
+    assert float(read[-1]["late"]) == 9 / 3
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_two_runs_of_one_name_have_two_folders(tmp_path):
+    for _ in range(2):
+        logged(CSVLogger(root=tmp_path, name="run"), [1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-2"]
+
+
+def test_a_run_that_is_not_there_does_not_go_on(tmp_path):
+    with pytest.warns(UserWarning, match="csv did not start, nothing is sent to it: .*'other'"):
+        logged(CSVLogger(root=tmp_path, resume="other"), [1])
+
+
+def test_a_row_is_whole_or_not_there(tmp_path):
+    """What a crash or a full disk has left of a row is cut off."""
+    table = Table(tmp_path / "m.csv", ["step"])
+    table.add({"step": 1, "a": 0.1})
+    with open(tmp_path / "m.csv", "a") as file:
+        file.write("2,0.")
+    table.add({"step": 2, "a": math.inf, "b": 'x,"y"'})
+    assert rows(tmp_path / "m.csv") == [
+        {"step": "1", "a": "0.1", "b": ""},
+        {"step": "2", "a": "inf", "b": 'x,"y"'},
+    ]
+
+
+def test_the_rest_of_a_row_that_a_killed_process_has_left_is_cut_off(tmp_path):
+    table = Table(tmp_path / "m.csv", ["step"])
+    table.add({"step": 1, "a": 0.1})
+    with open(tmp_path / "m.csv", "a") as file:
+        file.write("2,0.")
+    table = Table(tmp_path / "m.csv", ["step"])
+    table.add({"step": 2, "a": 0.2})
+    assert [row["a"] for row in rows(tmp_path / "m.csv")] == ["0.1", "0.2"]
+
+
+@pytest.mark.parametrize("told_by", ["the disk", "the client"])
+def test_a_full_disk_loses_some_rows_and_not_those_after_it(tmp_path, monkeypatch, told_by):
+    with small_disk(tmp_path / "disk", 256) as disk:
+        if disk is None:
+            pytest.skip("a small disk can't be mounted here")
+        if told_by == "the client":
+            monkeypatch.setattr(tracker, "has_room", lambda folder: True)
+        logger = CSVLogger(root=disk.path / "runs", name="run")
+        with pytest.warns(UserWarning, match="calls failed"), session(logger, strategy=None) as s:
+            for step in range(300):
+                if step == 5:
+                    disk.fill()
+                if step == 150:
+                    disk.free()
+                s._context.bus.hook.metrics_ready(
+                    metrics={f"layer{layer}": 1 / 3 for layer in range(20)},
+                    step=step,
+                    epoch=None,
+                    prog_bar=frozenset(),
+                )
+                while logger._calls.done < logger._calls.made:
+                    time.sleep(0.001)
+        steps = [int(row["step"]) for row in rows(disk.path / "runs" / "run" / "metrics.csv")]
+    assert steps[:5] == list(range(5)) and steps == sorted(steps)
+    assert steps[-50:] == list(range(250, 300))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"root": 3}, "root=3 is a int: it must be a path"),
+        ({"name": 3}, "name=3 is a int: it must be a text"),
+        ({"resume": True}, "resume=True is a bool: it must be the run_id of an earlier run"),
+    ],
+)
+def test_options_have_types(options, message):
+    with pytest.raises(UsageError, match=message):
+        CSVLogger(**options)

@@ -1,0 +1,153 @@
+"""The averages of what one optimizer trains, in torch's own arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import inventory
+
+from torchbus_average.entries import Entry
+
+State = dict[str, Any]
+Update = Callable[[list[Tensor], list[Tensor], int], None]
+"""As ``get_ema_multi_avg_fn`` and ``get_swa_multi_avg_fn`` of torch.optim.swa_utils return it."""
+
+
+class Averages:
+    """An average for each parameter that the optimizer holds.
+
+    ``models``: the models that own them.
+
+    Args:
+        update: adds values to averages.
+        with_buffers: average the buffers of its models as well, except integers: a count has no
+            mean.
+    """
+
+    def __init__(self, update: Update, with_buffers: bool) -> None:
+        self._update = update
+        self._with_buffers = with_buffers
+        self._parameters: list[int] = []
+        self._entries: list[Entry] = []
+        self._groups: list[list[Entry]] = []
+        self._held: dict[int, set[int]] = {}
+        self._train_mode: list[bool] = []
+        self.models: list[Module] = []
+
+    # Train ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def add(self, optimizer: Optimizer) -> None:
+        """Add the values that a step of the optimizer has made."""
+        self._follow(optimizer)
+        self._train_mode = [model.training for model in self.models]
+        for group in self._groups:
+            count = group[0].count
+            if count:
+                averages, tensors = zip(*(entry.here for entry in group), strict=True)
+                self._update(list(averages), list(tensors), count)
+            for entry in group:
+                entry.begin()
+                entry.count += 1
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Look which tensors there are, if the optimizer has got others."""
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        if self._parameters == [id(one) for one in parameters]:
+            return
+        self._parameters = [id(one) for one in parameters]
+        self.models = inventory.models_of(parameters)
+        self._held = {id(model): _tensors(model) for model in self.models}
+        buffers = [
+            one
+            for model in self.models
+            for one in model.buffers()
+            if one.is_floating_point() or one.is_complex()
+        ]
+        known = {id(entry.tensor): entry for entry in self._entries}
+        tensors = [*parameters, *(buffers if self._with_buffers else ())]
+        self._entries = [known.get(id(one)) or Entry(one) for one in tensors]
+        self._group()
+
+    def _group(self) -> None:
+        """Put together what one call of torch can average."""
+        self._groups = [
+            list(group) for _, group in groupby(sorted(self._entries, key=_kind), key=_kind)
+        ]
+
+    # Evaluate ------------------------------------------------------------------------------------
+
+    @property
+    def are_in(self) -> bool:
+        """Whether an average stands in a parameter's place."""
+        return any(entry.training is not None for entry in self._entries)
+
+    @property
+    def count(self) -> int:
+        """How many values are in the averages: the largest number."""
+        return max((entry.count for entry in self._entries), default=0)
+
+    @torch.no_grad()
+    def swap_in(self, model: Module | None = None) -> None:
+        """Put the averages in place: all of them, or those of models inside this one.
+
+        Of models inside, those that were in eval mode at the last step are left out: they train in
+        eval mode, so it does not show evaluation.
+        """
+        modes = zip(self.models, self._train_mode, strict=True)
+        for entry in self._of(model, [one for one, in_train_mode in modes if in_train_mode]):
+            entry.swap_in()
+
+    @torch.no_grad()
+    def swap_out(self, model: Module | None = None) -> None:
+        """Put back what to go on training with: of all, or of models inside this one."""
+        for entry in self._of(model, self.models):
+            entry.swap_out()
+
+    def _of(self, model: Module | None, models: list[Module]) -> Iterator[Entry]:
+        """All entries, or those of these models, as far as they are inside ``model``."""
+        if model is None:
+            yield from self._entries
+            return
+        inside = {id(part) for part in model.modules()}
+        held: set[int] = set()
+        held.update(*(self._held[id(one)] for one in models if _owners(one) <= inside))
+        yield from (entry for entry in self._entries if id(entry.tensor) in held)
+
+    # Checkpoints ---------------------------------------------------------------------------------
+
+    def state(self, keeps: bool) -> State:
+        """The state, with no tensors on ranks that don't keep it. All ranks call it."""
+        states = (entry.state() for entry in self._entries)
+        return {
+            "train_mode": self._train_mode,
+            "entries": [state for state in states if keeps],
+        }
+
+    @torch.no_grad()
+    def load(self, optimizer: Optimizer, state: State) -> None:
+        """Take up a state, which has the tensors on all ranks."""
+        self._follow(optimizer)
+        self._train_mode = state["train_mode"]
+        for entry, own in zip(self._entries, state["entries"], strict=True):
+            entry.load(own)
+        self._group()
+
+
+def _kind(entry: Entry) -> tuple[str, str, int]:
+    return str(entry.tensor.device), str(entry.tensor.dtype), entry.count
+
+
+def _tensors(model: Module) -> set[int]:
+    return {id(one) for one in (*model.parameters(), *model.buffers())}
+
+
+def _owners(model: Module) -> set[int]:
+    """The parts of a model that have parameters of their own: a compiled model has the same."""
+    return {id(part) for part in model.modules() if any(True for _ in part.parameters(False))}

@@ -1,0 +1,76 @@
+"""Tensors and their averages, in place and as this rank holds them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchbus.plugin import UsageError
+
+from torchbus_average.parts import local, part_like, whole
+
+
+class Entry:
+    """A parameter or buffer of a model, and its average.
+
+    ``count``: how many values are in the average. ``training``: the value to go on training with,
+    while the average stands in its place; else None. Under fsdp all three are this rank's shard.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.average = torch.empty_like(tensor, requires_grad=False)
+        self.training: Tensor | None = None
+        self.count = 0
+
+    def begin(self) -> None:
+        """Let the first value be the average."""
+        if not self.count:
+            local(self.average).copy_(local(self.tensor))
+
+    @property
+    def here(self) -> tuple[Tensor, Tensor]:
+        """The average and the value, as this rank holds them."""
+        return local(self.average), local(self.tensor)
+
+    def swap_in(self) -> None:
+        """Put the average in the tensor's place, unless there is none, or it is there."""
+        if self.count and self.training is None:
+            average, tensor = self.here
+            self.training = tensor.clone()
+            tensor.copy_(average)
+
+    def swap_out(self) -> None:
+        """Put back the value to go on training with, bit for bit."""
+        if self.training is not None:
+            local(self.tensor).copy_(self.training)
+            self.training = None
+
+    # Checkpoints ---------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, object]:
+        """The state, with whole tensors. All ranks call it."""
+        training = None if self.training is None else part_like(self.tensor, self.training)
+        return {
+            "count": self.count,
+            "average": whole(self.average),
+            "training": None if training is None else whole(training),
+        }
+
+    def load(self, state: dict[str, object]) -> None:
+        """Take up a state, of which this rank keeps its part."""
+        average, training, count = state["average"], state["training"], state["count"]
+        assert isinstance(average, Tensor) and isinstance(count, int)
+        if average.shape != self.tensor.shape:
+            raise UsageError(
+                f"the checkpoint's average has the shape {tuple(average.shape)}, and the tensor of"
+                f" this run {tuple(self.tensor.shape)}: resume with the same models"
+            )
+        local(self.average).copy_(self._here(average))
+        self.training = None
+        if isinstance(training, Tensor):
+            self.training = self._here(training).clone()
+        self.count = count
+
+    def _here(self, value: Tensor) -> Tensor:
+        """This rank's part of a whole tensor."""
+        return local(part_like(self.tensor, value, from_whole=True))

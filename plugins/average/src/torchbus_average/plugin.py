@@ -1,0 +1,172 @@
+"""The plugin: when to average, and when averages stand in the place of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torchbus.plugin import Context, UsageError, broadcast_object, hookimpl
+
+from torchbus_average import options
+from torchbus_average.averages import Averages
+from torchbus_average.buffers import kept_buffers
+
+
+class Average:
+    """Averages the weights after optimizer steps, and evaluates with the averages.
+
+    With neither ``ema_decay`` nor ``swa_start`` nothing is averaged. After ``model.eval()`` the
+    averages stand in the parameters' place, until ``model.train()``. The averages are those of
+    ``torch.optim.swa_utils.AveragedModel``: of an exponential one bit for bit, of a mean up to
+    rounding.
+
+    Args:
+        ema_decay: exponential moving average: average * decay + value * (1 - decay).
+        swa_start: stochastic weight averaging: the mean of all values after this number of steps of
+            the optimizer.
+        every: average after every so many steps of the optimizer. ``len(loader)`` is once
+            per epoch.
+        buffers: average the models' buffers as well, such as BatchNorm's statistics.
+            Integers, such as BatchNorm's number of batches, are left as they are.
+        in_eval: False leaves the weights in place; then use ``s.averaged()``.
+
+    Source: Tarvainen and Valpola, https://arxiv.org/abs/1703.01780; Izmailov et al.,
+    https://arxiv.org/abs/1803.05407
+    """
+
+    owns = ("average of the weights",)
+    verbs = ("averaged",)
+
+    def __init__(
+        self,
+        *,
+        ema_decay: float | None = None,
+        swa_start: int | None = None,
+        every: int = 1,
+        buffers: bool = False,
+        in_eval: bool = True,
+    ) -> None:
+        options.check(ema_decay, swa_start, every, buffers, in_eval)
+        self._update = (
+            get_swa_multi_avg_fn() if ema_decay is None else get_ema_multi_avg_fn(ema_decay)
+        )
+        self._what = (
+            f"an exponential moving average with decay {ema_decay:g}"
+            if ema_decay is not None
+            else f"the mean of all values after step {swa_start}"
+            if swa_start is not None
+            else ""
+        )
+        self._start = swa_start or 0
+        self._every = every
+        self._with_buffers = buffers
+        self._in_eval = in_eval
+        self._of: WeakKeyDictionary[Optimizer, Averages] = WeakKeyDictionary()
+        self._held_in = False
+
+    # Events --------------------------------------------------------------------------------------
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        self._session = session
+        self._steps = session.steps.follow()
+        session.on_close.callback(self._swap_out)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if self._what and optimizer is not None and self._session.captures(optimizer):
+            self._of.setdefault(optimizer, Averages(self._update, self._with_buffers))
+
+    @hookimpl
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if optimizer in self._of and self._of[optimizer].are_in:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() while averages stand in the place of its"
+                " weights, since model.eval() or in s.averaged(): call model.train() before you go"
+                " on training, or pass session(Average(..., in_eval=False))"
+            )
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        made = self._steps.of(optimizer) - self._start
+        if optimizer in self._of and made > 0 and made % self._every == 0:
+            self._of[optimizer].add(optimizer)
+
+    @hookimpl
+    def mode_changed(self, model: Module, training: bool) -> None:
+        if self._in_eval and not self._held_in:
+            for averages in self._of.values():
+                (averages.swap_out if training else averages.swap_in)(model)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        if not self._what:
+            return {"average": ["nothing: neither ema_decay nor swa_start was given"]}
+        counts = ", ".join(str(one.count) for one in self._of.values())
+        how = "after model.eval() and in s.averaged()" if self._in_eval else "in s.averaged()"
+        lines = [
+            f"{self._what}, in place {how}",
+            f"values so far, by optimizer: {counts or 'none'}",
+        ]
+        return {"average": lines}
+
+    # Verbs ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the averages stand in the place of all weights, whatever mode the models are in.
+
+        Buffers that change inside, as by ``torch.optim.swa_utils.update_bn``, are put back at the
+        end. Before the first average it changes nothing. Each rank calls it as it likes; under fsdp
+        all ranks call it alike, like forward.
+        """
+        if not self._what:
+            raise UsageError(
+                "s.averaged(): nothing is averaged. Pass ema_decay=..., such as 0.999, or"
+                " swa_start=..., the number of optimizer steps before the average begins"
+            )
+        already_in = [averages.are_in for averages in self._of.values()]
+        held_in, self._held_in = self._held_in, True
+        with kept_buffers(model for one in self._of.values() for model in one.models):
+            for averages in self._of.values():
+                averages.swap_in()
+            try:
+                yield
+            finally:
+                self._held_in = held_in
+                for averages, stays in zip(list(self._of.values()), already_in, strict=False):
+                    if not stays:
+                        averages.swap_out()
+
+    # Checkpoints ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages, on rank 0. All ranks call it."""
+        if self._held_in:
+            raise UsageError(
+                "s.save() in s.averaged(): a checkpoint is for going on, and needs the weights of"
+                " the training. Save the averages with torch.save(model.state_dict(), path)"
+            )
+        is_main = self._session.is_main
+        return {"averages": [one.state(is_main) for one in self._of.values()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the averages of rank 0. All ranks call it."""
+        for (optimizer, averages), own in zip(self._of.items(), state["averages"], strict=True):
+            if self._session.world_size > 1:
+                own = own | {"entries": self._of_rank0(own["entries"])}
+            averages.load(optimizer, own)
+
+    def _of_rank0(self, entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Rank 0's entries, one by one, so that no rank holds all of them."""
+        for number in range(broadcast_object(len(entries))):
+            yield broadcast_object(entries[number] if self._session.is_main else None)
+
+    def _swap_out(self) -> None:
+        for averages in self._of.values():
+            averages.swap_out()
