@@ -23,7 +23,20 @@ StrategyName = typing.Literal[
     "fsdp",
     "ddp_sharded",
 ]
-LoggerName = typing.Literal["local", "neptune", "wandb", "tensorboard"]
+LoggerName = typing.Literal[
+    "local",
+    "neptune",
+    "wandb",
+    "tensorboard",
+    "aim",
+    "clearml",
+    "comet",
+    "csv",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "trackio",
+]
 
 
 class KnownOptions(MoreOptions, total=False):
@@ -43,6 +56,7 @@ class KnownOptions(MoreOptions, total=False):
     cpu_offload: bool
     early_stop: str | None
     early_stop_mode: typing.Literal["min", "max"]
+    ema_decay: float | None
     every_minutes: float | None
     every_n_epochs: int | None
     every_n_steps: int | None
@@ -91,9 +105,11 @@ class KnownOptions(MoreOptions, total=False):
     safetensors: bool
     sample_ledger: str | os.PathLike[str] | None
     scale_lr: typing.Literal["linear", "sqrt"] | None
+    schedule_free: bool
     shard_eval: bool
     shard_gradients: bool
     sharded_save: bool
+    swa_start: int | None
     sync_batchnorm: bool
     sync_loss: bool
     time_limit: str | datetime.timedelta | None
