@@ -182,6 +182,11 @@ class Plugin:
     divides_data: bool = False
     """For strategies: each rank trains on its own share of the data."""
 
+    gradients_in_parts: bool = False
+    """For strategies: a rank has the gradients of only some parameters; those of others are None
+    there.
+    """
+
     divides_own_batch: bool = False
     """For samplers: the script's own batch is the global one, of which each rank takes
     its share.
