@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 from zlib import crc32
 
@@ -98,8 +99,10 @@ class Meeting:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """An error of the same class, or of one that other ranks can make."""
+    """The error, without its traceback, or one that can be sent to other ranks."""
     try:
-        return type(error)(str(error))
+        made = type(error)(str(error))
+        pickle.loads(pickle.dumps(made))
     except Exception:
-        return RuntimeError(str(error))
+        made = RuntimeError(f"{type(error).__name__}: {error}")
+    return made

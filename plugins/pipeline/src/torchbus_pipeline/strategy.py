@@ -58,6 +58,7 @@ class Pipeline(Strategy):
 
     name = "pipeline"
     divides_data = False
+    gradients_in_parts = True
     companions: tuple[str, ...] = ()
 
     def __init__(

@@ -21,6 +21,7 @@ from torchbus_pipeline.team import Team
 class WholeModules:
     """Sends the values of each layer from its place to the others. All ranks call it.
 
+    Checkpoints get whole states too: a part of a pipeline's model is nothing that others can load.
     A copy of a model has its marks and its hooks, so that its ``state_dict()`` is whole too. Hooks
     are functions without a ``self``, which ``deepcopy`` would copy.
     """
@@ -40,12 +41,12 @@ class WholeModules:
         session, team, meeting = self._session, self._team, self._meeting
 
         def meet(module: Module, prefix: str, keep_vars: bool) -> None:
-            if not prefix and session.is_inside and session.gathers_states:
+            if not prefix and session.is_inside:
                 meeting.meet_in_pipeline(f"the state_dict of {type(module).__name__}")
 
         def gather(module: Module, state: dict[str, object], prefix: str, _: object) -> None:
             mark = mark_of(module)
-            if mark is None or not (session.is_inside and session.gathers_states):
+            if mark is None or not session.is_inside:
                 return
             for name in [*parameters(module), *buffers(module)]:
                 held = state.get(prefix + name)

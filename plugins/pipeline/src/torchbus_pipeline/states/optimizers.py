@@ -35,7 +35,7 @@ class WholeOptimizers:
         _keep_own(optimizer)
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        if not self._session.gathers_states:
+        if not self._session.is_inside:
             return state_dict
         self._meeting.meet_in_pipeline(f"the state_dict of {type(optimizer).__name__}")
         return {**state_dict, "state": self._whole(state_dict["state"])}
