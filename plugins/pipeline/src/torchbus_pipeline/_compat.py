@@ -13,12 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.nn import Module
 
 as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
@@ -34,28 +29,20 @@ is_view: Callable[[Tensor], bool] = Tensor._is_view
 Order = list[tuple[str, int, int]]
 """What a rank computes: ("F" or "B", stage, micro-batch), one after the other."""
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
-
-def order_of(
-    schedule: str, own: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
+def interleaved_order(
+    own: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
 ) -> Order:
-    """What torch's schedule lets this rank compute, which has the stages ``own``.
+    """What torch's interleaved schedule lets this rank compute, which has the stages ``own``.
 
-    Without ``pipeline_order``: AttributeError at the first forward.
+    Without ``pipeline_order``: AttributeError at the second forward.
     """
-    made = [
-        PipelineStage(_NoLayers(), index, stages, torch.device("cpu"), group=group) for index in own
-    ]
-    found: Any = (
-        ScheduleInterleaved1F1B(made, microbatches)
-        if len(own) > 1
-        else SCHEDULES[schedule](made[0], microbatches)
-    )
-    rank = dist.get_rank(group)
+    device = torch.device("cpu")
+    made: Any = [PipelineStage(_NoLayers(), one, stages, device, group=group) for one in own]
+    found: Any = ScheduleInterleaved1F1B(made, microbatches)
     return [
         ("F" if action.computation_type.name == "FORWARD" else "B", action.stage_index, index)
-        for action in found.pipeline_order[rank]
+        for action in found.pipeline_order[dist.get_rank(group)]
         if action is not None
         and action.computation_type.name in ("FORWARD", "FULL_BACKWARD")
         and (index := action.microbatch_index) is not None

@@ -22,6 +22,8 @@ from torchbus.plugin import (
 
 from torchbus_pipeline._compat import is_view
 from torchbus_pipeline.calls import Calls
+from torchbus_pipeline.lazily.backward import LaterBackward
+from torchbus_pipeline.lazily.later import Later
 from torchbus_pipeline.meeting import REMEDY, Meeting
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.replicas import Replicas
@@ -45,8 +47,10 @@ class PipelineBackward:
         meeting: Meeting,
         replicas: Replicas,
         counts: strategies.LossCounts,
+        later: LaterBackward,
     ) -> None:
         assert session.job is not None
+        self._later = later
         self._session, self._job, self._meeting = session, session.job, meeting
         self._models, self._calls, self._replicas, self._counts = models, calls, replicas, counts
         self._constants = Constants(session, models.optimizer_settings)
@@ -65,6 +69,8 @@ class PipelineBackward:
         self._job.wait_in("backward", number)
         try:
             self._meeting.meet(f"backward {number}")
+            if isinstance(call.loss, Later) and call.weight is None and call.count is None:
+                call.weight = self._session.share.weight  # it is a mean, or a sum, over samples
             count = self._counts.meet(self._counts.of(call, lambda: self._replicas.remain))
             trained = self._models.trained()
             with made_anew(trained) if count.anew else nullcontext():
@@ -87,7 +93,11 @@ class PipelineBackward:
         error: Exception | None = None
         with self._calls.driven(bool(call.retain_graph)) as runs:
             try:
-                engine(tensors, gradients, call.retain_graph, False)
+                if isinstance(call.loss, Later):
+                    seed = gradients[0]
+                    self._later.run(call.loss, seed, engine, call.retain_graph, trained)
+                else:
+                    engine(tensors, gradients, call.retain_graph, False)
             except Exception as raised:
                 error = raised
         for one, before in zip(trained, kept, strict=False):
@@ -105,12 +115,13 @@ class PipelineBackward:
         header = strategies.make_header(place, 0)
         progress = self._job.backwards * 7 + self._steps
         share = self._session.share
-        constants = self._constants.number(call.loss, share.weight, progress)
+        loss = None if isinstance(call.loss, Later) else call.loss
+        constants = self._constants.number(loss, share.weight, progress)
         slots = strategies.header.numbers(
             count, progress, share.position, float(error is not None), constants
         )
         header.begin(slots)
-        told = header.tell(_scalar(call), place, [])
+        told = header.tell(_scalar(call) if error is None else None, place, [])
         dist.all_reduce(told)
         told /= self._session.world_size
         self._compare(header.mean(), [float(slot or 0.0) for slot in header.slots], error)

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Context, Surround, Unsupported
 
+from torchbus_pipeline.lazily.deferred import Deferred
+from torchbus_pipeline.lazily.later import Later, number, output
 from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model.between import Between, after
 from torchbus_pipeline.model.cut import Cut
+from torchbus_pipeline.options import GPIPE, PipelineOptions
 from torchbus_pipeline.schedule import gpipe
 from torchbus_pipeline.schedule.inputs import NO_EXTRA, Extra, Inputs, check, rows_in
 from torchbus_pipeline.schedule.messages import Link
@@ -36,9 +39,12 @@ class Row:
 class Calls:
     """Surrounds the layers of cut models, and the nn.Sequential that holds them."""
 
-    def __init__(self, session: Context, team: Team, meeting: Meeting, microbatches: int) -> None:
+    def __init__(
+        self, session: Context, team: Team, meeting: Meeting, options: PipelineOptions
+    ) -> None:
         self._session, self._team, self._meeting = session, team, meeting
-        self._microbatches = microbatches
+        self._options = options
+        self._forms: dict[tuple[object, ...], tuple[torch.Size, torch.dtype]] = {}
         self._stream = OwnStream(session)
         self._surround = Surround(self._around, traced=False)
         session.on_close.callback(self._surround.close)
@@ -109,7 +115,8 @@ class Calls:
     # All of them ---------------------------------------------------------------------------------
 
     def _whole(self, cut: Cut, row: Row) -> Tensor:
-        x = check(cut.name, row.x, row.extras)
+        given = number(row.x) if isinstance(row.x, Later) else row.x
+        x = check(cut.name, given, row.extras)
         if list(cut.found.holder) != cut.layers:
             raise Unsupported(
                 f"the layers of {cut.name} are not those that were divided among the ranks: add and"
@@ -119,22 +126,56 @@ class Calls:
         trains = torch.is_grad_enabled() and self._is_trained(cut, x)
         kind = "training" if trains else "without gradients"
         self._meeting.meet_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
-        one = self._pass(cut, x, row.extras, trains)
-        self._computes = True
+        by_rows = self._rows_of(cut, x, row.extras)
+        inputs = Inputs(x, row.extras, by_rows)
+        if trains and self._may_wait(cut):
+            return self._later(cut, inputs)
+        return self._compute(self._pass(cut, inputs, trains))
+
+    def _compute(self, one: Pass) -> Tensor:
+        """The output, after all forwards. All ranks of the pipeline call it."""
+        before, self._computes = self._computes, True
         try:
             whole = gpipe.forward(one)
         finally:
-            self._computes = False
+            self._computes = before
         if whole is None:
             self._meeting.raise_common(one.run.error)
             raise AssertionError("some rank has had an error")
-        made: Tensor = gpipe.Chain.apply(one, whole, self._anchor, x) if trains else whole
+        if not one.run.trains:
+            return whole
+        made: Tensor = gpipe.Chain.apply(one, whole, self._anchor, one.run.inputs.x)
         return made
+
+    def _may_wait(self, cut: Cut) -> bool:
+        """Whether the output may be computed in backward: the loss may be a mean over samples."""
+        device = self._session.device.type
+        return (
+            self._options.schedule != GPIPE
+            and cut.loss_kind != ""
+            and not torch.is_autocast_enabled(device)
+        )
+
+    def _later(self, cut: Cut, inputs: Inputs) -> Tensor:
+        """An output that is computed in backward. It is computed now if its shape is not known, or
+        the loss was not seen yet.
+        """
+        x = inputs.x
+        source = Deferred(
+            lambda: self._pass(cut, inputs, True), self._compute, self._meeting.meet_in_pipeline
+        )
+        form = (id(cut), x.shape[1:], x.dtype)
+        if form not in self._forms or cut.loss_kind is None:
+            made = source.numbers()
+            self._forms[form] = made.shape[1:], made.dtype
+        shape, dtype = self._forms[form]
+        return output(source, (len(x), *shape), dtype)
 
     def _is_trained(self, cut: Cut, x: Tensor) -> bool:
         return x.requires_grad or any(map(cut.needs_gradients, range(cut.stages)))
 
-    def _pass(self, cut: Cut, x: Tensor, extras: list[Extra], trains: bool) -> Pass:
+    def _rows_of(self, cut: Cut, x: Tensor, extras: list[Extra]) -> frozenset[int]:
+        """The tensors besides the input that have a row for each sample."""
         by_rows = self._by_rows.setdefault(id(cut), rows_in(x, extras))
         if not by_rows <= rows_in(x, extras):
             raise Unsupported(
@@ -142,9 +183,12 @@ class Calls:
                 " sample in one batch, and not in another, so strategy='pipeline' can't tell"
                 " whether to cut it: change the batch size, or use strategy='ddp'"
             )
+        return by_rows
+
+    def _pass(self, cut: Cut, inputs: Inputs, trains: bool) -> Pass:
         link = Link(self._team, self._session.device)
-        count = min(self._microbatches, len(x))
-        run = Run(cut, link, Inputs(x, extras, by_rows), count, trains)
+        count = min(self._options.microbatches, len(inputs.x))
+        run = Run(cut, link, inputs, count, trains)
         return Pass(run, link, self._stream, self._begin_backward)
 
     # Backward ------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from torchbus.plugin import UsageError, expect
 from torchbus_pipeline.model import balance as balances
 
 AUTO = "auto"
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+GPIPE, INTERLEAVED = "gpipe", "interleaved"
+SCHEDULES = (GPIPE, "1f1b", INTERLEAVED)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PipelineOptions:
 
     def stages_of_rank(self) -> int:
         """How many stages a rank has at least."""
-        return 2 if self.schedule == "interleaved" else 1
+        return 2 if self.schedule == INTERLEAVED else 1
 
     def balance_of(self, model: str, layers: list[balances.Module], ranks: int) -> list[int]:
         """How many layers each stage has. Raises UsageError if ``balance`` doesn't fit."""
@@ -60,7 +61,7 @@ class PipelineOptions:
             raise UsageError(
                 f"balance={given}: these are {sum(given)} layers, and {model} has {len(layers)}"
             )
-        interleaved = self.schedule == "interleaved" and len(given) % ranks == 0
+        interleaved = self.schedule == INTERLEAVED and len(given) % ranks == 0
         if len(given) != stages and not interleaved:
             raise UsageError(
                 f"balance={given}: these are {len(given)} stages, and {ranks} ranks have {stages}"

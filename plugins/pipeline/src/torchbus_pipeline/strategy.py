@@ -16,6 +16,8 @@ from torchbus.plugin import (
 
 from torchbus_pipeline.backward import PipelineBackward
 from torchbus_pipeline.calls import Calls
+from torchbus_pipeline.lazily.backward import LaterBackward
+from torchbus_pipeline.lazily.orders import Orders
 from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.options import PipelineOptions, read_balance
@@ -96,7 +98,8 @@ class Pipeline(Strategy):
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
         meeting = Meeting(session, team.pipelines)
         models = Models(session, self.pipeline, team, meeting)
-        calls = Calls(session, team, meeting, self.pipeline.microbatches)
+        calls = Calls(session, team, meeting, self.pipeline)
+        later = LaterBackward(self.pipeline.schedule, Orders(team), session.is_main)
         modules = WholeModules(session, team, meeting)
         optimizers = WholeOptimizers(session, meeting)
         models.on_cut += [modules.add, calls.add]
@@ -109,7 +112,9 @@ class Pipeline(Strategy):
             "optimizers": optimizers,
             "norm": WholeNorm(session, models, team),
             "replicas": replicas,
-            "backward": PipelineBackward(session, models, calls, meeting, replicas, counts),
+            "backward": PipelineBackward(
+                session, models, calls, meeting, replicas, counts, later
+            ),
             "end": End(session, meeting, models, modules, optimizers),
         }
         for name, part in parts.items():

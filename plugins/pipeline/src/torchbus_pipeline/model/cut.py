@@ -19,7 +19,8 @@ class Cut:
     """Consecutive layers, of which each stage has some, and each place of the pipeline some stages.
 
     ``balance``: how many layers each stage has. ``owners``: each layer's stage. Stage ``s`` is at
-    place ``s`` modulo the number of places.
+    place ``s`` modulo the number of places. ``loss_kind``: the loss was seen to be a "mean" or a
+    "sum" over samples, or neither (""); None before it was seen.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Cut:
         self.stages = len(self.balance)
         self.own = [stage for stage in range(self.stages) if stage % places == place]
         self.forwards = 0
+        self.loss_kind: str | None = None
 
     def layers_of(self, stage: int) -> list[tuple[int, Module]]:
         """The layers of a stage, with their numbers."""

@@ -24,7 +24,7 @@ class Run:
     def __init__(self, cut: Cut, link: Link, inputs: Inputs, count: int, trains: bool) -> None:
         self.cut, self.inputs, self.count = cut, inputs, count
         self.error: Exception | None = None
-        self._link, self._trains = link, trains
+        self._link, self.trains = link, trains
         self._last = cut.stages - 1
         self._given: dict[Key, Tensor] = {}
         self._made: dict[Key, Tensor] = {}
@@ -45,8 +45,10 @@ class Run:
             self.outputs[index] = None if made is None else made.detach()
         else:
             self._link.send(self.cut.place_of(stage + 1), self._tag(stage, index), made)
-        if self._trains and given is not None and made is not None:
-            self._given[stage, index], self._made[stage, index] = given, made
+        if self.trains and given is not None:
+            self._given[stage, index] = given
+        if self.trains and made is not None:
+            self._made[stage, index] = made
         return made
 
     def _input(self, stage: int, index: int) -> Tensor | None:
@@ -60,7 +62,7 @@ class Run:
 
     def _compute(self, stage: int, index: int, given: Tensor) -> Tensor | None:
         try:
-            with torch.set_grad_enabled(self._trains):
+            with torch.set_grad_enabled(self.trains):
                 made = given
                 for number, layer in self.cut.layers_of(stage):
                     args, kwargs = self.inputs.extra(number, index, self.count)
@@ -87,29 +89,51 @@ class Run:
 
     # Backward ------------------------------------------------------------------------------------
 
-    def backward(self, stage: int, index: int, retain: bool, seed: Tensor | None = None) -> None:
-        """The backward of ``forward``. ``seed``: the gradient of the last stage's output, or None
-        if ``output`` is a loss that starts with 1.
+    def backward(
+        self,
+        stage: int,
+        index: int,
+        retain: bool,
+        seed: Tensor | None = None,
+        root: Tensor | None = None,
+    ) -> None:
+        """The backward of ``forward``. For the last stage, ``seed`` is the gradient of its output,
+        or ``root`` is a loss that was computed from that.
         """
-        made, given = self._made[stage, index], self._given[stage, index]
-        if stage < self._last and self._reaches[stage + 1]:
-            seed = self._link.receive_gradient(
-                self.cut.place_of(stage + 1), self._tag(stage, index), made
-            )
+        made, given = self._made.get((stage, index)), self._given.get((stage, index))
+        if given is None:
+            return  # an earlier stage has failed
         given.grad = None
-        if seed is not None and made.requires_grad:
-            try:
-                torch.autograd.backward(made, seed, retain_graph=retain)
-            except Exception as error:
-                self.error = self.error or error
+        if made is not None:
+            self._run_engine(stage, index, made, retain, seed, root)
         if stage and self._reaches[stage]:
             gradient = torch.zeros_like(given) if given.grad is None else given.grad
             place = self.cut.place_of(stage - 1)
             self._link.send_gradient(place, self._tag(stage - 1, index), gradient)
         if not retain:
-            del self._made[stage, index]
+            self._made.pop((stage, index), None)
             if stage:
                 del self._given[stage, index]
+
+    def _run_engine(
+        self,
+        stage: int,
+        index: int,
+        made: Tensor,
+        retain: bool,
+        seed: Tensor | None,
+        root: Tensor | None,
+    ) -> None:
+        if stage < self._last and self._reaches[stage + 1]:
+            seed = self._link.receive_gradient(
+                self.cut.place_of(stage + 1), self._tag(stage, index), made
+            )
+        if root is None and (seed is None or not made.requires_grad):
+            return
+        try:
+            torch.autograd.backward(made if root is None else root, seed, retain_graph=retain)
+        except Exception as error:
+            self.error = self.error or error
 
     def input_gradient(self) -> Tensor | None:
         """The gradient of the chain's input, once every micro-batch of stage 0 is through."""
