@@ -23,6 +23,9 @@ parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 """Of one module, by name. Without one of the two: AttributeError when a model is divided."""
 
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Without it: AttributeError at the second forward of 1f1b."""
+
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 """Without it: AttributeError when the package is imported."""
 

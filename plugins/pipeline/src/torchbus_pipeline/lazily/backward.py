@@ -93,7 +93,7 @@ class LaterBackward:
         roots, gradients = turns.outside() if outcome.loss is not None else ([], [])
         if roots:
             engine(roots, gradients, None, False)
-        source.finished(outcome.output)
+        source.finished(replay)
         loss.value = outcome.loss
         return True
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Unsupported, leaves, map_tensors
 
-from torchbus_pipeline._compat import as_plain_tensors
+from torchbus_pipeline._compat import as_plain_tensors, version
 
 GET = "__get__"
 FACTS = ("shape", "dtype", "requires_grad", "ndim", "layout", "is_sparse", "is_nested")
@@ -27,7 +27,10 @@ class Source(Protocol):
     device: torch.device
 
     def numbers(self) -> Tensor:
-        """The output, with its graph if the backward has not run yet. All ranks call it."""
+        """The output, with its graph: computed now, as a whole. All ranks call it."""
+
+    def value_of(self, later: Later) -> Tensor | None:
+        """After a backward in turns, the numbers of what the loss was made of. All ranks call it."""
 
 
 class Node(NamedTuple):
@@ -37,6 +40,7 @@ class Node(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     trains: bool
+    versions: tuple[int, ...]
 
 
 class Later(Tensor):
@@ -93,10 +97,13 @@ def numbers_of(nested: Any) -> Any:
 def number(later: Later) -> Tensor:
     """Its numbers. If they are not known yet, the output is computed now. All ranks call it."""
     if later.value is None:
-        if later.node is None:
+        later.value = later.source.value_of(later)
+    if later.value is None:
+        node = later.node
+        if node is None:
             later.value = later.source.numbers()
         else:
-            node = later.node
+            refuse_changed(node)
             with torch.set_grad_enabled(node.trains):
                 later.value = node.function(*numbers_of(node.args), **numbers_of(node.kwargs))
     return later.value
@@ -135,7 +142,27 @@ def _noted(
         return None
     if type(meta) is not Tensor or not meta.is_meta:
         return None
-    return _make(meta, source, Node(function, tuple(args), kwargs, torch.is_grad_enabled()))
+    versions = _versions(args, kwargs)
+    node = Node(function, tuple(args), kwargs, torch.is_grad_enabled(), versions)
+    return _make(meta, source, node)
+
+
+def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    found = leaves((args, kwargs))
+    return tuple(
+        version(one) for one in found if isinstance(one, Tensor) and not isinstance(one, Later)
+    )
+
+
+def refuse_changed(node: Node) -> None:
+    """Raise Unsupported if a tensor that was to be used has other values now."""
+    if _versions(node.args, node.kwargs) != node.versions:
+        name = getattr(node.function, "__name__", str(node.function))
+        raise Unsupported(
+            f"the outcome of {name} is read after a tensor that it uses has changed, such as by"
+            " optimizer.step(): under strategy='pipeline' with this schedule it is computed when it"
+            " is read. Read it before that, or use schedule='gpipe'"
+        )
 
 
 def _to_meta(tensor: Tensor) -> Tensor:

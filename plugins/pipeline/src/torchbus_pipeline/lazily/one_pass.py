@@ -22,12 +22,11 @@ from torchbus_pipeline.schedule.passes import Pass
 class Outcome(NamedTuple):
     """``loss``: of the whole batch. ``holds``: it is still the mean, or the sum, of its parts.
 
-    ``output``: the model's, on the last place. None for ``loss``: the pass has failed.
+    None for ``loss``: the pass has failed.
     """
 
     loss: Tensor | None
     holds: bool
-    output: Tensor | None
 
 
 class OnePass:
@@ -68,7 +67,7 @@ class OnePass:
 
     def _outcome(self) -> Outcome:
         """What the last place has found, on all ranks."""
-        count, output, told = self._run.count, None, None
+        count, told = self._run.count, None
         if len(self._told) == count:
             parts = [part for _, part in sorted(self._run.outputs.items()) if part is not None]
             output = torch.cat(parts)
@@ -79,8 +78,8 @@ class OnePass:
         self._run.outputs.clear()
         spread = self._spread(told)
         if spread is None:
-            return Outcome(None, True, None)
-        return Outcome(spread[0], bool(spread[1]), output)
+            return Outcome(None, True)
+        return Outcome(spread[0], bool(spread[1]))
 
     def outside(self) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors outside the stages that the pass has reached, and their gradients, the same

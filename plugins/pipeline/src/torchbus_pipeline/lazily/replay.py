@@ -16,12 +16,15 @@ class Replay:
     """The operations between a model's output and the loss.
 
     ``outside``: other tensors that they use and that require gradients, such as the weights of a
-    head. In their place, the replay uses ``inner``, whose gradients add up.
+    head. In their place, the replay uses ``inner``, whose gradients add up. ``path``: what the loss
+    is made of. ``values``: the numbers of these in the last replay, by id.
     """
 
     def __init__(self, loss: Later, rows: int) -> None:
         self._loss, self._rows = loss, rows
-        self.outside = list({id(one): one for one in _outside(loss, set())}.values())
+        self.path = list(_path(loss, {}).values())
+        self.values: dict[int, Tensor] = {}
+        self.outside = list({id(one): one for one in _outside(self.path)}.values())
         self.inner = [one.detach().requires_grad_() for one in self.outside]
         self._inner_of = {
             id(one): inner for one, inner in zip(self.outside, self.inner, strict=True)
@@ -30,13 +33,14 @@ class Replay:
     def loss_of(self, output: Tensor, start: int, end: int) -> Tensor:
         """The loss of some rows: ``output`` has those from ``start`` to ``end``."""
         known: dict[int, Tensor] = {}
+        self.values = known
 
         def value_of(later: Later) -> Tensor:
-            if later.node is None:
-                return output
-            if id(later) not in known:
-                node = later.node
-                take = self._taker(later.node, value_of, start, end)
+            node = later.node
+            if node is None:
+                known[id(later)] = output
+            elif id(later) not in known:
+                take = self._taker(node, value_of, start, end)
                 args, kwargs = map_tensors((node.args, node.kwargs), take)
                 with torch.set_grad_enabled(node.trains and torch.is_grad_enabled()):
                     known[id(later)] = node.function(*args, **kwargs)
@@ -65,14 +69,20 @@ class Replay:
         return take
 
 
-def _outside(later: Later, seen: set[int]) -> list[Tensor]:
-    if id(later) in seen or later.node is None:
-        return []
-    seen.add(id(later))
-    found: list[Tensor] = []
-    for leaf in leaves((later.node.args, later.node.kwargs)):
-        if isinstance(leaf, Later):
-            found += _outside(leaf, seen)
-        elif isinstance(leaf, Tensor) and leaf.requires_grad and later.node.trains:
-            found.append(leaf)
+def _path(later: Later, found: dict[int, Later]) -> dict[int, Later]:
+    """A tensor and all of its kind that it is made of, by id."""
+    if id(later) not in found:
+        found[id(later)] = later
+        for one in laters_in((later.node.args, later.node.kwargs)) if later.node else ():
+            _path(one, found)
     return found
+
+
+def _outside(path: list[Later]) -> list[Tensor]:
+    nodes = [later.node for later in path if later.node is not None and later.node.trains]
+    return [
+        leaf
+        for node in nodes
+        for leaf in leaves((node.args, node.kwargs))
+        if isinstance(leaf, Tensor) and not isinstance(leaf, Later) and leaf.requires_grad
+    ]

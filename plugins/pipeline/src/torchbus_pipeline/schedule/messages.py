@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchbus_pipeline.team import Team
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool, torch.uint8)
 HEAD, BODY, GRADIENT = range(3)
 MOST_DIMS = 8
 FAILED = -1

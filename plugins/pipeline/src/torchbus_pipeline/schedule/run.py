@@ -8,7 +8,7 @@ from torchbus.plugin import Unsupported
 
 from torchbus_pipeline.model.cut import Cut
 from torchbus_pipeline.schedule.inputs import Inputs
-from torchbus_pipeline.schedule.messages import DTYPES, Link
+from torchbus_pipeline.schedule.messages import FLOATS, Link
 
 MICROBATCHES_AT_MOST = 4096
 Key = tuple[int, int]
@@ -74,7 +74,7 @@ class Run:
         return made
 
     def _check(self, number: int, made: object, rows: int) -> None:
-        if isinstance(made, Tensor) and made.dtype in DTYPES and made.dim() and len(made) == rows:
+        if isinstance(made, Tensor) and made.dtype in FLOATS and made.dim() and len(made) == rows:
             return
         kind = (
             f"{made.dtype} of shape {tuple(made.shape)}"
