@@ -89,12 +89,13 @@ CASES = {
     "frozen first layers": (mlp, numbers(), mean_squares, 2, 1, "0"),
     "frozen embedding": (Transformer, tokens(), next_token, 1, 1, "embedding"),
 }
+runs = {name: (lambda arguments=arguments: train(*arguments)) for name, arguments in CASES.items()}
+runs["gan"] = gan
+alone = {name: run() for name, run in runs.items()}
 found = {}
-for name, arguments in {**CASES, "gan": None}.items():
-    run = gan if arguments is None else train
-    alone = run(*(arguments or ()))
-    with pipeline(ranks, **options) as s:
-        ours = run(*(arguments or ()))
+with pipeline(ranks, **options) as s:
+    for name, run in runs.items():
+        ours = run()
         same = all(ours.equal(other) for other in s.all_gather(ours))
-        found[name] = [difference(alone, ours), same]
+        found[name] = [difference(alone[name], ours), same]
 print(json.dumps(found))

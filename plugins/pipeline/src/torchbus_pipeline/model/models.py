@@ -38,7 +38,7 @@ class Models:
         self._session, self._options, self._team, self._meeting = session, options, team, meeting
         self._cuts: weakref.WeakKeyDictionary[Module, Cut] = weakref.WeakKeyDictionary()
         self._whole: dict[str, str] = {}
-        self._shared: dict[int, Tensor] = {}
+        self._shared: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._marks = Marks()
         self.on_cut: list[Callable[[Cut], None]] = []
@@ -83,7 +83,7 @@ class Models:
         if new:
             self._meeting.meet(f"the parameters of {what}")
             strategies.copy_from_rank0(list(new.values()), what, made_with)
-            self._shared |= new
+            self._shared.update(new)
 
     def _cut(self, model: Module) -> None:
         ranks, name = self._team.size, type(model).__name__
