@@ -59,11 +59,15 @@ class Elsewhere(nn.Parameter):
         return found
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise Unsupported(
-            f"pickling a model under strategy='pipeline' (torch.save(model), or a process that gets"
-            f" it): {self.torchbus_where}. Save model.state_dict(), which is whole, or save the"
-            " model after the block"
-        )
+        refuse_pickling(self.torchbus_where)
+
+
+def refuse_pickling(where: str) -> NoReturn:
+    raise Unsupported(
+        "pickling a model under strategy='pipeline' (torch.save(model), or a process that gets"
+        f" it): {where}. Save model.state_dict(), which is whole, or save the model after the"
+        " block"
+    )
 
 
 def empty(parameter: nn.Parameter, where: str) -> None:
@@ -97,7 +101,7 @@ def _filler(like: Tensor) -> Tensor:
     with as_plain_tensors():
         number = float("nan") if like.is_floating_point() or like.is_complex() else 0
         device = "cpu" if like.is_meta else like.device
-        return torch.full((1,), number, dtype=like.dtype, device=device).expand(like.shape)
+        return torch.full((), number, dtype=like.dtype, device=device).expand(like.shape)
 
 
 def _writes_into(name: str, args: tuple[Any, ...]) -> bool:

@@ -29,13 +29,12 @@ class Layers(NamedTuple):
 def find(model: Module, blocks: str) -> Layers | None:
     """The layers of a model: itself, if it is an nn.Sequential, else its longest list of blocks.
 
-    ``blocks`` is "auto", or the path of the list. None if there is no list of at least two.
+    ``blocks`` is "auto", or the path of the list. None if there is none.
     Raises UsageError if ``blocks`` names something else.
     """
     if blocks != AUTO:
         return Layers(blocks, _named(model, blocks))
-    if type(model).forward is nn.Sequential.forward and len(list(model.children())) > 1:
-        assert isinstance(model, nn.Sequential)
+    if isinstance(model, nn.Sequential) and not _has_own_forward(model):
         return Layers("", model)
     lists = [
         Layers(path, module)
@@ -43,6 +42,12 @@ def find(model: Module, blocks: str) -> Layers | None:
         if isinstance(module, nn.Sequential | nn.ModuleList) and _repeats(module)
     ]
     return max(lists, key=lambda one: len(one.holder), default=None)
+
+
+def _has_own_forward(model: nn.Sequential) -> bool:
+    """Whether a class of the script's adds to what nn.Sequential does."""
+    kinds = type(model).__mro__
+    return any("forward" in vars(kind) for kind in kinds[: kinds.index(nn.Sequential)])
 
 
 def _repeats(module: nn.Sequential | nn.ModuleList) -> bool:

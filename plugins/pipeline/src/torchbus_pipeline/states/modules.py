@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,57 @@ from torchbus_pipeline.model.marks import first_mark, mark_of
 from torchbus_pipeline.team import Team
 
 
-class WholeModules:
-    """Sends the values of each layer from its place to the others. All ranks call it.
+class Gather:
+    """A hook that lets a layer's place send its values to the others. All ranks call it.
 
-    Checkpoints get whole states too: a part of a pipeline's model is nothing that others can load.
-    A copy of a model has its marks and its hooks, so that its ``state_dict()`` is whole too. Hooks
-    are functions without a ``self``, which ``deepcopy`` would copy.
+    Copies of a model have it too.
+    """
+
+    def __init__(self, session: Context, team: Team) -> None:
+        self._session, self._team = session, team
+
+    def __call__(self, module: Module, state: dict[str, object], prefix: str, _: object) -> None:
+        mark = mark_of(module)
+        if mark is None or not self._session.is_inside:
+            return
+        for name in [*parameters(module), *buffers(module)]:
+            held = state.get(prefix + name)
+            if isinstance(held, Tensor):
+                state[prefix + name] = _from_place(self._team, held, mark.place)
+
+    def __deepcopy__(self, memo: object) -> Gather:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        elsewhere.refuse_pickling("each rank has only some layers")
+
+
+class Meet:
+    """A hook that compares where the ranks are, before they gather a model."""
+
+    def __init__(self, session: Context, meeting: Meeting) -> None:
+        self._session, self._meeting = session, meeting
+
+    def __call__(self, module: Module, prefix: str, keep_vars: bool) -> None:
+        if not prefix and self._session.is_inside:
+            self._meeting.meet_in_pipeline(f"the state_dict of {type(module).__name__}")
+
+    def __deepcopy__(self, memo: object) -> Meet:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        elsewhere.refuse_pickling("each rank has only some layers")
+
+
+class WholeModules:
+    """Makes the states of models whole, of copies too, and at the end the models themselves.
+
+    Checkpoints get whole states: a part of a pipeline's model is nothing that others can load.
     """
 
     def __init__(self, session: Context, team: Team, meeting: Meeting) -> None:
-        self._session, self._team, self._meeting = session, team, meeting
-        self._gather, self._meet = self._make_hooks()
+        self._session, self._team = session, team
+        self._gather, self._meet = Gather(session, team), Meet(session, meeting)
 
     def add(self, cut: Cut) -> None:
         """Let a model's ``state_dict()`` be whole."""
@@ -36,24 +76,6 @@ class WholeModules:
         for module in model.modules() if model is not None else ():
             stack.callback(module.register_state_dict_pre_hook(self._meet).remove)
             stack.callback(module.register_state_dict_post_hook(self._gather).remove)
-
-    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        session, team, meeting = self._session, self._team, self._meeting
-
-        def meet(module: Module, prefix: str, keep_vars: bool) -> None:
-            if not prefix and session.is_inside:
-                meeting.meet_in_pipeline(f"the state_dict of {type(module).__name__}")
-
-        def gather(module: Module, state: dict[str, object], prefix: str, _: object) -> None:
-            mark = mark_of(module)
-            if mark is None or not session.is_inside:
-                return
-            for name in [*parameters(module), *buffers(module)]:
-                held = state.get(prefix + name)
-                if isinstance(held, Tensor):
-                    state[prefix + name] = _from_place(team, held, mark.place)
-
-        return gather, meet
 
     def make_whole(self) -> None:
         """Give all ranks all values, of models and of their copies. All ranks call it."""
