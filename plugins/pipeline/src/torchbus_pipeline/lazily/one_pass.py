@@ -79,7 +79,7 @@ class OnePass:
         spread = self._spread(told)
         if spread is None:
             return Outcome(None, True)
-        return Outcome(spread[0], bool(spread[1]))
+        return Outcome(spread[0].clone(), bool(spread[1]))
 
     def outside(self) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors outside the stages that the pass has reached, and their gradients, the same

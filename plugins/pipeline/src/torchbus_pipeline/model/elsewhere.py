@@ -137,7 +137,9 @@ def _derived(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], first: Elsewhere
 ) -> Any:
     found = [one for one in leaves((args, kwargs)) if isinstance(one, Tensor)]
-    if not all(isinstance(one, Elsewhere) or _is_number(one) for one in found):
+    others = [one for one in found if not isinstance(one, Elsewhere)]
+    scales = all(one.dim() == 0 for one in others) and max(one.dim() for one in found) > 0
+    if others and not scales:
         _refuse(function, first)
     with as_plain_tensors(), torch.no_grad():
         on_meta = map_tensors((tuple(args), kwargs), _to_meta)
@@ -148,10 +150,6 @@ def _derived(
     if not isinstance(made, Tensor | tuple | list):
         _refuse(function, first)
     return map_tensors(made, lambda one: make(one, first.torchbus_where))
-
-
-def _is_number(tensor: Tensor) -> bool:
-    return tensor.dim() == 0
 
 
 def _to_meta(tensor: Tensor) -> Tensor:
