@@ -24,7 +24,7 @@ from torchbus_pipeline._compat import is_view
 from torchbus_pipeline.calls import Calls
 from torchbus_pipeline.lazily.backward import LaterBackward
 from torchbus_pipeline.lazily.later import Later
-from torchbus_pipeline.meeting import REMEDY, Meeting
+from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.replicas import Replicas
 
@@ -107,9 +107,7 @@ class PipelineBackward:
 
     # What the ranks tell each other --------------------------------------------------------------
 
-    def _tell(
-        self, call: BackwardCall, count: Count, error: Exception | None
-    ) -> strategies.Header:
+    def _tell(self, call: BackwardCall, count: Count, error: Exception | None) -> strategies.Header:
         """Compare where the ranks are. Raises, on all ranks, the error of one of them."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
         header = strategies.make_header(place, 0)
@@ -140,7 +138,7 @@ class PipelineBackward:
             raise RanksDiverged(
                 f"strategy='pipeline': the ranks had different losses (their mean is {shared:g},"
                 f" this one's {own:g}), but each must see the whole batch. Something differs"
-                f" between them: a generator that is not seeded, the rank, a file, the time. {REMEDY}"
+                " between them: a generator that is not seeded, the rank, a file, the time"
             )
 
     def _give_loss(self, header: strategies.Header, call: BackwardCall, scale: float) -> None:

@@ -36,6 +36,9 @@ class Row:
     token: Between | None = None
 
 
+NO_ROW = Row(None, [])
+
+
 class Calls:
     """Surrounds the layers of cut models, and the nn.Sequential that holds them."""
 
@@ -89,11 +92,11 @@ class Calls:
     ) -> object:
         """Note what a layer gets. The last one lets all of them compute."""
         begins = layer is cut.layers[0] and not (args and isinstance(args[0], Between))
-        row = Row(args[0] if args else None, []) if begins else self._rows.get(id(cut))
-        number = len(row.extras) if row else 0
-        if row is None or layer is not cut.layers[number] or not (begins or args[0] is row.token):
+        row = Row(args[0] if args else None, []) if begins else self._rows.get(id(cut), NO_ROW)
+        number = len(row.extras)
+        if layer is not cut.layers[number] or not (begins or (args and args[0] is row.token)):
             self._refuse(cut, layer)
-        if not args or not isinstance(row.x, Tensor):
+        if not isinstance(row.x, Tensor):
             check(cut.name, row.x, [])
         row.extras.append((args[1:], kwargs))
         if len(row.extras) < len(cut.layers):
@@ -144,7 +147,7 @@ class Calls:
             raise AssertionError("some rank has had an error")
         if not one.run.trains:
             return whole
-        made: Tensor = gpipe.Chain.apply(one, whole, self._anchor, one.run.inputs.x)
+        made: Tensor = gpipe.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
         return made
 
     def _may_wait(self, cut: Cut) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.nn import Module
 from torchbus.plugin import UsageError, expect
 
 from torchbus_pipeline.model import balance as balances
@@ -51,7 +52,7 @@ class PipelineOptions:
         """How many stages a rank has at least."""
         return 2 if self.schedule == INTERLEAVED else 1
 
-    def balance_of(self, model: str, layers: list[balances.Module], ranks: int) -> list[int]:
+    def balance_of(self, model: str, layers: list[Module], ranks: int) -> list[int]:
         """How many layers each stage has. Raises UsageError if ``balance`` doesn't fit."""
         stages = ranks * self.stages_of_rank()
         if self.balance is None:

@@ -112,9 +112,7 @@ class Pipeline(Strategy):
             "optimizers": optimizers,
             "norm": WholeNorm(session, models, team),
             "replicas": replicas,
-            "backward": PipelineBackward(
-                session, models, calls, meeting, replicas, counts, later
-            ),
+            "backward": PipelineBackward(session, models, calls, meeting, replicas, counts, later),
             "end": End(session, meeting, models, modules, optimizers),
         }
         for name, part in parts.items():

@@ -27,9 +27,7 @@ class Team:
     @property
     def pipelines(self) -> list[list[int]]:
         """The global ranks of each pipeline."""
-        return [
-            list(range(part * self.size, (part + 1) * self.size)) for part in range(self.parts)
-        ]
+        return [list(range(part * self.size, (part + 1) * self.size)) for part in range(self.parts)]
 
     @property
     def size(self) -> int:

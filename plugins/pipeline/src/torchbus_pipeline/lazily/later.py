@@ -12,11 +12,36 @@ from torchbus.plugin import Unsupported, leaves, map_tensors
 from torchbus_pipeline._compat import as_plain_tensors, version
 
 GET = "__get__"
-FACTS = ("shape", "dtype", "requires_grad", "ndim", "layout", "is_sparse", "is_nested")
+FACTS: tuple[str, ...] = (
+    "shape",
+    "dtype",
+    "requires_grad",
+    "ndim",
+    "layout",
+    "is_sparse",
+    "is_nested",
+)
 FACTS += ("is_quantized", "is_mkldnn", "retains_grad", "grad", "names")
-METHODS = ("dim", "size", "numel", "nelement", "__len__", "is_floating_point", "is_complex")
+METHODS: tuple[str, ...] = (
+    "dim",
+    "size",
+    "numel",
+    "nelement",
+    "__len__",
+    "is_floating_point",
+    "is_complex",
+)
 METHODS += ("stride", "is_contiguous", "__hash__", "element_size")
-READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__")
+READS: tuple[str, ...] = (
+    "item",
+    "tolist",
+    "numpy",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__repr__",
+)
 READS += ("__format__", "__array__", "register_hook", "retain_grad", "requires_grad_", "to")
 READS += ("__deepcopy__", "__reduce_ex__", "cpu", "cuda")
 
@@ -30,7 +55,7 @@ class Source(Protocol):
         """The output, with its graph: computed now, as a whole. All ranks call it."""
 
     def value_of(self, later: Later) -> Tensor | None:
-        """After a backward in turns, the numbers of what the loss was made of. All ranks call it."""
+        """After a backward in turns, the numbers of what the loss was made of, on all ranks."""
 
 
 class Node(NamedTuple):
@@ -191,7 +216,7 @@ def _refuse_own_function(later: Later) -> None:
         made_by = later.grad_fn
     if made_by is not None:
         raise Unsupported(
-            f"{type(made_by).__name__.removesuffix('Backward')}, a torch.autograd.Function, gets the"
-            " output of a model under strategy='pipeline' with schedule='1f1b', which can't call"
-            " its backward for each micro-batch: use schedule='gpipe'"
+            f"{type(made_by).__name__.removesuffix('Backward')}, a torch.autograd.Function, gets"
+            " the output of a model under strategy='pipeline' with schedule='1f1b', which can't"
+            " call its backward for each micro-batch: use schedule='gpipe'"
         )

@@ -20,7 +20,9 @@ def bounds_of(rows: int, count: int) -> list[tuple[int, int]]:
 
 def weights_of(kind: str, rows: int, count: int) -> list[float]:
     """How much the loss of each micro-batch counts."""
-    return [(end - start) / rows if kind == "mean" else 1.0 for start, end in bounds_of(rows, count)]
+    return [
+        (end - start) / rows if kind == "mean" else 1.0 for start, end in bounds_of(rows, count)
+    ]
 
 
 def kind_of(replay: Replay, output: Tensor, count: int) -> str | None:

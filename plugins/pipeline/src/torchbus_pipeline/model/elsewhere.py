@@ -13,7 +13,16 @@ from torchbus_pipeline._compat import as_plain_tensors
 
 GET, SET = "__get__", "__set__"
 DERIVED = ("data", "T", "mT", "H", "mH", "real", "imag")
-FACTS = ("__hash__", "dim", "size", "numel", "nelement", "element_size", "stride", "__len__")
+FACTS: tuple[str, ...] = (
+    "__hash__",
+    "dim",
+    "size",
+    "numel",
+    "nelement",
+    "element_size",
+    "stride",
+    "__len__",
+)
 FACTS += ("is_floating_point", "is_complex", "is_contiguous", "requires_grad_", "storage_offset")
 FACTS += ("register_hook", "register_post_accumulate_grad_hook", "get_device", "untyped_storage")
 LISTS = "_foreach_"
@@ -83,7 +92,7 @@ def fill(parameter: Elsewhere) -> None:
         parameter.data = torch.empty(
             parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
-    parameter.__class__ = nn.Parameter
+    parameter.__class__ = nn.Parameter  # type: ignore[assignment]
     vars(parameter).pop("torchbus_where", None)
 
 

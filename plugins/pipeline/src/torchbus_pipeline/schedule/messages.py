@@ -47,7 +47,7 @@ class Link:
         return gradient
 
     def spread(self, tensor: Tensor | None, place: int) -> Tensor | None:
-        """The tensor of one place, on all of the pipeline. They all call it. None: it has failed."""
+        """The tensor of one place, on all ranks of the pipeline. None: it has failed."""
         mine = self._team.place == place
         head = self._head(tensor)
         self._team.spread(head, place)

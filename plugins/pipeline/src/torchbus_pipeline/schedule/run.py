@@ -82,9 +82,9 @@ class Run:
             else type(made).__name__
         )
         raise Unsupported(
-            f"{self.cut.found.names()[number]} of {self.cut.name} returns {kind} for {rows} samples:"
-            " strategy='pipeline' sends a floating-point tensor with samples in dim 0 from layer to"
-            " layer; use strategy='ddp'"
+            f"{self.cut.found.names()[number]} of {self.cut.name} returns {kind} for {rows}"
+            " samples: strategy='pipeline' sends a floating-point tensor with samples in dim 0 from"
+            " layer to layer; use strategy='ddp'"
         )
 
     # Backward ------------------------------------------------------------------------------------

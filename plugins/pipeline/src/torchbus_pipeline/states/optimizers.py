@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,5 +76,5 @@ def _to(value: object, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in cast("dict[Any, Any]", value).items()}
+        return {key: _to(item, device) for key, item in value.items()}
     return value
