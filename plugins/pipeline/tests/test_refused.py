@@ -34,6 +34,7 @@ SAID = {
     "read late": "the outcome of mul is read after a tensor that it uses has changed",
     "diverging": "the ranks are at different places of the loop",
     "no rows": "gets a tensor besides its input that has a row for each sample in one batch",
+    "scaler": "GradScaler (precision='16') under strategy='pipeline'",
     "sharded_save": "sharded_save=True with strategy='pipeline'",
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from torch.amp.grad_scaler import GradScaler
 from torchbus.plugin import (
     Context,
     DataPlace,
     Strategy,
+    Unsupported,
     UsageError,
     World,
     hookimpl,
@@ -95,6 +97,7 @@ class Pipeline(Strategy):
     def start(self, session: Context) -> None:
         """Begin to divide models."""
         refuse_options(session)
+        session.replace(GradScaler, "scale", refuse_scaling)
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
         meeting = Meeting(session, team.pipelines)
         models = Models(session, self.pipeline, team, meeting)
@@ -126,6 +129,21 @@ class Pipeline(Strategy):
             f" {options.microbatches} micro-batches, by the schedule {options.schedule}; all ranks"
             " of a pipeline compute the loss"
         )
+
+
+def refuse_scaling(original: Callable[..., object]) -> Callable[..., object]:
+    """Make a ``GradScaler.scale`` that raises Unsupported, unless the scaler is off."""
+
+    def scale(self: GradScaler, outputs: object) -> object:
+        if self.is_enabled():
+            raise Unsupported(
+                "GradScaler (precision='16') under strategy='pipeline': ranks have the gradients of"
+                " other layers, and would find infinities in other steps; use bfloat16, which needs"
+                " no scaler, or strategy='ddp'"
+            )
+        return original(self, outputs)
+
+    return scale
 
 
 def refuse_options(session: Context) -> None:

@@ -116,6 +116,7 @@ CASES = {
     "read late": ({"schedule": "1f1b"}, lambda s: read_late()),
     "diverging": ({}, divergent),
     "no rows": ({"microbatches": 2}, lambda s: rows_change()),
+    "scaler": ({}, lambda s: torch.amp.GradScaler("cpu").scale(mean_squares(mlp(), x, y))),
     "sharded_save": ({"sharded_save": True, "checkpoint": "folder"}, lambda s: None),
 }
 
