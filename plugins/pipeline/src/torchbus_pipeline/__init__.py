@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus_pipeline.strategy import Pipeline
+from torchbus_pipeline.strategy import Pipeline, RpcSequential
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "RpcSequential"]
 __version__ = "0.1.0"

@@ -23,6 +23,11 @@ parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 """Of one module, by name. Without one of the two: AttributeError when a model is divided."""
 
+FOREACH = "_foreach_"
+"""What the names of functions of lists begin with. Under other names: Unsupported, if a loop writes
+into lists of parameters of which some are elsewhere.
+"""
+
 version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Without it: AttributeError at the second forward of 1f1b."""
 

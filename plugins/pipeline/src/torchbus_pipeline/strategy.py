@@ -131,6 +131,12 @@ class Pipeline(Strategy):
         )
 
 
+class RpcSequential(Pipeline):
+    """The pipeline, under the name that fairscale's strategy had. It takes its arguments."""
+
+    name = "rpc_sequential"
+
+
 def refuse_scaling(original: Callable[..., object]) -> Callable[..., object]:
     """Make a ``GradScaler.scale`` that raises Unsupported, unless the scaler is off."""
 

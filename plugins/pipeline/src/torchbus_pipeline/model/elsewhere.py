@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchbus.plugin import Unsupported, leaves, map_tensors
 
-from torchbus_pipeline._compat import as_plain_tensors
+from torchbus_pipeline._compat import FOREACH, as_plain_tensors
 
 GET, SET = "__get__", "__set__"
 DERIVED = ("data", "T", "mT", "H", "mH", "real", "imag")
@@ -25,7 +25,6 @@ FACTS: tuple[str, ...] = (
 )
 FACTS += ("is_floating_point", "is_complex", "is_contiguous", "requires_grad_", "storage_offset")
 FACTS += ("register_hook", "register_post_accumulate_grad_hook", "get_device", "untyped_storage")
-LISTS = "_foreach_"
 
 
 class Elsewhere(nn.Parameter):
@@ -55,7 +54,7 @@ class Elsewhere(nn.Parameter):
             return f"{tuple(first.shape)}, {first.torchbus_where}"
         if name == SET:
             return _set(args[0], args[1])
-        if name.startswith(LISTS) and name.endswith("_"):
+        if name.startswith(FOREACH) and name.endswith("_"):
             return _each(function, args, given)
         if _writes_into(name, args):
             return args[0]
