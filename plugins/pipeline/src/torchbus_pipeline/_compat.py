@@ -24,8 +24,8 @@ buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 """Of one module, by name. Without one of the two: AttributeError when a model is divided."""
 
 FOREACH = "_foreach_"
-"""What the names of functions of lists begin with. Under other names: Unsupported, if a loop writes
-into lists of parameters of which some are elsewhere.
+"""What the names of functions of lists begin with. Without it: Unsupported, if a loop writes into
+lists of parameters of which some are elsewhere.
 """
 
 version: Callable[[Tensor], int] = attrgetter("_version")
