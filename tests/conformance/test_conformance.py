@@ -17,13 +17,15 @@ from torchbus.testing.conformance.rules import find
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
-STRATEGIES = ("ddp", "dp", "ddp_sharded", "fsdp")
+STRATEGIES = ("ddp", "dp", "ddp_sharded", "fsdp", "pipeline")
 QUICK = {
     "ddp": ("checkpoint",),
     "dp": ("two-optimizers",),
     "ddp_sharded": ("state-dict",),
     "fsdp": ("ragged-end",),
+    "pipeline": ("one-process",),
 }
+NO_LAYERS = "is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated blocks"
 REFUSED: dict[str, dict[str, str]] = {
     "ddp": {},
     "dp": {},
@@ -31,6 +33,21 @@ REFUSED: dict[str, dict[str, str]] = {
     "fsdp": {
         "other-methods": "mixes parts of parameters or gradients with whole tensors",
         "script-lbfgs-closure": "with LBFGS",
+    },
+    "pipeline": {
+        "first-values": NO_LAYERS,
+        "uneven-use": NO_LAYERS,
+        "other-methods": NO_LAYERS,
+        "shared-weights": "share a parameter, and would be on different ranks",
+        "script-encoder-decoder": NO_LAYERS,
+        "script-expert-routing": "before the last of the layers is called",
+        "script-lbfgs-closure": "with LBFGS",
+        "script-mnist-main": NO_LAYERS,
+        "script-partial-optimizer": NO_LAYERS,
+        "script-tied-weights": NO_LAYERS,
+        "script-transfer-learning": NO_LAYERS,
+        "script-unused-parameters": NO_LAYERS,
+        "script-wgan-gp": "torch.autograd.grad through Sequential",
     },
 }
 """What each strategy refuses, and words of the message."""

@@ -26,7 +26,7 @@ SAVED = (
     "alpha beta delta dim exponent ignore_index indices keepdim margin other pos_weight reduction"
     " result self self_sym_sizes target total_weight weight"
 )
-NO_NAMES = {"_NormalAccessor", "_saved_", "_second", "_size", "_strides"}
+NO_NAMES = {"_NormalAccessor", "_foreach_", "_saved_", "_second", "_size", "_strides"}
 """Of Python 3.10 only, parts of names, and a variable of an example; what torch 2.4 has alone."""
 if hasattr(torch, "accelerator"):
     NO_NAMES |= {"_get_accelerator"}

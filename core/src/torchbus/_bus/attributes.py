@@ -34,6 +34,11 @@ class Plugin:
     as DTensors. The hooks of ``state_dict()`` read ``session.gathers_states``.
     """
 
+    gradients_in_parts: bool = False
+    """For strategies: a rank has the gradients of only some parameters; those of others are None
+    there.
+    """
+
     divides_own_batch: bool = False
     """For samplers: the script's own batch is the global one, of which each rank takes
     its share.

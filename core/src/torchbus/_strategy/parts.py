@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchbus._strategy.backward import header
 from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward.header import Header, Slots, make_header
+from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.gradients import GradientSync
@@ -27,6 +28,7 @@ __all__ = [
     "Engine",
     "GradientSync",
     "Header",
+    "LossCounts",
     "OwnTensors",
     "Reduction",
     "Reductions",

@@ -131,7 +131,18 @@ class Run:
         """Write down the gradients, None where there is none. All ranks call it."""
         for name, model in models.items():
             for key, parameter in model.named_parameters():
-                self.note(f"gradient of {name}.{key}", parameter.grad)
+                self.note(f"gradient of {name}.{key}", self._gradient(parameter))
+
+    def _gradient(self, parameter: Tensor) -> Any:
+        """The gradient, of a rank that has it if a strategy keeps it on only some."""
+        own = plain(parameter.grad)
+        if self.session is None or not any(
+            getattr(plugin, "gradients_in_parts", False)
+            for _, plugin in self.session._context.bus.plugins()
+        ):
+            return own
+        told = self.session.all_gather_object(own)
+        return next((one for one in [own, *told] if one is not None), None)
 
     def note_movement(self, before: dict[str, Tensor], model: nn.Module) -> None:
         """Write down how far the parameters have moved. All ranks call it."""

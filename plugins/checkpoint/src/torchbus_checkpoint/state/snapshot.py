@@ -73,6 +73,7 @@ class Snapshot:
         )
 
     def _content(self, contents: Contents) -> Content:
+        self._refuse_gradients_in_parts(contents)
         registered = capture.of_registered(self._registered)
         with self._session.in_parts():
             weights = capture.weights(contents)
@@ -83,6 +84,18 @@ class Snapshot:
                 self._options.format, weights, training, self._session.is_main
             )
         return Content(shared, self._own_state(contents), groups, held, self._facts())
+
+    def _refuse_gradients_in_parts(self, contents: Contents) -> None:
+        """Raise UsageError in an open window, if a rank has the gradients of only some layers."""
+        in_parts = any(
+            getattr(plugin, "gradients_in_parts", False)
+            for _, plugin in self._session.bus.plugins()
+        )
+        if in_parts and any(self._steps.has_gradients(one) for _, one in contents.optimizers):
+            raise UsageError(
+                "a checkpoint in the middle of a window of accumulation under strategy='pipeline':"
+                " no rank has all gradients; save it after optimizer.step()"
+            )
 
     def _facts(self) -> Facts:
         return {

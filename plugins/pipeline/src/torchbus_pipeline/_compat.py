@@ -1,0 +1,63 @@
+"""Private names of torch that the pipeline uses; nothing else in this package uses one.
+
+All were seen in 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.nn import Module
+
+as_plain_tensors: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
+"""Without it: AttributeError when the package is imported."""
+
+parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
+buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+"""Of one module, by name. Without one of the two: AttributeError when a model is divided."""
+
+FOREACH = "_foreach_"
+"""What the names of functions of lists begin with. Without it: Unsupported, if a loop writes into
+lists of parameters of which some are elsewhere.
+"""
+
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Without it: AttributeError at the second forward of 1f1b."""
+
+is_view: Callable[[Tensor], bool] = Tensor._is_view
+"""Without it: AttributeError when the package is imported."""
+
+Order = list[tuple[str, int, int]]
+"""What a rank computes: ("F" or "B", stage, micro-batch), one after the other."""
+
+
+def interleaved_order(
+    own: list[int], stages: int, microbatches: int, group: dist.ProcessGroup | None
+) -> Order:
+    """What torch's interleaved schedule lets this rank compute, which has the stages ``own``.
+
+    Without ``pipeline_order``: AttributeError at the second forward.
+    """
+    device = torch.device("cpu")
+    made: Any = [PipelineStage(_NoLayers(), one, stages, device, group=group) for one in own]
+    found: Any = ScheduleInterleaved1F1B(made, microbatches)
+    return [
+        ("F" if action.computation_type.name == "FORWARD" else "B", action.stage_index, index)
+        for action in found.pipeline_order[dist.get_rank(group)]
+        if action is not None
+        and action.computation_type.name in ("FORWARD", "FULL_BACKWARD")
+        and (index := action.microbatch_index) is not None
+    ]
+
+
+class _NoLayers(nn.Module):
+    """What torch's stages hold here: the layers stay in the loop's model."""
+
+    torchbus_internal = True

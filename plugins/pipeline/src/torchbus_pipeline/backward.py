@@ -1,0 +1,187 @@
+"""``backward`` under the pipeline: the stages have run theirs inside; here the ranks compare."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.plugin import (
+    BackwardCall,
+    Constants,
+    Context,
+    Count,
+    RanksDiverged,
+    Unsupported,
+    hookimpl,
+    made_anew,
+    strategies,
+)
+
+from torchbus_pipeline._compat import is_view
+from torchbus_pipeline.calls import Calls
+from torchbus_pipeline.lazily.backward import LaterBackward
+from torchbus_pipeline.lazily.later import Later
+from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.model.models import Models
+from torchbus_pipeline.replicas import Replicas
+
+DISCOVERY_BACKWARDS = 3
+RAW_LOSS, FAILED = strategies.header.RAW_LOSS, strategies.header.INPUT
+ORDER = (
+    "at backward call {} the ranks do not have the same order of the data, or are not at the same"
+    " place in it ({})"
+)
+
+
+class PipelineBackward:
+    """Owns ``backward``."""
+
+    def __init__(
+        self,
+        session: Context,
+        models: Models,
+        calls: Calls,
+        meeting: Meeting,
+        replicas: Replicas,
+        counts: strategies.LossCounts,
+        later: LaterBackward,
+    ) -> None:
+        assert session.job is not None
+        self._later = later
+        self._session, self._job, self._meeting = session, session.job, meeting
+        self._models, self._calls, self._replicas, self._counts = models, calls, replicas, counts
+        self._constants = Constants(session, models.optimizer_settings)
+        self._parts = session.world.data.parts
+        self._steps = 0
+
+    @hookimpl
+    def after_optimizer_step(self) -> None:
+        self._steps += 1
+
+    @hookimpl
+    def run_backward(self, call: BackwardCall, engine: strategies.Engine) -> None:
+        refuse(call)
+        self._models.refuse_uncut()
+        number = self._job.backwards + 1
+        self._job.wait_in("backward", number)
+        try:
+            self._meeting.meet(f"backward {number}")
+            if isinstance(call.loss, Later) and call.weight is None and call.count is None:
+                call.weight = self._session.share.weight  # it is a mean, or a sum, over samples
+            count = self._counts.meet(self._counts.of(call, lambda: self._replicas.remain))
+            trained = self._models.trained()
+            with made_anew(trained) if count.anew else nullcontext():
+                error = self._run(call, engine, count, trained)
+                header = self._tell(call, count, error)
+                if call.sync and self._parts > 1:
+                    self._replicas.average(trained)
+            scale = self._counts.settle(header, count, trained) if call.sync else 1.0
+            self._give_loss(header, call, float(scale))
+            self._end(call)
+        finally:
+            self._job.go_on()
+
+    def _run(
+        self, call: BackwardCall, engine: strategies.Engine, count: Count, trained: list[Tensor]
+    ) -> Exception | None:
+        """Run the graph, and the stages inside it. Returns the error of this rank."""
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
+        kept = [one.grad for one in trained] if count.is_zero else []
+        error: Exception | None = None
+        with self._calls.driven(bool(call.retain_graph)) as runs:
+            try:
+                if isinstance(call.loss, Later):
+                    seed = gradients[0]
+                    self._later.run(call.loss, seed, engine, call.retain_graph, trained)
+                else:
+                    engine(tensors, gradients, call.retain_graph, False)
+            except Exception as raised:
+                error = raised
+        for one, before in zip(trained, kept, strict=False):
+            one.grad = before
+        found = [error, *(run.error for run in runs)]
+        return next((one for one in found if one is not None), None)
+
+    # What the ranks tell each other --------------------------------------------------------------
+
+    def _tell(self, call: BackwardCall, count: Count, error: Exception | None) -> strategies.Header:
+        """Compare where the ranks are. Raises, on all ranks, the error of one of them."""
+        place = torch.zeros((), dtype=torch.float64, device=self._session.device)
+        header = strategies.make_header(place, 0)
+        progress = self._job.backwards * 7 + self._steps
+        share = self._session.share
+        loss = None if isinstance(call.loss, Later) else call.loss
+        constants = self._constants.number(loss, share.weight, progress)
+        slots = strategies.header.numbers(
+            count, progress, share.position, float(error is not None), constants
+        )
+        header.begin(slots)
+        told = header.tell(_scalar(call) if error is None else None, place, [])
+        dist.all_reduce(told)
+        told /= self._session.world_size
+        self._compare(header.mean(), [float(slot or 0.0) for slot in header.slots], error)
+        return header
+
+    def _compare(self, mean: list[float], sent: list[float], error: Exception | None) -> None:
+        if mean[FAILED]:
+            self._meeting.raise_common(error, everywhere=True)
+        if not strategies.header.agrees(mean, sent):
+            raise RanksDiverged(ORDER.format(self._job.backwards + 1, strategies.SEED))
+        if not strategies.header.constants_agree(mean, sent):
+            self._constants.judge(int(sent[strategies.header.PROGRESS]))
+        own, shared = sent[RAW_LOSS], mean[RAW_LOSS]
+        unlike = abs(shared - own) > 1e-3 * abs(own) + 1e-30
+        if self._parts == 1 and (unlike or math.isnan(shared) > math.isnan(own)):
+            raise RanksDiverged(
+                f"strategy='pipeline': the ranks had different losses (their mean is {shared:g},"
+                f" this one's {own:g}), but each must see the whole batch. Something differs"
+                " between them: a generator that is not seeded, the rank, a file, the time"
+            )
+
+    def _give_loss(self, header: strategies.Header, call: BackwardCall, scale: float) -> None:
+        """Several pipelines: the loss of all of them. The ranks of one have the same."""
+        loss = _scalar(call)
+        if (
+            self._parts > 1
+            and call.sync
+            and loss is not None
+            and not (call.retain_graph or loss.is_leaf or is_view(loss))
+        ):
+            header.give_loss(loss, scale)
+
+    def _end(self, call: BackwardCall) -> None:
+        self._replicas.note(call.sync)
+        if self._parts > 1:
+            self._replicas.copy_buffers()
+        self._job.count_backward()
+        if self._parts > 1 and not self._session.random.is_split:
+            self._session.random.split(self._session.world.data.part)
+        if self._job.backwards == DISCOVERY_BACKWARDS:
+            self._session.end_discovery()
+
+    @hookimpl
+    def scheduler_metric(self, metric: Tensor | float) -> Tensor | float:
+        return self._session.reduce(metric) if self._parts > 1 else metric
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"notes": [self._counts.note]} if self._counts.note else {}
+
+
+def refuse(call: BackwardCall) -> None:
+    """Raise Unsupported for a backward that the stages can't run."""
+    words = "create_graph=True" if call.create_graph else "inputs="
+    if call.create_graph or call.inputs is not None:
+        raise Unsupported(
+            f"backward({words}) under strategy='pipeline': the layers of other ranks know only of"
+            " backward(); use strategy='ddp' or 'dp'"
+        )
+
+
+def _scalar(call: BackwardCall) -> Tensor | None:
+    loss = call.loss
+    is_number = loss is not None and loss.dim() == 0 and loss.is_floating_point()
+    return loss if is_number else None

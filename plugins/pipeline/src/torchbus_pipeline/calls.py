@@ -1,0 +1,215 @@
+"""The loop calls layers: their stages compute, and all ranks get the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torchbus.plugin import Context, Surround, Unsupported
+
+from torchbus_pipeline.lazily.deferred import Deferred
+from torchbus_pipeline.lazily.later import Later, number, output
+from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.model.between import Between, after
+from torchbus_pipeline.model.cut import Cut
+from torchbus_pipeline.options import GPIPE, PipelineOptions
+from torchbus_pipeline.schedule import gpipe
+from torchbus_pipeline.schedule.inputs import NO_EXTRA, Extra, Inputs, check, rows_in
+from torchbus_pipeline.schedule.messages import Link
+from torchbus_pipeline.schedule.passes import Pass
+from torchbus_pipeline.schedule.run import Run
+from torchbus_pipeline.schedule.stream import OwnStream
+from torchbus_pipeline.team import Team
+
+
+@dataclass
+class Row:
+    """Layers that a model is calling, one after the other. ``token``: what the last returned."""
+
+    x: Any
+    extras: list[Extra]
+    token: Between | None = None
+
+
+NO_ROW = Row(None, [])
+
+
+class Calls:
+    """Surrounds the layers of cut models, and the nn.Sequential that holds them."""
+
+    def __init__(
+        self, session: Context, team: Team, meeting: Meeting, options: PipelineOptions
+    ) -> None:
+        self._session, self._team, self._meeting = session, team, meeting
+        self._options = options
+        self._forms: dict[tuple[object, ...], tuple[torch.Size, torch.dtype]] = {}
+        self._stream = OwnStream(session)
+        self._surround = Surround(self._around, traced=False)
+        session.on_close.callback(self._surround.close)
+        self._holders: dict[int, Cut] = {}
+        self._layers: dict[int, Cut] = {}
+        self._rows: dict[int, Row] = {}
+        self._computes = False
+        self._by_rows: dict[int, frozenset[int]] = {}
+        self._anchor = torch.zeros((), device=session.device, requires_grad=True)
+        self._driven: bool | None = None
+        self._runs: list[Run] = []
+
+    def add(self, cut: Cut) -> None:
+        """Surround a model's layers. All ranks call it."""
+        self._holders[id(cut.found.holder)] = cut
+        if isinstance(cut.found.holder, nn.Sequential):
+            self._surround.add(cut.found.holder)
+        for layer in cut.layers:
+            self._layers[id(layer)] = cut
+            self._surround.add(layer)
+
+    def _around(
+        self,
+        module: Module,
+        forward: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> object:
+        if self._computes:
+            return forward(*args, **kwargs)
+        if id(module) in self._holders and len(args) == 1 and not kwargs:
+            cut = self._holders[id(module)]
+            return self._whole(cut, Row(args[0], [NO_EXTRA] * len(cut.layers)))
+        if id(module) in self._layers:
+            return self._layer(self._layers[id(module)], module, args, kwargs)
+        return forward(*args, **kwargs)
+
+    # Layer by layer ------------------------------------------------------------------------------
+
+    def _layer(
+        self, cut: Cut, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """Note what a layer gets. The last one lets all of them compute."""
+        begins = layer is cut.layers[0] and not (args and isinstance(args[0], Between))
+        row = Row(args[0] if args else None, []) if begins else self._rows.get(id(cut), NO_ROW)
+        number = len(row.extras)
+        if layer is not cut.layers[number] or not (begins or (args and args[0] is row.token)):
+            self._refuse(cut, layer)
+        if not isinstance(row.x, Tensor):
+            check(cut.name, row.x, [])
+        row.extras.append((args[1:], kwargs))
+        if len(row.extras) < len(cut.layers):
+            self._rows[id(cut)] = row
+            row.token = after(f"{cut.found.names()[number]} of {cut.name}", row.x)
+            return row.token
+        self._rows.pop(id(cut), None)
+        return self._whole(cut, row)
+
+    def _refuse(self, cut: Cut, layer: Module) -> None:
+        name = cut.found.names()[cut.layers.index(layer)]
+        raise Unsupported(
+            f"{name} of {cut.name} is called by itself, or with something else than what the layer"
+            " before it returned: strategy='pipeline' computes all layers of the list one after the"
+            " other, each from the output of the one before; name another list with blocks=, or use"
+            " strategy='ddp'"
+        )
+
+    # All of them ---------------------------------------------------------------------------------
+
+    def _whole(self, cut: Cut, row: Row) -> Tensor:
+        given = number(row.x) if isinstance(row.x, Later) else row.x
+        x = check(cut.name, given, row.extras)
+        if list(cut.found.holder) != cut.layers:
+            raise Unsupported(
+                f"the layers of {cut.name} are not those that were divided among the ranks: add and"
+                " remove layers before you make the optimizer"
+            )
+        cut.forwards += 1
+        trains = torch.is_grad_enabled() and self._is_trained(cut, x)
+        kind = "training" if trains else "without gradients"
+        self._meeting.meet_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
+        by_rows = self._rows_of(cut, x, row.extras)
+        inputs = Inputs(x, row.extras, by_rows)
+        if trains and self._may_wait(cut):
+            return self._later(cut, inputs)
+        return self._compute(self._pass(cut, inputs, trains))
+
+    def _compute(self, one: Pass) -> Tensor:
+        """The output, after all forwards. All ranks of the pipeline call it."""
+        before, self._computes = self._computes, True
+        try:
+            whole = gpipe.forward(one)
+        finally:
+            self._computes = before
+        if whole is None:
+            self._meeting.raise_common(one.run.error)
+            raise AssertionError("some rank has had an error")
+        if not one.run.trains:
+            return whole
+        made: Tensor = gpipe.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
+        return made
+
+    def _may_wait(self, cut: Cut) -> bool:
+        """Whether the output may be computed in backward: the loss may be a mean over samples."""
+        device = self._session.device.type
+        return (
+            self._options.schedule != GPIPE
+            and cut.loss_kind != ""
+            and not torch.is_autocast_enabled(device)
+        )
+
+    def _later(self, cut: Cut, inputs: Inputs) -> Tensor:
+        """An output that is computed in backward. It is computed now if its shape is not known, or
+        the loss was not seen yet.
+        """
+        x = inputs.x
+        source = Deferred(
+            lambda: self._pass(cut, inputs, True), self._compute, self._meeting.meet_in_pipeline
+        )
+        form = (id(cut), x.shape[1:], x.dtype)
+        if form not in self._forms or cut.loss_kind is None:
+            made = source.numbers()
+            self._forms[form] = made.shape[1:], made.dtype
+        shape, dtype = self._forms[form]
+        return output(source, (len(x), *shape), dtype)
+
+    def _is_trained(self, cut: Cut, x: Tensor) -> bool:
+        return x.requires_grad or any(map(cut.needs_gradients, range(cut.stages)))
+
+    def _rows_of(self, cut: Cut, x: Tensor, extras: list[Extra]) -> frozenset[int]:
+        """The tensors besides the input that have a row for each sample."""
+        by_rows = self._by_rows.setdefault(id(cut), rows_in(x, extras))
+        if not by_rows <= rows_in(x, extras):
+            raise Unsupported(
+                f"a layer of {cut.name} gets a tensor besides its input that has a row for each"
+                " sample in one batch, and not in another, so strategy='pipeline' can't tell"
+                " whether to cut it: change the batch size, or use strategy='ddp'"
+            )
+        return by_rows
+
+    def _pass(self, cut: Cut, inputs: Inputs, trains: bool) -> Pass:
+        link = Link(self._team, self._session.device)
+        count = min(self._options.microbatches, len(inputs.x))
+        run = Run(cut, link, inputs, count, trains)
+        return Pass(run, link, self._stream, self._begin_backward)
+
+    # Backward ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def driven(self, retain: bool) -> Iterator[list[Run]]:
+        """Meanwhile a backward of the loop runs. Yields the passes that it goes through."""
+        self._driven, self._runs, self._computes = retain, [], True
+        try:
+            yield self._runs
+        finally:
+            self._driven, self._computes = None, False
+
+    def _begin_backward(self, run: Run) -> bool:
+        if self._driven is None:
+            raise Unsupported(
+                f"torch.autograd.grad through {run.cut.name} under strategy='pipeline': its layers"
+                " are on other ranks, which know only of backward(); use strategy='ddp' or 'dp'"
+            )
+        self._runs.append(run)
+        return self._driven

@@ -1,0 +1,103 @@
+"""The loop's backward from a loss that is computed later."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchbus.plugin import made_anew, strategies, warn
+
+from torchbus_pipeline.lazily.deferred import Deferred
+from torchbus_pipeline.lazily.later import Later, number
+from torchbus_pipeline.lazily.one_pass import OnePass
+from torchbus_pipeline.lazily.orders import Orders
+from torchbus_pipeline.lazily.proof import kind_of
+from torchbus_pipeline.lazily.replay import Replay
+from torchbus_pipeline.model.cut import Cut
+
+NEITHER = (
+    "strategy='pipeline', schedule={!r}: the loss of {} is no mean and no sum over samples, so that"
+    " micro-batches can't have their own: it is trained by schedule='gpipe'. That is exact, and"
+    " keeps the activations of all micro-batches"
+)
+
+
+class LaterBackward:
+    """In step 1 it looks whether the loss is a mean, or a sum, over samples; then it takes turns.
+
+    A loss that is neither, in a later step too, is trained by GPipe from then on.
+    """
+
+    def __init__(self, schedule: str, orders: Orders, speaks: bool) -> None:
+        self._schedule, self._orders, self._speaks = schedule, orders, speaks
+
+    def run(
+        self,
+        loss: Later,
+        seed: Tensor | None,
+        engine: strategies.Engine,
+        retain: bool | None,
+        holders: list[Tensor],
+    ) -> None:
+        """``seed``: the gradient of the loss, None for 1. ``holders``: this rank's parameters."""
+        source = loss.source
+        assert isinstance(source, Deferred)
+        run = source.one.run
+        order = self._orders.of(run.cut, run.count)
+        if source.output is None and (retain or order is None or loss.dim()):
+            source.numbers()
+        if source.output is None and order is not None:
+            with made_anew(holders):
+                if self._in_turns(loss, source, order, seed, engine):
+                    return
+                for one in holders:
+                    one.grad = None
+                self._whole(loss, source, seed, engine, retain)
+        else:
+            self._whole(loss, source, seed, engine, retain)
+
+    def _whole(
+        self,
+        loss: Later,
+        source: Deferred,
+        seed: Tensor | None,
+        engine: strategies.Engine,
+        retain: bool | None,
+    ) -> None:
+        """GPipe. In step 1 the loss is looked at."""
+        made, cut = number(loss), source.one.run.cut
+        if cut.loss_kind is None and source.output is not None:
+            replay = Replay(loss, len(source.output))
+            self._learn(cut, kind_of(replay, source.output, source.one.run.count))
+        engine([made], [seed], retain, False)
+
+    def _in_turns(
+        self,
+        loss: Later,
+        source: Deferred,
+        order: list[tuple[str, int, int]],
+        seed: Tensor | None,
+        engine: strategies.Engine,
+    ) -> bool:
+        """Returns False if the loss is no mean, or sum, over samples this time."""
+        one = source.one
+        one.begin_backward(one.run)
+        assert one.run.cut.loss_kind is not None
+        start = torch.ones((), dtype=loss.dtype, device=source.device) if seed is None else seed
+        replay = Replay(loss, len(one.run.inputs.x))
+        turns = OnePass(one, order, replay, one.run.cut.loss_kind, start)
+        outcome = turns.run()
+        if outcome.loss is not None and not outcome.holds:
+            self._learn(one.run.cut, "")
+            source.start_again()
+            return False
+        roots, gradients = turns.outside() if outcome.loss is not None else ([], [])
+        if roots:
+            engine(roots, gradients, None, False)
+        source.finished(replay)
+        loss.value = outcome.loss
+        return True
+
+    def _learn(self, cut: Cut, kind: str | None) -> None:
+        cut.loss_kind = kind or ""
+        if not kind and self._speaks:
+            warn(NEITHER.format(self._schedule, cut.name))

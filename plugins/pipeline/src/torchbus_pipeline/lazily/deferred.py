@@ -1,0 +1,57 @@
+"""An output that waits for the backward, in which its pass takes turns with that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchbus_pipeline.lazily.later import Later
+from torchbus_pipeline.lazily.replay import Replay
+from torchbus_pipeline.schedule.passes import Pass
+
+Compute = Callable[[Pass], Tensor]
+
+
+class Deferred:
+    """``compute``: runs a whole pass forward. ``again``: makes the same pass anew.
+
+    Once the backward has run, the last place keeps the values of all that the loss was made of,
+    because the weights that they were made with may change.
+    """
+
+    def __init__(
+        self, again: Callable[[], Pass], compute: Compute, meet: Callable[[str], None]
+    ) -> None:
+        self._again, self._compute, self._meet = again, compute, meet
+        self.one = again()
+        self.device = self.one.run.inputs.x.device
+        self.output: Tensor | None = None
+        self._path: set[int] = set()
+        self._values: dict[int, Tensor] = {}
+
+    def numbers(self) -> Tensor:
+        """The output, with its graph: computed now, as a whole. All ranks call it."""
+        if self.output is None:
+            with torch.enable_grad():
+                self.output = self._compute(self.one)
+        return self.output
+
+    def value_of(self, later: Later) -> Tensor | None:
+        """The numbers of what the loss was made of, after backward. All ranks call it."""
+        if id(later) not in self._path:
+            return None
+        run = self.one.run
+        self._meet(f"an output of {run.cut.name}, which the loop reads after backward")
+        last = run.cut.place_of(run.cut.stages - 1)
+        return self.one.link.spread(self._values.get(id(later)), last)
+
+    def finished(self, replay: Replay) -> None:
+        """The backward has run. The last place has the values."""
+        self._path = {id(later) for later in replay.path}
+        self._values = {key: value.detach() for key, value in replay.values.items()}
+
+    def start_again(self) -> None:
+        """Forget the pass: it is to be computed as a whole."""
+        self.one = self._again()

@@ -1,0 +1,102 @@
+"""1F1B and its kin: in one pass, a micro-batch's backward follows soon after its forward.
+
+Torch's schedules say in which order; the loop's own operations after the model are the loss.
+
+Source: Narayanan et al., PipeDream, SOSP 2019; Narayanan et al., Efficient Large-Scale Language
+Model Training on GPU Clusters Using Megatron-LM, SC 2021 (interleaved).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbus_pipeline._compat import Order
+from torchbus_pipeline.lazily.proof import agree, bounds_of, total_of, weights_of
+from torchbus_pipeline.lazily.replay import Replay
+from torchbus_pipeline.schedule.passes import Pass
+
+
+class Outcome(NamedTuple):
+    """``loss``: of the whole batch. ``holds``: it is still the mean, or the sum, of its parts.
+
+    None for ``loss``: the pass has failed.
+    """
+
+    loss: Tensor | None
+    holds: bool
+
+
+class OnePass:
+    """``kind``: the loss is a "mean" or a "sum" over samples. ``seed`` multiplies its gradient."""
+
+    def __init__(self, one: Pass, order: Order, replay: Replay, kind: str, seed: Tensor) -> None:
+        self._one, self._run, self._order, self._replay = one, one.run, order, replay
+        self._rows, self._last = len(one.run.inputs.x), one.run.cut.stages - 1
+        self._bounds = bounds_of(self._rows, one.run.count)
+        self._weights = weights_of(kind, self._rows, one.run.count)
+        self._kind, self._seed = kind, seed
+        self._losses: dict[int, Tensor] = {}
+        self._told: dict[int, Tensor] = {}
+
+    def run(self) -> Outcome:
+        """Forward and backward of all micro-batches. All ranks of the pipeline call it."""
+        with self._one.stream.drawn_from(), torch.enable_grad():
+            for kind, stage, index in self._order:
+                if kind == "F":
+                    self._forward(stage, index)
+                else:
+                    root = self._losses.pop(index, None) if stage == self._last else None
+                    self._run.backward(stage, index, retain=False, root=root)
+        self._run.finish()
+        return self._outcome()
+
+    def _forward(self, stage: int, index: int) -> None:
+        made = self._run.forward(stage, index)
+        if stage != self._last or made is None:
+            return
+        try:
+            loss = self._replay.loss_of(made, *self._bounds[index])
+        except Exception as error:
+            self._run.error = self._run.error or error
+            return
+        self._told[index] = loss.detach()
+        self._losses[index] = loss * (self._weights[index] * self._seed)
+
+    def _outcome(self) -> Outcome:
+        """What the last place has found, on all ranks."""
+        count, told = self._run.count, None
+        if len(self._told) == count:
+            parts = [part for _, part in sorted(self._run.outputs.items()) if part is not None]
+            output = torch.cat(parts)
+            with torch.no_grad():
+                loss = self._replay.loss_of(output, 0, self._rows)
+            total = total_of([one for _, one in sorted(self._told.items())], self._kind, self._rows)
+            told = torch.stack([loss, torch.full_like(loss, float(agree(total, loss)))])
+        self._run.outputs.clear()
+        spread = self._spread(told)
+        if spread is None:
+            return Outcome(None, True)
+        return Outcome(spread[0].clone(), bool(spread[1]))
+
+    def outside(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors outside the stages that the pass has reached, and their gradients, the same
+        on all ranks. They all call it.
+        """
+        x, roots, gradients = self._run.inputs.x, [], []
+        found = [self._spread(inner.grad) for inner in self._replay.inner]
+        if x.requires_grad:
+            roots.append(x)
+            gradients.append(self._one.input_gradient())
+        roots, gradients = [*roots, *self._replay.outside], [*gradients, *found]
+        kept = [
+            (one, gradient)
+            for one, gradient in zip(roots, gradients, strict=True)
+            if gradient is not None
+        ]
+        return [one for one, _ in kept], [gradient for _, gradient in kept]
+
+    def _spread(self, tensor: Tensor | None) -> Tensor | None:
+        return self._one.link.spread(tensor, self._run.cut.place_of(self._last))

@@ -1,0 +1,88 @@
+"""What the loop did with an output, done again for other values of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus.plugin import leaves, map_tensors
+
+from torchbus_pipeline.lazily.later import Later, laters_in
+
+
+class Replay:
+    """The operations between a model's output and the loss.
+
+    ``outside``: other tensors that they use and that require gradients, such as the weights of a
+    head. In their place, the replay uses ``inner``, whose gradients add up. ``path``: what the loss
+    is made of. ``values``: the numbers of these in the last replay, by id.
+    """
+
+    def __init__(self, loss: Later, rows: int) -> None:
+        self._loss, self._rows = loss, rows
+        self.path = list(_path(loss, {}).values())
+        self.values: dict[int, Tensor] = {}
+        self.outside = list({id(one): one for one in _outside(self.path)}.values())
+        self.inner = [one.detach().requires_grad_() for one in self.outside]
+        self._inner_of = {
+            id(one): inner for one, inner in zip(self.outside, self.inner, strict=True)
+        }
+
+    def loss_of(self, output: Tensor, start: int, end: int) -> Tensor:
+        """The loss of some rows: ``output`` has those from ``start`` to ``end``."""
+        known: dict[int, Tensor] = {}
+        self.values = known
+
+        def value_of(later: Later) -> Tensor:
+            node = later.node
+            if node is None:
+                known[id(later)] = output
+            elif id(later) not in known:
+                take = self._taker(node, value_of, start, end)
+                args, kwargs = map_tensors((node.args, node.kwargs), take)
+                with torch.set_grad_enabled(node.trains and torch.is_grad_enabled()):
+                    known[id(later)] = node.function(*args, **kwargs)
+            return known[id(later)]
+
+        return value_of(self._loss)
+
+    def _taker(
+        self, node: Any, value_of: Callable[[Later], Tensor], start: int, end: int
+    ) -> Callable[[Tensor], Tensor]:
+        """Replaces a tensor by that of the rows. One with a row for each sample, or several, is cut
+        as the output is.
+        """
+        lengths = {len(one) for one in laters_in((node.args, node.kwargs)) if one.dim()}
+        whole = (start, end) == (0, self._rows)
+
+        def take(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, Later):
+                return value_of(tensor)
+            inner = self._inner_of.get(id(tensor), tensor)
+            if whole or not tensor.dim() or len(tensor) not in lengths or len(tensor) % self._rows:
+                return inner
+            each = len(tensor) // self._rows
+            return inner[each * start : each * end]
+
+        return take
+
+
+def _path(later: Later, found: dict[int, Later]) -> dict[int, Later]:
+    """A tensor and all of its kind that it is made of, by id."""
+    if id(later) not in found:
+        found[id(later)] = later
+        for one in laters_in((later.node.args, later.node.kwargs)) if later.node else ():
+            _path(one, found)
+    return found
+
+
+def _outside(path: list[Later]) -> list[Tensor]:
+    nodes = [later.node for later in path if later.node is not None and later.node.trains]
+    return [
+        leaf
+        for node in nodes
+        for leaf in leaves((node.args, node.kwargs))
+        if isinstance(leaf, Tensor) and not isinstance(leaf, Later) and leaf.requires_grad
+    ]

@@ -1,0 +1,176 @@
+"""Models are cut into stages when an optimizer gets their parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import LBFGS, Optimizer
+from torchbus.plugin import (
+    Context,
+    UsageError,
+    hookimpl,
+    hyperparameters,
+    inventory,
+    strategies,
+)
+
+from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.model import layers
+from torchbus_pipeline.model.cut import Cut
+from torchbus_pipeline.model.elsewhere import Elsewhere
+from torchbus_pipeline.model.marks import Marks
+from torchbus_pipeline.options import PipelineOptions
+from torchbus_pipeline.team import Team
+
+
+class Models:
+    """The cut models, and what all ranks compute alike.
+
+    ``on_cut`` are called with each cut model, on all ranks.
+    """
+
+    def __init__(
+        self, session: Context, options: PipelineOptions, team: Team, meeting: Meeting
+    ) -> None:
+        self._session, self._options, self._team, self._meeting = session, options, team, meeting
+        self._cuts: weakref.WeakKeyDictionary[Module, Cut] = weakref.WeakKeyDictionary()
+        self._whole: dict[str, str] = {}
+        self._shared: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._marks = Marks()
+        self.on_cut: list[Callable[[Cut], None]] = []
+        session.on_close.callback(self._forget)
+
+    def __iter__(self) -> Iterator[Cut]:
+        return iter(list(self._cuts.values()))
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._cuts
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """Cut the models that own the parameters. All ranks call it with the same ones."""
+        if optimizer is not None:
+            if not self._session.captures(optimizer):
+                return
+            refuse_optimizer(optimizer)
+            self._optimizers.append(weakref.ref(optimizer))
+        made_with = hyperparameters.of_optimizer(optimizer) if optimizer else {}
+        what = type(optimizer).__name__ if optimizer else "adopted tensors"
+        known = {id(one) for cut in self for one in self._tensors(cut.model())} | {*self._shared}
+        new = [one for one in parameters if id(one) not in known]
+        models = inventory.models_of(new) if new else []
+        owned = [tensor for model in models for tensor in self._tensors(model)]
+        self._copy([*new, *owned], models, what, made_with)
+        for model in models:
+            self._cut(model)
+
+    def _tensors(self, model: Module | None) -> list[Tensor]:
+        return [] if model is None else [*model.parameters(), *model.buffers()]
+
+    def _copy(
+        self,
+        tensors: list[Tensor],
+        models: list[Module],
+        what: str,
+        made_with: hyperparameters.Settings,
+    ) -> None:
+        """Give new tensors rank 0's values. All ranks call it."""
+        new = {id(one): one for one in tensors if id(one) not in self._shared}
+        if new:
+            self._meeting.meet(f"the parameters of {what}")
+            strategies.copy_from_rank0(list(new.values()), what, made_with)
+            self._shared.update(new)
+
+    def _cut(self, model: Module) -> None:
+        ranks, name = self._team.size, type(model).__name__
+        found = layers.find(model, self._options.blocks)
+        needed = ranks * self._options.stages_of_rank()
+        has = 0 if found is None else len(found.holder)
+        if found is None or (self._options.balance is None and has < needed):
+            self._whole[name] = self._too_few(name, has, needed)
+            return
+        balance = self._options.balance_of(name, list(found.holder), ranks)
+        self._meeting.meet(f"dividing {name} as {balance}")
+        cut = Cut(model, found, balance, self._team.place, ranks)
+        cut.refuse_shared()
+        self._cuts[model] = cut
+        cut.divide(self._team.ranks, self._marks)
+        for listener in self.on_cut:
+            listener(cut)
+
+    def _too_few(self, name: str, has: int, needed: int) -> str:
+        if not has:
+            return (
+                f"{name} is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated"
+                " blocks: name its list of layers with blocks='path.of.the.list'"
+            )
+        interleaved = self._options.schedule == "interleaved"
+        per = ", two for each rank of schedule='interleaved'" if interleaved else ""
+        return f"{name} has {has} layers, and there are {needed} stages{per}: use fewer devices"
+
+    def refuse_uncut(self) -> None:
+        """Raise UsageError if there is a model, and none of them could be cut."""
+        if self._whole and not len(self._cuts):
+            raise UsageError(f"strategy='pipeline': {'; '.join(self._whole.values())}")
+
+    # For the backward ----------------------------------------------------------------------------
+
+    def inside(self) -> set[int]:
+        """The ids of the parameters of all layers, wherever they are."""
+        return {
+            id(parameter)
+            for cut in self
+            for layer in cut.layers
+            for parameter in layer.parameters()
+        }
+
+    def trained(self) -> list[Tensor]:
+        """The parameters that this rank has and trains, in the same order on all replicas."""
+        models = [model for cut in self if (model := cut.model()) is not None]
+        found = [one for model in models for one in model.parameters()]
+        every = {id(one): one for one in [*found, *self._shared.values()]}
+        return [
+            one
+            for one in every.values()
+            if one.requires_grad and not isinstance(one, Elsewhere) and one.is_leaf
+        ]
+
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that are alive, in the same order on all ranks."""
+        found = [reference() for reference in self._optimizers]
+        return [one for one in dict.fromkeys(found) if one is not None]
+
+    def optimizer_settings(self) -> hyperparameters.Settings:
+        """The hyperparameters that optimizers have now."""
+        return hyperparameters.of_numbered(list(enumerate(self.optimizers())))
+
+    def _forget(self) -> None:
+        for cut in self:
+            cut.forget()
+        self._shared.clear()
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        if not isinstance(thing, Module):
+            return None
+        cut = self._cuts.get(thing)
+        if cut is None:
+            return "computed whole by every rank"
+        path = f" of {cut.found.path}" if cut.found.path else ""
+        return (
+            f"cut into {cut.stages} stages, with {', '.join(map(str, cut.balance))} layers{path};"
+            " what is outside them is computed by every rank"
+        )
+
+
+def refuse_optimizer(optimizer: Optimizer) -> None:
+    """Raise UsageError for an optimizer whose step looks at parameters of several ranks."""
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(
+            "strategy='pipeline' with LBFGS: its step looks at all parameters together, of which a"
+            " rank has only those of its stages; use strategy='ddp' or 'dp'"
+        )

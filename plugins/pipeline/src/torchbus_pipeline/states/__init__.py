@@ -1,0 +1,1 @@
+"""States that are whole on every rank, though each keeps only its own part."""

@@ -1,0 +1,161 @@
+"""The strategy ``pipeline``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch.amp.grad_scaler import GradScaler
+from torchbus.plugin import (
+    Context,
+    DataPlace,
+    Strategy,
+    Unsupported,
+    UsageError,
+    World,
+    hookimpl,
+    strategies,
+)
+
+from torchbus_pipeline.backward import PipelineBackward
+from torchbus_pipeline.calls import Calls
+from torchbus_pipeline.lazily.backward import LaterBackward
+from torchbus_pipeline.lazily.orders import Orders
+from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.model.models import Models
+from torchbus_pipeline.options import PipelineOptions, read_balance
+from torchbus_pipeline.replicas import Replicas
+from torchbus_pipeline.states.end import End
+from torchbus_pipeline.states.modules import WholeModules
+from torchbus_pipeline.states.norm import WholeNorm
+from torchbus_pipeline.states.optimizers import WholeOptimizers
+from torchbus_pipeline.team import make_team
+
+
+class Pipeline(Strategy):
+    """Consecutive layers are on consecutive ranks, and a batch passes them in micro-batches.
+
+    All ranks of a pipeline see the same batch. Each keeps the values, gradients and optimizer
+    states of its own layers. What is outside the list of layers, and the loss, is computed by every
+    rank.
+
+    Args:
+        balance: how many layers each stage has, such as [2, 3]; "auto": so that the stage with the
+            most parameters has as few as possible.
+        microbatches: into how many parts the rows of a batch are cut.
+        schedule: "gpipe": all forwards, then all backwards; "1f1b": one forward and one backward in
+            turn, so that less is kept; "interleaved": 1f1b with two or more stages on each rank.
+        blocks: the path of the nn.Sequential or nn.ModuleList whose layers are divided; "auto": the
+            model itself if it is an nn.Sequential, else its longest list of repeated blocks.
+        stages: the number of ranks of a pipeline; with more ranks there are several pipelines, each
+            with its share of the data; None: one pipeline of all ranks.
+        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a pipeline's gradient counts in the mean: "auto", "samples" or "tokens",
+            as for ddp.
+        backend: torch.distributed backend; None: the usual one of the device.
+
+    Raises:
+        UsageError: an option has another type or value, or the ranks don't divide by ``stages``.
+
+    Source: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., PipeDream, SOSP 2019;
+    torch.distributed.pipelining.
+    """
+
+    name = "pipeline"
+    divides_data = False
+    gradients_in_parts = True
+    companions: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        balance: str | Sequence[int] = "auto",
+        microbatches: int = 4,
+        schedule: str = "gpipe",
+        blocks: str = "auto",
+        stages: int | None = None,
+        loss_reduction: str = "mean",
+        loss_weight: str = "auto",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(backend=backend, loss_reduction=loss_reduction, loss_weight=loss_weight)
+        self.pipeline = PipelineOptions(
+            read_balance(balance), microbatches, schedule, blocks, stages
+        )
+        if stages is not None:
+            self.companions = ("sampler",)
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        size = self.pipeline.ranks_of_pipeline(session.ranks_asked_for)
+        world = session.start_ranks(self.form)
+        size = self.pipeline.ranks_of_pipeline(world.world_size)
+        place = DataPlace(world.rank // size, world.world_size // size)
+        session.change_world(data_place=place)
+        self.divides_data = place.parts > 1
+        return session.world
+
+    def start(self, session: Context) -> None:
+        """Begin to divide models."""
+        refuse_options(session)
+        session.replace(GradScaler, "scale", refuse_scaling)
+        team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
+        meeting = Meeting(session, team.pipelines)
+        models = Models(session, self.pipeline, team, meeting)
+        calls = Calls(session, team, meeting, self.pipeline)
+        later = LaterBackward(self.pipeline.schedule, Orders(team), session.is_main)
+        modules = WholeModules(session, team, meeting)
+        optimizers = WholeOptimizers(session, meeting)
+        models.on_cut += [modules.add, calls.add]
+        replicas = Replicas(session, models, team)
+        counts = strategies.LossCounts(
+            session, self.name, self.loss_reduction, self.loss_weight, 1.0
+        )
+        parts = {
+            "models": models,
+            "optimizers": optimizers,
+            "norm": WholeNorm(session, models, team),
+            "replicas": replicas,
+            "backward": PipelineBackward(session, models, calls, meeting, replicas, counts, later),
+            "end": End(session, meeting, models, modules, optimizers),
+        }
+        for name, part in parts.items():
+            session.bus.register(part, f"{self.name}.{name}")
+
+    def how(self) -> str:
+        """What ``explain()`` says, after the strategy's name and backend."""
+        options = self.pipeline
+        return (
+            "consecutive layers are on consecutive ranks; a batch passes them in"
+            f" {options.microbatches} micro-batches, by the schedule {options.schedule}; all ranks"
+            " of a pipeline compute the loss"
+        )
+
+
+class RpcSequential(Pipeline):
+    """The pipeline, under the name that fairscale's strategy had. It takes its arguments."""
+
+    name = "rpc_sequential"
+
+
+def refuse_scaling(original: Callable[..., object]) -> Callable[..., object]:
+    """Make a ``GradScaler.scale`` that raises Unsupported, unless the scaler is off."""
+
+    def scale(self: GradScaler, outputs: object) -> object:
+        if self.is_enabled():
+            raise Unsupported(
+                "GradScaler (precision='16') under strategy='pipeline': ranks have the gradients of"
+                " other layers, and would find infinities in other steps; use bfloat16, which needs"
+                " no scaler, or strategy='ddp'"
+            )
+        return original(self, outputs)
+
+    return scale
+
+
+def refuse_options(session: Context) -> None:
+    """Raise UsageError for options of other plugins that the pipeline can't serve."""
+    if session.options.get("sharded_save"):
+        raise UsageError(
+            "sharded_save=True with strategy='pipeline': leave it out; a checkpoint has whole"
+            " tensors, which any number of ranks can load"
+        )

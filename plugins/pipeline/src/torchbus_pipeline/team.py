@@ -1,0 +1,78 @@
+"""Where a rank is: which part of the data its pipeline has, and which stages it has in that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.plugin import Context, gloo_on_loopback, shut, sockets_opened
+
+
+@dataclass(frozen=True)
+class Team:
+    """The ranks of one pipeline. This process is at ``place`` in it.
+
+    ``ranks``: the global ranks by place. ``group``: these ranks, None for all of the session.
+    ``replicas``: the ranks at the same place of all pipelines, None if there is one pipeline.
+    """
+
+    place: int
+    ranks: tuple[int, ...]
+    parts: int
+    group: dist.ProcessGroup | None
+    replicas: dist.ProcessGroup | None
+
+    @property
+    def pipelines(self) -> list[list[int]]:
+        """The global ranks of each pipeline."""
+        return [list(range(part * self.size, (part + 1) * self.size)) for part in range(self.parts)]
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def spread(self, tensor: Tensor, place: int) -> Tensor:
+        """Send a tensor from one place to the others, which give one like it to write to.
+
+        All ranks of the pipeline call it. Returns the tensor.
+        """
+        dist.broadcast(tensor, self.ranks[place], group=self.group)
+        return tensor
+
+
+def make_team(session: Context, size: int) -> Team:
+    """Pipelines of ``size`` consecutive ranks. All ranks call it."""
+    world, rank = session.world_size, session.rank
+    parts = world // size
+    if parts == 1:
+        return Team(rank, tuple(range(world)), 1, None, None)
+    pipelines = [list(range(part * size, (part + 1) * size)) for part in range(parts)]
+    replicas = [list(range(place, world, size)) for place in range(size)]
+    groups = _groups(session, [*pipelines, *replicas])
+    part, place = divmod(rank, size)
+    return Team(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])
+
+
+def _groups(session: Context, teams: list[list[int]]) -> list[dist.ProcessGroup]:
+    """A group for each team. A rank that fails closes its connections, so that no other waits."""
+    before = sockets_opened()
+    with gloo_on_loopback(session.world.one_host):
+        groups = [dist.new_group(ranks, timeout=session.timeout) for ranks in teams]
+    own = sockets_opened() - before
+    assert session.job is not None
+    session.job.on_release(lambda: shut(own))
+    return groups
+
+
+@torch.no_grad()
+def average(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace each tensor by its mean over the group, in one collective per dtype and device."""
+    for kind in dict.fromkeys((one.dtype, one.device) for one in tensors):
+        chosen = [one for one in tensors if (one.dtype, one.device) == kind]
+        packed = torch.cat([one.reshape(-1) for one in chosen])
+        dist.all_reduce(packed, group=group)
+        packed /= dist.get_world_size(group)
+        for one, mean in zip(chosen, packed.split([one.numel() for one in chosen]), strict=True):
+            one.copy_(mean.view_as(one))
