@@ -20,6 +20,8 @@ StrategyName = typing.Literal[
     "ddp2",
     "ddp_notebook",
     "ddp_spawn",
+    "pipeline",
+    "rpc_sequential",
     "fsdp",
     "ddp_sharded",
 ]
@@ -49,8 +51,10 @@ class KnownOptions(MoreOptions, total=False):
     auto_wrap_policy: str | int | collections.abc.Collection[type[torch.nn.Module]] | None
     autolog: bool
     backend: str | None
+    balance: str | collections.abc.Sequence[int]
     batch: typing.Literal["per_device", "global"]
     batch_dim: int | None
+    blocks: str
     bucket_cap_mb: float
     checkpoint: str | os.PathLike[str] | None
     cpu_offload: bool
@@ -84,6 +88,7 @@ class KnownOptions(MoreOptions, total=False):
     log_every_n_steps: int
     loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
     loss_weight: typing.Literal["auto", "samples", "tokens"]
+    microbatches: int
     min_delta: float
     mixed_precision: typing.Literal["bf16", "16"] | None
     mode: typing.Literal["min", "max"]
@@ -105,10 +110,12 @@ class KnownOptions(MoreOptions, total=False):
     safetensors: bool
     sample_ledger: str | os.PathLike[str] | None
     scale_lr: typing.Literal["linear", "sqrt"] | None
+    schedule: typing.Literal["gpipe", "1f1b", "interleaved"]
     schedule_free: bool
     shard_eval: bool
     shard_gradients: bool
     sharded_save: bool
+    stages: int | None
     swa_start: int | None
     sync_batchnorm: bool
     sync_loss: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch.amp.grad_scaler import GradScaler
 from torchbus.plugin import (
@@ -70,11 +71,11 @@ class Pipeline(Strategy):
         *,
         balance: str | Sequence[int] = "auto",
         microbatches: int = 4,
-        schedule: str = "gpipe",
+        schedule: Literal["gpipe", "1f1b", "interleaved"] = "gpipe",
         blocks: str = "auto",
         stages: int | None = None,
-        loss_reduction: str = "mean",
-        loss_weight: str = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
     ) -> None:
         super().__init__(backend=backend, loss_reduction=loss_reduction, loss_weight=loss_weight)

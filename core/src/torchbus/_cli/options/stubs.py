@@ -87,8 +87,14 @@ def _options(options: Iterable[Option]) -> tuple[str, set[str]]:
     for one in options:
         texts.setdefault(one.name, {}).setdefault(one.kind)
         modules |= one.modules
-    lines = [_wrapped(f"    {name}: ", " | ".join(texts[name])) for name in sorted(texts)]
+    lines = [_wrapped(f"    {name}: ", _union(texts[name])) for name in sorted(texts)]
     return "\n".join(lines), modules
+
+
+def _union(texts: Iterable[str]) -> str:
+    """Join types, None at the end."""
+    joined = " | ".join(texts)
+    return joined.replace(" | None", "") + " | None" if " | None" in joined else joined
 
 
 def _literal(alias: str, names: Iterable[str]) -> str:
