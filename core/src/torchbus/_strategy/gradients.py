@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from torchbus._strategy.backward.loss_counts import LossCounts, scalar_loss
 from torchbus._strategy.checks import loss_kind
 from torchbus._strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
 from torchbus._strategy.options import Division, SyncOptions
+from torchbus._strategy.parameters.averaging import average
 from torchbus._strategy.parameters.local import Local
 from torchbus._strategy.parameters.trained import Trained
 from torchbus._strategy.parameters.unsynchronised import Unsynchronised
@@ -43,6 +44,8 @@ class GradientSync:
     """Owns ``backward``.
 
     ``make_reductions`` gets the trained parameters, and says how their gradients meet.
+    ``average_before_step`` averages gradients that no backward has synchronised: of these
+    parameters, with this weight of this rank.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class GradientSync:
         options: SyncOptions,
         division: Division,
         make_reductions: Callable[[Trained], Reductions],
+        average_before_step: Callable[[Sequence[Tensor], float], None] = average,
     ) -> None:
         assert session.job is not None
         self._session = session
@@ -72,7 +76,7 @@ class GradientSync:
         self._check = HeaderCheck(
             session, self._facts, division.watch, self._constants, self._counts.look
         )
-        self._before_step = StepAveraging(session, self._trained, self._local)
+        self._before_step = StepAveraging(session, self._trained, self._local, average_before_step)
         unsynchronised = Unsynchronised(session, self._trained, self._local)
         session.bus.register(self._trained, f"{options.name}.trained")
         session.bus.register(unsynchronised, f"{options.name}.unsynchronised")
