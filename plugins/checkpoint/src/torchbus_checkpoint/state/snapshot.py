@@ -180,4 +180,5 @@ class Snapshot:
 
     @property
     def _batches_per_step(self) -> int:
-        return 1 if self._session.options.get("batch") == "global" else self._session.world_size
+        is_global = self._session.options.get("batch") == "global"
+        return 1 if is_global else self._session.world.data.parts
