@@ -28,6 +28,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "scale": "torchbus-scale",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
+        "tp": "torchbus-tensor-parallel",
         "wandb_one_run": "torchbus-wandb",
         "optuna_one_study": "torchbus-optuna",
     },
@@ -39,6 +40,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "ddp_spawn": "torchbus-ddp",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
+        "tp": "torchbus-tensor-parallel",
     },
     "logger": {
         "local": "torchbus-log",
@@ -99,6 +101,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "forward_methods": "torchbus-sharded",
         "param_init_fn": "torchbus-sharded",
         "shard_gradients": "torchbus-sharded",
+        "plan": "torchbus-tensor-parallel",
+        "tp": "torchbus-tensor-parallel",
         "verify_every": "torchbus-verify",
     },
     "verb": {

@@ -1,0 +1,67 @@
+"""States on all ranks, loading, and checkpoints that other numbers of ranks and ddp go on from."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tensor_head import PLAN, Mlp, alike, differ, loss_of, numbers, session, state
+from torch.utils.data import DataLoader
+
+folder = Path(sys.argv[1])
+found = {}
+
+
+def run(epochs, batch, s=None, path=None, stop=None):
+    torch.manual_seed(0)
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(numbers(24), batch, shuffle=True)
+    if path and not stop:
+        s.load(path)
+    step = 0
+    for _ in range(epochs) if s is None else s.epochs(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            step += 1
+            if step == stop:
+                return s.save(path)
+    return model, optimizer
+
+
+def opened(ranks, strategy="tp", **options):
+    words = {"plan": PLAN, **options} if strategy == "tp" else {}
+    return session(strategy=strategy, devices=ranks, accelerator="cpu", launch="fork", **words)
+
+
+alone, optimizer_alone = run(2, 8)
+with opened(2) as s:
+    model, optimizer = run(2, 8)
+    ours = state(model)
+    found["model"] = [differ(ours, state(alone)), alike(s, ours)]
+    entries = optimizer.state_dict()["state"]
+    theirs = optimizer_alone.state_dict()["state"]
+    found["optimizer"] = max(differ(entries[key], theirs[key]) for key in theirs)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    kept_optimizer = optimizer.state_dict()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    model.load_state_dict(kept)
+    optimizer.load_state_dict(kept_optimizer)
+    found["loaded"] = differ(state(model), kept)
+    entry = optimizer.state[model.blocks[0].up.weight]
+    found["part of the state"] = entry["exp_avg"].to_local().numel() / entry["exp_avg"].numel()
+
+for name, first, second, batch in (
+    ("2 to 3", {"ranks": 2}, {"ranks": 3}, 8),
+    ("tp to ddp", {"ranks": 4, "tp": 2}, {"ranks": 2, "strategy": "ddp"}, 4),
+):
+    with opened(**first) as s:
+        run(2, batch, s, folder / name, stop=4)
+    with opened(**second) as s:
+        model, _ = run(2, batch, s, folder / name)
+        found[name] = differ(state(model), state(alone))
+print(json.dumps(found))
