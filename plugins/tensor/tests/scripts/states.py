@@ -36,25 +36,30 @@ def opened(ranks, strategy="tp", **options):
     return session(strategy=strategy, devices=ranks, accelerator="cpu", launch="fork", **words)
 
 
-alone, optimizer_alone = run(2, 8)
-with opened(2) as s:
+def whole_states(whole, entries):
     model, optimizer = run(2, 8)
     ours = state(model)
-    found["model"] = [differ(ours, state(alone)), alike(s, ours)]
-    entries = optimizer.state_dict()["state"]
-    theirs = optimizer_alone.state_dict()["state"]
-    found["optimizer"] = max(differ(entries[key], theirs[key]) for key in theirs)
-    kept = {name: value.clone() for name, value in model.state_dict().items()}
-    kept_optimizer = optimizer.state_dict()
+    found["model"] = [differ(ours, whole), alike(s, ours)]
+    kept, kept_entries = state(model), optimizer.state_dict()
+    found["optimizer"] = max(differ(kept_entries["state"][k], entries[k]) for k in entries)
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
     model.load_state_dict(kept)
-    optimizer.load_state_dict(kept_optimizer)
+    optimizer.load_state_dict(kept_entries)
     found["loaded"] = differ(state(model), kept)
-    entry = optimizer.state[model.blocks[0].up.weight]
-    found["part of the state"] = entry["exp_avg"].to_local().numel() / entry["exp_avg"].numel()
+    average = optimizer.state[model.blocks[0].up.weight]["exp_avg"]
+    found["part of the state"] = average.to_local().numel() / average.numel()
 
+
+def of_one_process():
+    model, optimizer = run(2, 8)
+    return state(model), optimizer.state_dict()["state"]
+
+
+whole, entries = of_one_process()
+with opened(2) as s:
+    whole_states(whole, entries)
 for name, first, second, batch in (
     ("2 to 3", {"ranks": 2}, {"ranks": 3}, 8),
     ("tp to ddp", {"ranks": 4, "tp": 2}, {"ranks": 2, "strategy": "ddp"}, 4),
@@ -62,6 +67,5 @@ for name, first, second, batch in (
     with opened(**first) as s:
         run(2, batch, s, folder / name, stop=4)
     with opened(**second) as s:
-        model, _ = run(2, batch, s, folder / name)
-        found[name] = differ(state(model), state(alone))
+        found[name] = differ(state(run(2, batch, s, folder / name)[0]), whole)
 print(json.dumps(found))

@@ -144,9 +144,7 @@ def train(make, data, batch, kind="adamw", epochs=2, clip=0.5, every=1, s=None):
 
 
 def opened(ranks, **options):
-    return session(
-        *plugins, strategy="tp", devices=ranks, accelerator="cpu", launch="fork", **options
-    )
+    return session(strategy="tp", devices=ranks, accelerator="cpu", launch="fork", **options)
 
 
 def state(model):
