@@ -43,9 +43,8 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``.
 
-    ``make_reductions`` gets the trained parameters, and says how their gradients meet.
-    ``average_before_step`` averages gradients that no backward has synchronised: of these
-    parameters, with this weight of this rank.
+    ``make_reductions`` gets the trained parameters, and says how their gradients meet. ``average``
+    gets parameters whose gradients no backward has synchronised, and this rank's weight.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class GradientSync:
         options: SyncOptions,
         division: Division,
         make_reductions: Callable[[Trained], Reductions],
-        average_before_step: Callable[[Sequence[Tensor], float], None] = average,
+        average: Callable[[Sequence[Tensor], float], None] = average,
     ) -> None:
         assert session.job is not None
         self._session = session
@@ -76,7 +75,7 @@ class GradientSync:
         self._check = HeaderCheck(
             session, self._facts, division.watch, self._constants, self._counts.look
         )
-        self._before_step = StepAveraging(session, self._trained, self._local, average_before_step)
+        self._before_step = StepAveraging(session, self._trained, self._local, average)
         unsynchronised = Unsynchronised(session, self._trained, self._local)
         session.bus.register(self._trained, f"{options.name}.trained")
         session.bus.register(unsynchronised, f"{options.name}.unsynchronised")

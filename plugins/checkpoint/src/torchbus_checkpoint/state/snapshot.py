@@ -127,7 +127,7 @@ class Snapshot:
     # Put back ------------------------------------------------------------------------------------
 
     def own_of(self, found: Path) -> tuple[State, bool, float]:
-        """Return (this rank's state, whether ranks and data parts are as before, old batch size / new one)."""
+        """Return (this rank's state, whether the ranks are as before, old batch size / new one)."""
         manifest = folder.manifest(found)
         same_ranks = manifest["world_size"] == self._session.world_size
         alike = same_ranks and manifest["batches_per_step"] == self._batches_per_step

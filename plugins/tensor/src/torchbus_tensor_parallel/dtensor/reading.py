@@ -21,7 +21,7 @@ def whole(tensor: DTensor) -> torch.Tensor:
 
 
 def read(operator: object, arguments: tuple[DTensor, ...], keywords: object) -> object:
-    """``item()``: torch reads it from this rank's part, even from a sum that is still to be made."""
+    """``item()``: torch reads it from this rank's part, even from a sum still to be made."""
     return whole(arguments[0]).item()
 
 
