@@ -43,8 +43,7 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``.
 
-    ``make_reductions`` gets the trained parameters, and says how their gradients meet. ``average``
-    gets parameters whose gradients no backward has synchronised, and this rank's weight.
+    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do.
     """
 
     def __init__(
@@ -60,9 +59,8 @@ class GradientSync:
         self._job = session.job
         self._options = options
         self._division = division
-        self._steps = 0
+        self._steps = self._quiet_backwards = 0
         self._loss_note = ""
-        self._quiet_backwards = 0
         self._local = Local()
         self._lock = threading.Lock()
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
