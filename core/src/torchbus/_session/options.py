@@ -22,6 +22,7 @@ StrategyName = typing.Literal[
     "ddp_spawn",
     "fsdp",
     "ddp_sharded",
+    "tp",
 ]
 LoggerName = typing.Literal["local", "neptune", "wandb", "tensorboard"]
 
@@ -68,14 +69,15 @@ class KnownOptions(MoreOptions, total=False):
     local_copy: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str]
     log_every_n_steps: int
-    loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
-    loss_weight: typing.Literal["auto", "samples", "tokens"]
+    loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None | str
+    loss_weight: typing.Literal["auto", "samples", "tokens"] | str
     min_delta: float
     mixed_precision: typing.Literal["bf16", "16"] | None
     mode: typing.Literal["min", "max"]
     monitor: str | None
     param_init_fn: collections.abc.Callable[[torch.nn.Module], object] | None
     patience: int
+    plan: collections.abc.Mapping[str, typing.Any] | str
     precision: typing.Literal[
         "32-true",
         "64-true",
@@ -97,5 +99,6 @@ class KnownOptions(MoreOptions, total=False):
     sync_batchnorm: bool
     sync_loss: bool
     time_limit: str | datetime.timedelta | None
+    tp: int | None
     verify_every: int
     warmup_steps: int
