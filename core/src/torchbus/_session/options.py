@@ -69,8 +69,8 @@ class KnownOptions(MoreOptions, total=False):
     local_copy: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str]
     log_every_n_steps: int
-    loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None | str
-    loss_weight: typing.Literal["auto", "samples", "tokens"] | str
+    loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
+    loss_weight: typing.Literal["auto", "samples", "tokens"]
     min_delta: float
     mixed_precision: typing.Literal["bf16", "16"] | None
     mode: typing.Literal["min", "max"]

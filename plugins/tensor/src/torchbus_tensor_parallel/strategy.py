@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torchbus.plugin import Context, DataPlace, Strategy, UsageError, World, hookimpl, strategies
 
 from torchbus_tensor_parallel.division import divide
@@ -43,8 +45,8 @@ class TensorParallel(Strategy):
         *,
         plan: PlanOption = "auto",
         tp: int | None = None,
-        loss_reduction: str = "mean",
-        loss_weight: str = "auto",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
     ) -> None:
         super().__init__(backend=backend, loss_reduction=loss_reduction, loss_weight=loss_weight)
