@@ -93,7 +93,7 @@ REFUSALS = {
     "auto": "plan='auto' found no attention and no MLP that it knows",
     "auto heads": "the attention does not say how many heads it has",
     "dropout": "'blocks.0.up' hands its shards on as plain tensors",
-    "hooks": "parameter hooks on Mlp.blocks.0.up.weight",
+    "hooks": "parameter hooks on Hooked.blocks.0.up.weight",
     "lbfgs": "strategy='tp' with LBFGS: its step looks at all parameters together",
     "grad": "torch.autograd.grad for divided parameters under strategy='tp'",
     "create_graph": "backward(create_graph=True) under strategy='tp'",
