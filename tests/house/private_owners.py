@@ -121,7 +121,7 @@ SLOW = {
 """Names of modules that are slow to import: a test of its own for each."""
 IN_EITHER = {"_fsdp_param_group", "_fsdp_param_groups"}
 """Of a unit: newer releases have several groups."""
-LEFT_BY_ENGINE = {"_is_fsdp_managed_module", "_fsdp_use_orig_params"}
+LEFT_BY_ENGINE = {"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_distribute_module_applied"}
 """What older releases leave in a module is taken away; nothing is lost without it."""
 OF_OLD_RELEASES = {"_shutdown"}
 """Of NCCL's groups, in 2.4."""

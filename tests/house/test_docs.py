@@ -89,7 +89,8 @@ def test_links_lead_somewhere(page):
 )
 def test_every_package_stands_in_the_readme(page):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"[torchbus-{page.parent.name}]({name(page)})" in text
+    title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    assert f"[{title}]({name(page)})" in text
 
 
 def anchors(page: Path) -> set[str]:

@@ -103,7 +103,7 @@ def _refuse_options_of_another_strategy(
     """
     strategies = [name for name, plugin in named if "strategy" in getattr(plugin, "owns", ())]
     unasked = [name for name in strategies if chosen is None and name in wanted and name != "ddp"]
-    for name in unasked:
+    for name in [name for name in unasked if wanted[name][1]]:
         options = ", ".join(wanted[name][1])
         hints = [elsewhere.hint("option", option) for option in wanted[name][1]]
         raise UsageError(

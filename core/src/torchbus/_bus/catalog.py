@@ -31,6 +31,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "scale": "torchbus-scale",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
+        "tp": "torchbus-tensor-parallel",
         "wandb_one_run": "torchbus-wandb",
         "optuna_one_study": "torchbus-optuna",
     },
@@ -44,6 +45,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "rpc_sequential": "torchbus-pipeline",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
+        "tp": "torchbus-tensor-parallel",
     },
     "logger": {
         "local": "torchbus-log",
@@ -120,6 +122,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "forward_methods": "torchbus-sharded",
         "param_init_fn": "torchbus-sharded",
         "shard_gradients": "torchbus-sharded",
+        "plan": "torchbus-tensor-parallel",
+        "tp": "torchbus-tensor-parallel",
         "verify_every": "torchbus-verify",
     },
     "verb": {

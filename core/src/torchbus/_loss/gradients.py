@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbus._compat.autograd import foreach_mul_
+from torchbus._compat.dtensors import own_part
 from torchbus._loss.graph import Number
 
 
@@ -42,8 +43,8 @@ def _sum(old: Tensor, new: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def scale_all(gradients: Sequence[Tensor], factor: Number) -> None:
-    """Multiply gradients in place, sparse ones too."""
-    dense = [gradient for gradient in gradients if not gradient.is_sparse]
+    """Multiply gradients in place: sparse ones too, and of divided ones this rank's part."""
+    dense = [own_part(gradient) for gradient in gradients if not gradient.is_sparse]
     if dense:
         foreach_mul_(dense, factor)
     for gradient in gradients:

@@ -30,6 +30,7 @@ class World:
 
     ``launched_by``: who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI"
     or "environment". ``store``: the key-value store that all ranks share, None for a world of one.
+    ``member``: this rank's number among the ranks that compute its part of the data together.
     ``one_host``: all ranks are known to be on this host.
     """
 
@@ -42,6 +43,7 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     store: SealedStore | None = None
     data_place: DataPlace | None = None
+    member: int = 0
     one_host: bool = False
 
     @property

@@ -24,6 +24,7 @@ StrategyName = typing.Literal[
     "rpc_sequential",
     "fsdp",
     "ddp_sharded",
+    "tp",
 ]
 LoggerName = typing.Literal[
     "local",
@@ -95,6 +96,7 @@ class KnownOptions(MoreOptions, total=False):
     monitor: str | None
     param_init_fn: collections.abc.Callable[[torch.nn.Module], object] | None
     patience: int
+    plan: collections.abc.Mapping[str, typing.Any] | str
     precision: typing.Literal[
         "32-true",
         "64-true",
@@ -120,5 +122,6 @@ class KnownOptions(MoreOptions, total=False):
     sync_batchnorm: bool
     sync_loss: bool
     time_limit: str | datetime.timedelta | None
+    tp: int | None
     verify_every: int
     warmup_steps: int

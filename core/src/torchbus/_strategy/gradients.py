@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from torchbus._strategy.backward.loss_counts import LossCounts, scalar_loss
 from torchbus._strategy.checks import loss_kind
 from torchbus._strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
 from torchbus._strategy.options import Division, SyncOptions
+from torchbus._strategy.parameters.averaging import average
 from torchbus._strategy.parameters.local import Local
 from torchbus._strategy.parameters.trained import Trained
 from torchbus._strategy.parameters.unsynchronised import Unsynchronised
@@ -42,7 +43,7 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``.
 
-    ``make_reductions`` gets the trained parameters, and says how their gradients meet.
+    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class GradientSync:
         options: SyncOptions,
         division: Division,
         make_reductions: Callable[[Trained], Reductions],
+        average: Callable[[Sequence[Tensor], float], None] = average,
     ) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job
         self._options = options
         self._division = division
-        self._steps = 0
+        self._steps = self._quiet_backwards = 0
         self._loss_note = ""
-        self._quiet_backwards = 0
         self._local = Local()
         self._lock = threading.Lock()
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
@@ -72,7 +73,7 @@ class GradientSync:
         self._check = HeaderCheck(
             session, self._facts, division.watch, self._constants, self._counts.look
         )
-        self._before_step = StepAveraging(session, self._trained, self._local)
+        self._before_step = StepAveraging(session, self._trained, self._local, average)
         unsynchronised = Unsynchronised(session, self._trained, self._local)
         session.bus.register(self._trained, f"{options.name}.trained")
         session.bus.register(unsynchronised, f"{options.name}.unsynchronised")

@@ -129,7 +129,7 @@ class Passes:
         place, world = self._session.world.data, self._session.world
         if self.current.alike or place.parts == 1:
             return world.is_main
-        return place.parts == world.world_size or world.local_rank == 0
+        return world.member == 0
 
     def end(self, loader: DataLoader[object]) -> LoaderPass | None:
         """A loader is exhausted. Take out its latest pass, and return it.

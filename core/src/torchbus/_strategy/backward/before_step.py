@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -10,21 +11,28 @@ from torch.optim import Optimizer
 from torchbus._bus.markers import hookimpl
 from torchbus._session.context import Context
 from torchbus._strategy.parameters.assigned import Assigned
-from torchbus._strategy.parameters.averaging import average
 from torchbus._strategy.parameters.trained import Trained
 
 
 class StepAveraging:
     """Averages the gradients of ``torch.autograd.grad`` and of backwards under ``s.no_sync()``.
 
-    ``local`` holds the ids of parameters with gradients that only this rank has.
+    ``local`` holds the ids of parameters with gradients that only this rank has. ``average`` gets
+    the parameters, and this rank's weight in the mean; all ranks call it.
     """
 
-    def __init__(self, session: Context, trained: Trained, local: set[int]) -> None:
+    def __init__(
+        self,
+        session: Context,
+        trained: Trained,
+        local: set[int],
+        average: Callable[[Sequence[Tensor], float], None],
+    ) -> None:
         assert session.job is not None
         self._session = session
         self._job = session.job
         self._trained = trained
+        self._average_all = average
         self._local = local
         self._assigned = Assigned()
         self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -55,7 +63,7 @@ class StepAveraging:
     def _average(self, optimizer: Optimizer, weight: float) -> None:
         shared = self._shared_by(optimizer)
         if shared:
-            average(shared, weight)
+            self._average_all(shared, weight)
 
     def _local_of(self, optimizer: Optimizer) -> set[int]:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

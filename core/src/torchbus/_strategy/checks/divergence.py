@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchbus._checks.common_constants import Constants
 from torchbus._compat import accelerators
+from torchbus._compat.dtensors import is_divided
 from torchbus._session.context import Context
 from torchbus._strategy.backward import header
 from torchbus._strategy.backward.header import DeviceHeader, Header
@@ -120,7 +121,8 @@ class HeaderCheck:
 
 def refuse_unlike(session: Context, parameters: list[Tensor]) -> None:
     """Raise RanksDiverged, on all ranks, if a loop without a backward has trained all the same."""
-    sums = [float(parameter.detach().double().sum()) for parameter in parameters]
+    whole = [parameter for parameter in parameters if not is_divided(parameter)]
+    sums = [float(parameter.detach().double().sum()) for parameter in whole]
     told = session.all_gather_object(sums)
     if any(
         not math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-12)

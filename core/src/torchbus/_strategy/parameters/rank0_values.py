@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from torchbus._checks import hyperparameters
 from torchbus._checks.hyperparameters import Settings
+from torchbus._compat.dtensors import is_divided
 from torchbus._compat.gradients import buffers, flattened, foreach_copy_, unflattened
 from torchbus._ranks.collectives import all_gather_object
 from torchbus.errors import RanksDiverged, UsageError
@@ -24,7 +25,8 @@ def copy_from_rank0(
 ) -> None:
     """Give the tensors rank 0's values, on all ranks, without autograd noticing.
 
-    All ranks call it. ``what`` names the tensors in messages. Raises RanksDiverged if the ranks
+    All ranks call it. A DTensor is left as it is: the engine that has divided it has given it its
+    values. ``what`` names the tensors in messages. Raises RanksDiverged if the ranks
     have tensors of different shapes, or other hyperparameters (``made_with``).
     """
     made_with = made_with or {}
@@ -35,7 +37,8 @@ def copy_from_rank0(
     _refuse_unlike(told)
     if len({theirs[0] for _, theirs in told}) > 1:
         hyperparameters.compare(all_gather_object(made_with, dist.get_world_size()))
-    for chunk in _chunks([tensor for tensor in tensors if tensor.numel()]):
+    whole = [tensor for tensor in tensors if tensor.numel() and not is_divided(tensor)]
+    for chunk in _chunks(whole):
         broadcast(chunk)
 
 

@@ -140,10 +140,11 @@ class Snapshot:
     # Put back ------------------------------------------------------------------------------------
 
     def own_of(self, found: Path) -> tuple[State, bool, float]:
-        """Return (this rank's state, whether world_size is unchanged, old batch size / new one)."""
+        """Return (this rank's state, whether the ranks are as before, old batch size / new one)."""
         manifest = folder.manifest(found)
-        alike = manifest["world_size"] == self._session.world_size
-        if not alike and self._session.is_main:
+        same_ranks = manifest["world_size"] == self._session.world_size
+        alike = same_ranks and manifest["batches_per_step"] == self._batches_per_step
+        if not same_ranks and self._session.is_main:
             warn(
                 f"{found} was written by {manifest['world_size']} ranks, and there are"
                 f" {self._session.world_size} now: the order of the data continues, and the ranks'"
@@ -193,4 +194,5 @@ class Snapshot:
 
     @property
     def _batches_per_step(self) -> int:
-        return 1 if self._session.options.get("batch") == "global" else self._session.world_size
+        is_global = self._session.options.get("batch") == "global"
+        return 1 if is_global else self._session.world.data.parts

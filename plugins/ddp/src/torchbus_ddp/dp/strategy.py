@@ -129,5 +129,5 @@ class DDP2(DP):
         nodes = session.all_gather_object(session.world.node_rank)
         numbers = sorted(set(nodes))
         place = DataPlace(numbers.index(session.world.node_rank), len(numbers))
-        session.change_world(data_place=place)
+        session.change_world(data_place=place, member=session.world.local_rank)
         return of_node(session, nodes)

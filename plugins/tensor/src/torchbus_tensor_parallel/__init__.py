@@ -1,0 +1,8 @@
+"""torchbus-tensor-parallel: layers divided over ranks, by torch.distributed.tensor.parallel."""
+
+from __future__ import annotations
+
+from torchbus_tensor_parallel.strategy import TensorParallel
+
+__all__ = ["TensorParallel"]
+__version__ = "0.1.0"

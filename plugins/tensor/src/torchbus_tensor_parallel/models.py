@@ -1,0 +1,205 @@
+"""Models whose layers are divided in place, and the optimizers that hold them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    hookimpl,
+    inventory,
+    map_tensors,
+    strategies,
+)
+
+from torchbus_tensor_parallel._compat import (
+    forget_distribution,
+    hooks_after,
+    hooks_before,
+    parameters,
+)
+from torchbus_tensor_parallel.checks import (
+    refuse_derivatives,
+    refuse_hooks,
+    refuse_local_dropout,
+    refuse_optimizer,
+    refuse_second_derivatives,
+    refuse_shared,
+)
+from torchbus_tensor_parallel.local_steps import LocalSteps
+from torchbus_tensor_parallel.plans.plan import Plan
+from torchbus_tensor_parallel.ranks import Ranks
+from torchbus_tensor_parallel.states import (
+    as_held,
+    divided_optimizer,
+    divided_state,
+    swap,
+    whole,
+    whole_optimizer,
+    whole_state,
+)
+
+
+class DividedModels:
+    """Divides a model when an optimizer gets its parameters."""
+
+    def __init__(self, session: Context, ranks: Ranks, plan: Plan) -> None:
+        assert session.job is not None
+        self._session, self._job = session, session.job
+        self._ranks = ranks
+        self._plan = plan
+        self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._local_steps = LocalSteps(session)
+        self._replaced: dict[int, nn.Parameter] = {}
+        self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
+        self._undo = ExitStack()
+        session.on_close.callback(self._undo.close)
+        session.replace(torch.autograd, "grad", refuse_derivatives)
+
+    @hookimpl(tryfirst=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """Divide the models. The listeners after this one find the divided parameters."""
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        self._take(optimizer)
+        for model in inventory.models_of(parameters):
+            if model not in self._models:
+                self._divide(model)
+        for one in self._optimizers:
+            swap(one, self._replaced)
+        parameters[:] = [self._replaced.get(id(one), one) for one in parameters]
+
+    @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        if not self._job.backwards:
+            self._plan.refuse_unused()
+        refuse_second_derivatives(call)
+
+    @hookimpl(trylast=True)
+    def clip_gradients(
+        self, parameters: list[Tensor], max_norm: float, run: Callable[[float], Tensor]
+    ) -> Tensor | None:
+        """Torch clips a mixture of whole tensors and DTensors. The loop gets a plain norm."""
+        divided = any(isinstance(one, DTensor) for one in parameters)
+        norm: Tensor | None = whole(run(max_norm)) if divided else None
+        return norm
+
+    def _take(self, optimizer: Optimizer) -> None:
+        if optimizer in self._optimizers:
+            return
+        refuse_optimizer(optimizer)
+        self._optimizers.add(optimizer)
+        self._local_steps.add(optimizer)
+        self._undo.callback(optimizer.register_state_dict_post_hook(whole_optimizer).remove)
+        self._undo.callback(optimizer.register_load_state_dict_post_hook(divided_optimizer).remove)
+
+    def _divide(self, model: Module) -> None:
+        """Divide rank 0's values. All ranks call it with the same models."""
+        styles = self._plan.of(model, self._ranks.size)
+        self._models[model] = len(styles)
+        if not styles:
+            return
+        refuse_shared(model, styles)
+        refuse_hooks(model, styles)
+        refuse_local_dropout(model, styles)
+        held = [*model.parameters(), *model.buffers()]
+        strategies.copy_from_rank0(held, f"the tensors of {type(model).__name__}")
+        before = dict(model.named_parameters())
+        self._apply(model, styles)
+        for name, new in model.named_parameters():
+            self._replace(before[name], new)
+        for module in model.modules():
+            self._undo.callback(module.register_state_dict_post_hook(whole_state).remove)
+            self._undo.callback(module.register_load_state_dict_pre_hook(divided_state).remove)
+        self._undo.callback(model.register_forward_hook(_whole_outputs).remove)
+
+    def _apply(self, model: Module, styles: Mapping[str, ParallelStyle]) -> None:
+        undo = hooks_removed(model)
+        for name, style in styles.items():
+            parallelize_module(model.get_submodule(name), self._ranks.tensor, style)
+        self._undo.callback(undo)
+
+    def _replace(self, old: nn.Parameter, new: nn.Parameter) -> None:
+        if new is old:
+            return
+        new.requires_grad_(old.requires_grad)
+        if old.grad is not None:
+            new.grad = as_held(old.grad, new)
+        self._replaced[id(old)] = new
+        self._old.append(old)
+        old.data, old.grad = old.data.new_empty(0), None  # the whole is not kept
+
+    # The end -------------------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def session_end(self, error: BaseException | None) -> None:
+        """Leave whole models, and optimizers that hold them. All ranks call it."""
+        self._replaced.clear()
+        if error is not None:
+            return
+        self._plan.refuse_unused()
+        for model in list(self._models):
+            made = _make_whole(model)
+            for optimizer in self._optimizers:
+                swap(optimizer, made)
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        if not isinstance(thing, Module) or thing not in self._models:
+            return None
+        count = self._models[thing]
+        return (
+            f"{count} layers divided over {self._ranks.size} ranks"
+            if count
+            else "whole on every rank: the plan names no part of it"
+        )
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"plan": self._plan.lines()}
+
+
+def hooks_removed(model: Module) -> Callable[[], None]:
+    """A function that takes away what torch's styles have put into the modules since now."""
+    kinds = [
+        (kind(module), set(kind(module)))
+        for module in model.modules()
+        for kind in (hooks_before, hooks_after)
+    ]
+
+    def undo() -> None:
+        for hooks, before in kinds:
+            for key in [key for key in hooks if key not in before]:
+                del hooks[key]
+        for module in model.modules():
+            forget_distribution(module)
+
+    return undo
+
+
+def _whole_outputs(module: Module, inputs: object, outputs: object) -> object:
+    """The loop's own code sees whole tensors."""
+    return map_tensors(outputs, lambda one: one.full_tensor() if isinstance(one, DTensor) else one)
+
+
+@torch.no_grad()
+def _make_whole(model: Module) -> dict[int, nn.Parameter]:
+    """Give a model whole parameters. Returns them by the ``id`` of the divided ones."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, held in list(parameters(module).items()):
+            if isinstance(held, DTensor):
+                new = nn.Parameter(whole(held), held.requires_grad)
+                new.grad = whole(held.grad)
+                parameters(module)[name] = made[id(held)] = new
+    return made

@@ -1,0 +1,98 @@
+"""The strategy ``tp``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torchbus.plugin import Context, DataPlace, Strategy, UsageError, World, hookimpl, strategies
+
+from torchbus_tensor_parallel.division import divide
+from torchbus_tensor_parallel.dtensor.install import as_whole
+from torchbus_tensor_parallel.models import DividedModels
+from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
+from torchbus_tensor_parallel.ranks import Ranks
+from torchbus_tensor_parallel.reduction import DividedGradients
+
+
+class TensorParallel(Strategy):
+    """The ranks of a tensor group share each layer of the plan; the groups divide the data.
+
+    With as many ranks in a group as there are, all compute one batch together. With fewer, each
+    group has its share of the data, and gradients are averaged over groups (2D).
+
+    Args:
+        plan: which modules are divided, and how. A dict from module names, in which ``*`` stands
+            for any word between two dots, to "colwise", "rowwise" or a ``ParallelStyle`` of torch;
+            or "auto": attention and MLPs, found by the names and shapes of their layers.
+        tp: how many ranks share a layer; None: all.
+        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
+            for ddp.
+        backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
+
+    Raises:
+        UsageError: the plan or tp is of another type, a style is unknown, or tp does not divide the
+            number of ranks.
+
+    Source: Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using
+    Model Parallelism, 2019; torch.distributed.tensor.parallel.
+    """
+
+    name = "tp"
+
+    def __init__(
+        self,
+        *,
+        plan: PlanOption = "auto",
+        tp: int | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(backend=backend, loss_reduction=loss_reduction, loss_weight=loss_weight)
+        if tp is not None and (not isinstance(tp, int) or isinstance(tp, bool) or tp < 1):
+            raise UsageError(f"tp={tp!r}: say how many ranks share a layer, such as tp=2")
+        self.plan = Plan(plan)
+        self.tp = tp
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        """Start the ranks, and give the ranks of a tensor group the same part of the data."""
+        if session.ranks_asked_for > 1:
+            self._tensor_size(session.ranks_asked_for)
+        world = session.start_ranks()
+        size = self._tensor_size(world.world_size)
+        session.change_world(
+            data_place=DataPlace(world.rank // size, world.world_size // size),
+            member=world.rank % size,
+        )
+        return session.world
+
+    def start(self, session: Context) -> None:
+        """Divide the models that optimizers hold, and begin to synchronise."""
+        as_whole(session)
+        ranks = Ranks(session)
+        gradients = DividedGradients(ranks)
+        sync = strategies.GradientSync(
+            session, self.options, divide(session), gradients.reductions, gradients.average
+        )
+        session.bus.register(sync, "tp.gradients")
+        # after it, to be heard before it: models are divided before their parameters are known
+        session.bus.register(DividedModels(session, ranks, self.plan), "tp.models")
+
+    def how(self) -> str:
+        """What ``explain()`` says, after the strategy's name and backend."""
+        parts = (
+            "all see each batch" if self._parts == 1 else f"{self._parts} groups divide the data"
+        )
+        return f"{self._size} ranks share each layer of the plan; {parts}"
+
+    def _tensor_size(self, world_size: int) -> int:
+        self._size = self.tp or world_size
+        self._parts = world_size // self._size
+        if world_size % self._size:
+            raise UsageError(
+                f"tp={self._size} with {world_size} {'ranks' if world_size > 1 else 'rank'}: ranks"
+                " form groups of tp ranks, so tp must divide their number. Change devices= or tp="
+            )
+        return self._size
