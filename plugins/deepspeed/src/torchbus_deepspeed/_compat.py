@@ -1,0 +1,341 @@
+"""Private names of DeepSpeed and torch; nothing else in this package uses one.
+
+DeepSpeed's were seen in 0.19.8, torch's in 2.4 to 2.13. Without one of DeepSpeed's: UsageError, or
+AttributeError, when the first engine is made.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn import Module
+from torchbus.plugin import private, require
+
+from torchbus_deepspeed.engine.layout import Layout, Place, cut_by_group, cut_by_parameter
+
+COMM = "deepspeed.comm.torch"
+"""The module. ``import deepspeed.comm.torch as x`` gives torch itself."""
+
+MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Tables of a module. Without one: AttributeError at the end of the session."""
+
+will_execute: Callable[[Node], bool] = private(
+    torch._C, "_will_engine_execute_node", "tells which parameters a backward will reach"
+)
+"""Without it: UsageError at the first backward."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """DeepSpeed logs how it starts, and that each optimizer is untested, on every rank."""
+    logger = logging.getLogger("DeepSpeed")
+    only_errors = _OnlyErrors()
+    logger.addFilter(only_errors)
+    try:
+        yield
+    finally:
+        logger.removeFilter(only_errors)
+
+
+class _OnlyErrors(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+
+def deepspeed() -> Any:
+    """The package, which takes seconds to import."""
+    with quiet():
+        import deepspeed
+
+        return deepspeed
+
+
+def comm_module() -> ModuleType:
+    """The module with ``build_shm_op``, which compiles a collective for CPUs."""
+    deepspeed()
+    module = sys.modules[COMM]
+    require(module, "build_shm_op", "builds DeepSpeed's shared-memory collective")
+    return module
+
+
+@contextmanager
+def variables(values: Mapping[str, object]) -> Iterator[None]:
+    """What DeepSpeed reads from the environment, as its launcher would have set it."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
+
+
+@contextmanager
+def no_deprecations() -> Iterator[None]:
+    """DeepSpeed calls collectives of torch by names that torch 2.13 deprecates."""
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    own = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the script may have reset them
+            cast("list[object]", warnings.filters).remove(own)
+
+
+def hide_model(engine: Any, model: Module) -> None:
+    """Let the model be no part of DeepSpeed's engine, which is a module too."""
+    engine._modules.pop("module", None)
+    vars(engine)["module"] = model
+    engine.torchbus_internal = True
+
+
+# ZeRO's optimizers ------------------------------------------------------------------------------
+
+
+def groups_of(zero: Any, stage: int) -> list[list[nn.Parameter]]:
+    """The trained parameters, by flat group."""
+    found: list[list[nn.Parameter]] = (
+        zero.fp16_groups if stage == 3 else zero.round_robin_bit16_groups
+    )
+    return found
+
+
+def masters_of(zero: Any, stage: int) -> list[Tensor]:
+    """This rank's flat parts of the parameters, as the optimizer steps them."""
+    found: list[Tensor] = (
+        zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+    )
+    return found
+
+
+def layout_of(zero: Any, stage: int, rank: int) -> Layout:
+    places = {}
+    for number, group in enumerate(groups_of(zero, stage)):
+        at = 0
+        for index, parameter in enumerate(group):
+            shape = shape_of(parameter)
+            if stage == 3:
+                part = parameter.partition_numel()  # type: ignore[operator]
+                pieces = cut_by_parameter(at, shape, part)
+                at += part
+            else:
+                start = zero.round_robin_bit16_offsets[number][index]
+                pieces = cut_by_group(start, shape, int(zero.partition_size[number]))
+            places[id(parameter)] = Place(number, shape, pieces)
+    return Layout(places, rank)
+
+
+def shape_of(parameter: Tensor) -> torch.Size:
+    """Its whole shape; under stage 3 the tensor itself is empty most of the time."""
+    found: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return found
+
+
+def begin_backward(zero: Any, stage: int) -> None:
+    """Each backward counts as the first one: what was before is kept elsewhere."""
+    zero.clear_backward_seen_flag()
+    zero.micro_step_id = 0 if stage == 3 else -1
+    zero.set_gradient_accumulation_boundary(True)
+    zero.backward_prologue()
+
+
+def take_gradient(zero: Any, stage: int, parameter: Tensor, group: int) -> None:
+    """Give ZeRO one gradient. It goes to a bucket, which is reduced when it is full."""
+    if stage == 3:
+        zero.reduce_ready_partitions_and_remove_grads(parameter)
+    else:
+        zero.process_gradients(parameter, group)
+
+
+def end_backward(engine: Any, zero: Any) -> None:
+    """Reduce what is left in the buckets. All ranks call it."""
+    engine.allreduce_gradients()
+    zero.backward_epilogue()
+
+
+def averaged(zero: Any, group: int) -> Tensor:
+    """Take this rank's flat part of the averaged gradients out of ZeRO: a copy."""
+    parts: Sequence[Tensor] = zero.averaged_gradients[group]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    zero.averaged_gradients[group] = None
+    return flat.clone() if len(parts) == 1 else flat
+
+
+def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
+    """Put it back for a step."""
+    zero.averaged_gradients[group] = [flat]
+
+
+def remove_hooks(zero: Any) -> None:
+    """ZeRO's own hooks on gradients: gradients come to it by ``take_gradient``."""
+    for hook in zero._grad_acc_hooks:
+        hook.remove()
+    zero._grad_acc_hooks.clear()
+
+
+def gradient_node(parameter: Any, stage: int) -> Node:
+    """The node that accumulates a parameter's gradient, whose shape it notes when it is made."""
+    if stage == 3:
+        parameter.all_gather()
+    with torch.enable_grad():
+        view = parameter.expand_as(parameter).grad_fn
+    assert view is not None
+    node = view.next_functions[0][0]
+    assert node is not None
+    if stage == 3:
+        parameter.partition()
+    return node
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def own_parameters(module: Module) -> dict[str, Any]:
+    """A module's parameters, by name, without DeepSpeed's gathering of those that are read."""
+    return dict(module._parameters.items())
+
+
+def lp_parts(zero: Any) -> list[Tensor]:
+    """This rank's flat parts of the model's own tensors, stages 1 and 2."""
+    return [
+        parts[dist.get_rank(group)]
+        for parts, group in zip(
+            zero.parallel_partitioned_bit16_groups, zero.real_dp_process_group, strict=True
+        )
+    ]
+
+
+def share_memory(zero: Any, stage: int) -> None:
+    """Let the parts that the optimizer steps be the model's own, if dtype and device are.
+
+    So a loop that changes parameters in place (clamping) changes what is stepped, too.
+    """
+    for master, part in [] if stage == 3 else zip(masters_of(zero, stage), lp_parts(zero)):
+        if (master.dtype, master.device) == (part.dtype, part.device):
+            master.data = part
+
+
+@torch.no_grad()
+def take_changes(zero: Any, stage: int) -> None:
+    """The same for parts in another dtype: an element that is not what it was rounded to was set."""
+    for master, part in [] if stage == 3 else zip(masters_of(zero, stage), lp_parts(zero)):
+        if master.data_ptr() != part.data_ptr():
+            own = part.to(master.device)
+            changed = master.to(own.dtype) != own
+            master.data = torch.where(changed, own.to(master.dtype), master)
+
+
+def whole_parameter(parameter: Any) -> Tensor:
+    """A copy of the whole parameter under stage 3. All ranks call it."""
+    part = parameter.ds_tensor.detach().reshape(-1)
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part)
+    return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)
+
+
+@torch.no_grad()
+def put_parameter(parameter: Any, value: Tensor) -> None:
+    """Write a whole value into this rank's part, and into the parameter where it is gathered."""
+    part, rank = parameter.ds_tensor, dist.get_rank()
+    mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]
+    part.data.reshape(-1)[: mine.numel()].copy_(mine)
+    if parameter.numel() == value.numel():
+        parameter.data.copy_(value.reshape(parameter.shape))
+
+
+def hook_tables(module: Module) -> list[dict[int, Any]]:
+    """The tables of hooks that run around a module's forward and backward."""
+    return [getattr(module, name) for name in MODULE_HOOKS]
+
+
+def make_plain(parameter: Any, value: Tensor) -> None:
+    """Give a parameter a tensor of its own."""
+    parameter.__class__ = nn.Parameter
+    parameter.data = value
+    parameter.grad = None
+
+
+def unwrap_parameters(module: Any) -> None:
+    """Stage 3 replaces the dict of a module's parameters by one that gathers them."""
+    if type(module._parameters) is not dict:
+        module._parameters = dict(module._parameters)
+
+
+# What the installed release has -----------------------------------------------------------------
+
+
+def zero_keys() -> set[str]:
+    """The keys of ``zero_optimization``."""
+    deepspeed()
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    return set(fields) | {field.alias for field in fields.values() if field.alias}
+
+
+def has_async_io() -> bool:
+    deepspeed()
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    return bool(AsyncIOBuilder().is_compatible(verbose=False))
+
+
+def use_cpu() -> Callable[[], None]:
+    """Let DeepSpeed compute on the CPU, also where there is a GPU. Returns what undoes it."""
+    deepspeed()
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    before = real_accelerator.ds_accelerator
+    if before is None or before.device_name() != "cpu":
+        real_accelerator.ds_accelerator = CPU_Accelerator()
+    return lambda: setattr(real_accelerator, "ds_accelerator", before)
+
+
+def open_comm() -> None:
+    """DeepSpeed finds torch's process group."""
+    from deepspeed import comm
+
+    if not comm.is_initialized():
+        comm.init_distributed(dist_init_required=False, verbose=False)
+
+
+def close_comm() -> None:
+    """It lets go of the process group, which ends, so that a next session has its own."""
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    comm.cdb = None
+    for name, value in list(vars(groups).items()):
+        if name.startswith("_") and isinstance(value, dist.ProcessGroup):
+            setattr(groups, name, None)
+    gc.collect()  # engines are in cycles with groups, whose threads a fork would not have
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks, by one of DeepSpeed's collectives per dtype."""
+    from deepspeed import comm
+
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        comm.all_reduce(flat)
+        flat /= dist.get_world_size()
+        sizes = [tensor.numel() for tensor in alike]
+        for tensor, part in zip(alike, flat.split(sizes), strict=True):
+            tensor.copy_(part.view_as(tensor))
