@@ -21,12 +21,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn import Module
-from torchbus.plugin import private, require
+from torchbus.plugin import mark_internal, private, require
 
 from torchbus_deepspeed.engine.layout import Layout, Place, cut_by_group, cut_by_parameter
 
 COMM = "deepspeed.comm.torch"
 """The module. ``import deepspeed.comm.torch as x`` gives torch itself."""
+
+PARTITION_NUMEL = "partition_numel"
+"""A method of parameters under stage 3."""
 
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Tables of a module. Without one: AttributeError at the end of the session."""
@@ -101,7 +104,7 @@ def hide_model(engine: Any, model: Module) -> None:
     """Let the model be no part of DeepSpeed's engine, which is a module too."""
     engine._modules.pop("module", None)
     vars(engine)["module"] = model
-    engine.torchbus_internal = True
+    mark_internal(engine)
 
 
 # ZeRO's optimizers ------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ def layout_of(zero: Any, stage: int, rank: int) -> Layout:
         for index, parameter in enumerate(group):
             shape = shape_of(parameter)
             if stage == 3:
-                part = parameter.partition_numel()  # type: ignore[operator]
+                part = getattr(parameter, PARTITION_NUMEL)()
                 pieces = cut_by_parameter(at, shape, part)
                 at += part
             else:
@@ -195,7 +198,7 @@ def gradient_node(parameter: Any, stage: int) -> Node:
     with torch.enable_grad():
         view = parameter.expand_as(parameter).grad_fn
     assert view is not None
-    node = view.next_functions[0][0]
+    node: Node | None = view.next_functions[0][0]
     assert node is not None
     if stage == 3:
         parameter.partition()
@@ -220,20 +223,25 @@ def lp_parts(zero: Any) -> list[Tensor]:
     ]
 
 
+def pairs_of_parts(zero: Any, stage: int) -> list[tuple[Tensor, Tensor]]:
+    """What the optimizer steps, and the model's own part of the same elements."""
+    return [] if stage == 3 else list(zip(masters_of(zero, stage), lp_parts(zero), strict=True))
+
+
 def share_memory(zero: Any, stage: int) -> None:
     """Let the parts that the optimizer steps be the model's own, if dtype and device are.
 
     So a loop that changes parameters in place (clamping) changes what is stepped, too.
     """
-    for master, part in [] if stage == 3 else zip(masters_of(zero, stage), lp_parts(zero)):
+    for master, part in pairs_of_parts(zero, stage):
         if (master.dtype, master.device) == (part.dtype, part.device):
             master.data = part
 
 
 @torch.no_grad()
 def take_changes(zero: Any, stage: int) -> None:
-    """The same for parts in another dtype: an element that is not what it was rounded to was set."""
-    for master, part in [] if stage == 3 else zip(masters_of(zero, stage), lp_parts(zero)):
+    """The same for parts in another dtype: elements that are not what they were rounded to."""
+    for master, part in pairs_of_parts(zero, stage):
         if master.data_ptr() != part.data_ptr():
             own = part.to(master.device)
             changed = master.to(own.dtype) != own

@@ -56,8 +56,8 @@ def _check_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> N
             raise UsageError(WORDS.format(what, f"{name}.enabled", True, remedy))
     if ours == "16-mixed":
         raise UsageError(
-            "precision='16-mixed' under DeepSpeed: its loss scaling reads p.grad, which is None. Use"
-            " config={'fp16': {'enabled': True}}, or precision='bf16-mixed'"
+            "precision='16-mixed' under DeepSpeed: its loss scaling reads p.grad, which is None."
+            " Use config={'fp16': {'enabled': True}}, or precision='bf16-mixed'"
         )
 
 

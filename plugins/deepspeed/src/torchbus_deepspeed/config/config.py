@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,12 +25,14 @@ class Config:
     states (and parameters, at stage 3) in main memory.
     """
 
-    def __init__(self, given: reading.Given, strategy: str, stage: int | None, offload: bool) -> None:
+    def __init__(
+        self, given: reading.Given, strategy: str, stage: int | None, offload: bool
+    ) -> None:
         self._given = reading.read(given)
         self._strategy = strategy
         known.refuse_unknown(self._given)
         section = self._given.setdefault("zero_optimization", {})
-        if not isinstance(section, Mapping):
+        if not isinstance(section, dict):
             raise UsageError(
                 f"config: zero_optimization is a {type(section).__name__}; it must be an object"
             )
@@ -97,9 +98,9 @@ class Config:
     def of_engine(self, optimizer: Optimizer, model: Module, session: Context) -> dict[str, Any]:
         """What DeepSpeed gets for one engine.
 
-        It knows no batch sizes, accumulation or clipping of its own: the loop and torchbus do these.
+        It has no batch sizes, accumulation or clipping of its own: those are the loop's.
         """
-        config = {key: value for key, value in copy.deepcopy(self._given).items()}
+        config = copy.deepcopy(self._given)
         for key in ("optimizer", "train_batch_size"):
             config.pop(key, None)
         zero = config["zero_optimization"]
@@ -134,7 +135,8 @@ def _stage(section: dict[str, Any], strategy: str, stage: int | None) -> int:
     said = section.get("stage", AUTO)
     if stage is not None and said not in (AUTO, stage):
         raise UsageError(
-            f"strategy={strategy!r}, and config says zero_optimization.stage={said!r}: leave one out"
+            f"strategy={strategy!r}, and config says zero_optimization.stage={said!r}: leave one"
+            " out"
         )
     found = (2 if stage is None else stage) if said == AUTO else said
     if found not in STAGES or isinstance(found, bool):

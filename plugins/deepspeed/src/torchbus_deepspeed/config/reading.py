@@ -20,19 +20,16 @@ def read(given: Given) -> dict[str, Any]:
 
     Raises UsageError if it is no dict, or no JSON object can be read from it.
     """
-    if given is None:
-        given = os.environ.get(VARIABLE) or {}
-        where = VARIABLE
-    else:
-        where = "config"
-    if isinstance(given, str | os.PathLike):
-        given = _from_file(Path(given), where)
-    if not isinstance(given, Mapping):
+    where = VARIABLE if given is None else "config"
+    found: object = (os.environ.get(VARIABLE) or {}) if given is None else given
+    if isinstance(found, str | os.PathLike):
+        found = _from_file(Path(found), where)
+    if not isinstance(found, Mapping):
         raise UsageError(
-            f"{where} is a {type(given).__name__}: pass a dict, or the path of a JSON file; without"
+            f"{where} is a {type(found).__name__}: pass a dict, or the path of a JSON file; without"
             f" it, {VARIABLE} may name such a file"
         )
-    return copy.deepcopy(dict(given))
+    return copy.deepcopy(dict(found))
 
 
 def _from_file(path: Path, where: str) -> object:

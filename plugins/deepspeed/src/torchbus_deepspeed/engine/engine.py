@@ -67,7 +67,11 @@ class Engine:
         for parameter in with_gradient:
             number = self.layout[parameter].group
             holder = self.gradients[number]
-            holder.grad = torch.zeros(holder.shape, device=holder.device) if holder.grad is None else holder.grad
+            holder.grad = (
+                torch.zeros(holder.shape, device=holder.device)
+                if holder.grad is None
+                else holder.grad
+            )
         grads = [holder.grad if holder.grad is not None else holder for holder in self.gradients]
         for parameter in with_gradient:
             assert parameter.grad is not None

@@ -103,6 +103,4 @@ def cut_by_parameter(at: int, shape: torch.Size, part: int) -> tuple[Piece, ...]
     """The pieces of a parameter that is itself cut into parts of ``part`` elements (stage 3)."""
     numel = shape.numel()
     ranks = range(-(-numel // part) if part else 0)
-    return tuple(
-        Piece(rank, at, rank * part, min(part, numel - rank * part)) for rank in ranks
-    )
+    return tuple(Piece(rank, at, rank * part, min(part, numel - rank * part)) for rank in ranks)

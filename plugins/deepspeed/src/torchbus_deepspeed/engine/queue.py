@@ -49,6 +49,7 @@ class Queue:
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._made)
             for parameter in self._parameters
+            if parameter.requires_grad
         ]
         if self._at_once:
             self._advance()

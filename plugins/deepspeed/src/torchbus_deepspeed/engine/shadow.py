@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torchbus.plugin import mark_internal
 
 NOT_COPIED = ("step", "state", "param_groups")
 """A scheduler counts calls of the loop's own ``step``."""
@@ -27,16 +28,19 @@ def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
     """
     cls = type(optimizer)
     shadow: Any = object.__new__(cls)
-    attributes = {
-        name: value for name, value in vars(optimizer).items() if name not in NOT_COPIED
-    }
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in NOT_COPIED}
     vars(shadow).update(attributes)
     shadow.state = defaultdict(dict)
     shadow.param_groups = [
-        {**group, "params": [one for one in group["params"] if id(one) in parameters and one.requires_grad]}
+        {
+            **group,
+            "params": [
+                one for one in group["params"] if id(one) in parameters and one.requires_grad
+            ],
+        }
         for group in optimizer.param_groups
     ]
-    shadow.torchbus_internal = True
+    mark_internal(shadow)
     unhooked = torch.no_grad()(inspect.unwrap(cls.step))
     shadow.step = types.MethodType(unhooked, shadow)
     made: Optimizer = shadow

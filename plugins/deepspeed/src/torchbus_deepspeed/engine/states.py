@@ -35,7 +35,9 @@ def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -
     for name in names:
         values = [part.get(name) for part in parts]
         per_element = [
-            value if isinstance(value, Tensor) and value.shape == master.shape and value.dim() else None
+            value
+            if isinstance(value, Tensor) and value.shape == master.shape and value.dim()
+            else None
             for value, master in zip(values, engine.masters, strict=True)
         ]
         for parameter, whole in engine.layout.whole(parameters, per_element, gather):
@@ -71,7 +73,7 @@ def _of_part(
 ) -> Entry:
     master, part = engine.masters[number], {}
     for name in _names(inside, entries):
-        values = {id(one): entries[id(one)].get(name) for one in inside}
+        values: dict[int, Any] = {id(one): entries[id(one)].get(name) for one in inside}
         if all(_is_per_element(engine, one, name, values[id(one)]) for one in inside):
             flat = torch.zeros_like(master, requires_grad=False)
             flats = [flat if index == number else master for index in range(len(engine.masters))]

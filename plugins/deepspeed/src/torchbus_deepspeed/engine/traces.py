@@ -1,4 +1,4 @@
-"""What DeepSpeed adds to a model and its parameters while an engine is made, to be removed again."""
+"""What DeepSpeed adds to a model while it makes an engine, to be removed again."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ShardedReduction:
     ) -> None:
         """See ``torchbus.plugin.strategies.Reduction``."""
         self._loss, self._local, self._begun, self.has_told = loss, local, [], False
-        self._counts = slots[strategies.header.WEIGHT] != 0.0
+        self._counts = bool(slots[strategies.header.WEIGHT] != 0.0)
         self.header.begin(slots)
         self._others.begin()
         try:

@@ -117,7 +117,9 @@ class Engines:
         config = self.config.of_engine(optimizer, model, self.session)
         engine = Engine(self.session, self.config.stage, config, model, optimizer)
         self._engines.append(engine)
-        states = {id(one): optimizer.state[one] for one in engine.parameters if one in optimizer.state}
+        states = {
+            id(one): optimizer.state[one] for one in engine.parameters if one in optimizer.state
+        }
         if states:
             put_states(engine, states)
         if engine.stage == 3:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -28,7 +30,7 @@ class Inputs:
 
     def _convert(
         self, model: Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[object, object]:
+    ) -> tuple[Any, dict[str, Any]]:
         dtype = self._engines.config.dtype
 
         def convert(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``optimizer.state_dict()`` is whole and in torch's layout; ``load_state_dict`` takes such a one."""
+"""``optimizer.state_dict()`` is whole, in torch's layout; ``load_state_dict`` takes such a one."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def _divide(
     if not held or len(saved) != len(own):
         return None
     entries = {
-        id(one): state_dict["state"].get(number, {})
-        for one, number in zip(own, saved, strict=True)
+        id(one): state_dict["state"].get(number, {}) for one, number in zip(own, saved, strict=True)
     }
     for each in held:
         each.shadow.state.clear()
@@ -88,5 +87,3 @@ def give_back(engines: Engines, engine: Engine) -> None:
     for parameter in engine.parameters:
         if id(parameter) in found:
             optimizer.state[parameter] = found[id(parameter)]
-
-

@@ -62,7 +62,7 @@ def refuse_loose(
 def refuse_shared(
     held: Sequence[Tensor], models: Iterable[Module], engines: Iterable[Engine], strategy: str
 ) -> None:
-    """Raise Unsupported if another optimizer's engine has the same parameter, or model (stage 3)."""
+    """Raise Unsupported if another engine has the same parameter or, at stage 3, the model."""
     for model in models:
         for engine in engines:
             if any(parameter in engine.layout for parameter in held):
@@ -75,7 +75,7 @@ def translate(
     error: BaseException | None, engines: Sequence[Engine], strategy: str
 ) -> Unsupported | None:
     """Explain an AttributeError of a loop that reads ``p.grad``."""
-    if isinstance(error, AttributeError) and engines and error.obj is None:
-        if hasattr(Tensor, error.name or ""):
-            return Unsupported(NO_GRADIENT.format(error.name, strategy))
+    reads_none = isinstance(error, AttributeError) and error.obj is None
+    if engines and reads_none and hasattr(Tensor, error.name or ""):
+        return Unsupported(NO_GRADIENT.format(error.name, strategy))
     return None

@@ -108,8 +108,8 @@ class Steps:
     # Clearing ------------------------------------------------------------------------------------
 
     @hookimpl
-    def before_zero_grad(self, optimizer: Optimizer) -> None:
-        for each in self._engines.of(optimizer):
+    def gradients_cleared(self, optimizer: Optimizer, kept: bool) -> None:
+        for each in self._engines.of(optimizer) if not kept else ():
             each.clear()
 
     def _zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:

@@ -44,9 +44,7 @@ class Unreached:
                     raise Unsupported(WORDS.format(*words))
                 self._reached[id(parameter)] = id(parameter) in engine.reached
 
-    def _why(
-        self, engine: Engine, parameter: Tensor, group: dict[str, object], plain: bool
-    ) -> str:
+    def _why(self, engine: Engine, parameter: Tensor, group: dict[str, object], plain: bool) -> str:
         before = self._reached.get(id(parameter))
         if id(parameter) in engine.reached:
             return COUNTS if before is False and not plain else ""
