@@ -75,7 +75,8 @@ def translate(
     error: BaseException | None, engines: Sequence[Engine], strategy: str
 ) -> Unsupported | None:
     """Explain an AttributeError of a loop that reads ``p.grad``."""
-    reads_none = isinstance(error, AttributeError) and error.obj is None
-    if engines and reads_none and hasattr(Tensor, error.name or ""):
-        return Unsupported(NO_GRADIENT.format(error.name, strategy))
-    return None
+    if not isinstance(error, AttributeError) or error.obj is not None or not engines:
+        return None
+    if not hasattr(Tensor, error.name):
+        return None
+    return Unsupported(NO_GRADIENT.format(error.name, strategy))

@@ -109,8 +109,10 @@ class Steps:
 
     @hookimpl
     def gradients_cleared(self, optimizer: Optimizer, kept: bool) -> None:
-        for each in self._engines.of(optimizer) if not kept else ():
-            each.clear()
+        """What a step has used belongs to no window that is open."""
+        for each in self._engines.of(optimizer):
+            if each.has_stepped or not kept:
+                each.clear()
 
     def _zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(module: Module, *args: Any, **kwargs: Any) -> None:
