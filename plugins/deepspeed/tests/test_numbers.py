@@ -25,7 +25,9 @@ CASES = [
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def numbers(request) -> dict[str, Any]:
     strategy, ranks = request.param
-    return dict(fork_script(SCRIPTS / "deepspeed_numbers.py", strategy, ranks, timeout_s=115).json())
+    return dict(
+        fork_script(SCRIPTS / "deepspeed_numbers.py", strategy, ranks, timeout_s=115).json()
+    )
 
 
 def test_parameters_states_losses_and_norms_are_those_of_one_process(numbers):

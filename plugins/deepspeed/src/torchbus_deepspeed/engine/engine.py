@@ -55,7 +55,7 @@ class Engine:
         self._nodes = [_compat.gradient_node(one, stage) for one in self.parameters]
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
-        self.has_stepped = False
+        self.has_stepped = self.is_stale = False
         self.reached: set[int] = set()
         """The ids of parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)
@@ -111,6 +111,7 @@ class Engine:
         """
         self.queue.close()
         self.reached |= wanted
+        self.is_stale = self.has_stepped
         _compat.end_backward(self.ds, self.zero)
         for number, holder in enumerate(self.gradients):
             holder.grad = self._averaged(number).to(holder.dtype)
@@ -171,7 +172,7 @@ class Engine:
         """The loop has called ``zero_grad``."""
         for holder in self.gradients:
             holder.grad = None
-        self.has_stepped = False
+        self.has_stepped = self.is_stale = False
         self.reached = set()
 
     def clear_some(self, parameters: Sequence[Tensor]) -> None:

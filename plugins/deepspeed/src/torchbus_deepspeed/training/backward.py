@@ -24,11 +24,6 @@ CREATE_GRAPH = (
     "backward(create_graph=True) under strategy='{}': gradients are in parts that have no graph;"
     " use strategy='ddp'"
 )
-STALE = (
-    "backward() adds to gradients that {}.step() has used already. Under strategy='{}' gradients"
-    " are not in p.grad, so the session can't see whether the loop has cleared them by itself: call"
-    " optimizer.zero_grad() or model.zero_grad(), or use strategy='ddp'"
-)
 SOME_RANKS = (
     "only some ranks' losses reach {} ({}). Under stage 3 all ranks must use the same parameters in"
     " each step: use strategy='deepspeed_stage_2'"
@@ -48,10 +43,6 @@ class ShardedSync(strategies.GradientSync):
         self._check_batch()
         if call.create_graph:
             raise Unsupported(CREATE_GRAPH.format(self._engines.strategy))
-        for each in self._engines if call.sync else ():
-            if each.has_stepped and each.has_gradients:
-                name = type(each.shadow).__name__
-                raise Unsupported(STALE.format(name, self._engines.strategy))
         with made_anew([holder for each in self._engines for holder in each.gradients]):
             super().run_backward(call, engine)
         self._engines.has_local = not call.sync

@@ -37,6 +37,12 @@ TWO_AT_STAGE_3 = (
     "strategy='{}': {} has two optimizers, and at stage 3 DeepSpeed divides a whole model for one."
     " Make one optimizer with two groups, or use zero_optimization.stage=2"
 )
+STALE = (
+    "{}.step() would use gradients that its last step has used, and what was added since. Under"
+    " strategy='{}' gradients are not in p.grad, so the session can't see whether the loop has"
+    " cleared them by itself: call optimizer.zero_grad() or model.zero_grad(), or use"
+    " strategy='ddp'"
+)
 NO_GRADIENT = (
     "p.grad is None (it has no {!r}): under strategy='{}' DeepSpeed keeps each rank's part of the"
     " gradients. Use torch.nn.utils.clip_grad_norm_, whose result is the norm over all of them, or"
@@ -77,6 +83,6 @@ def translate(
     """Explain an AttributeError of a loop that reads ``p.grad``."""
     if not isinstance(error, AttributeError) or error.obj is not None or not engines:
         return None
-    if not hasattr(Tensor, error.name):
+    if not hasattr(Tensor, str(error.name)):
         return None
     return Unsupported(NO_GRADIENT.format(error.name, strategy))

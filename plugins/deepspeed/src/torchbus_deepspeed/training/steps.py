@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import hookimpl, made_anew
+from torchbus.plugin import Unsupported, hookimpl, made_anew
 
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.shadow import parameters_of
+from torchbus_deepspeed.training import refusals
 from torchbus_deepspeed.training.backward import refuse_some
 from torchbus_deepspeed.training.engines import Engines
 from torchbus_deepspeed.training.unreached import Unreached
@@ -88,9 +89,15 @@ class Steps:
         job.wait_in(f"{type(optimizer).__name__}.step")
         for each in self._engines.of(optimizer):
             if each.has_gradients:
+                self._refuse_stale(each)
                 self._unreached.refuse(each, optimizer)
                 each.step()
         job.go_on()
+
+    def _refuse_stale(self, engine: Engine) -> None:
+        if engine.is_stale:
+            words = type(engine.shadow).__name__, self._engines.strategy
+            raise Unsupported(refusals.STALE.format(*words))
 
     @hookimpl(tryfirst=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
