@@ -143,6 +143,10 @@ REFUSED = """
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
+        (
+            {"options": "accumulate_grad_batches=2, config={'zero_optimization': {'stage': 3}}"},
+            "accumulate_grad_batches at stage 3",
+        ),
         ({"optimizer": "LBFGS"}, "strategy='deepspeed' with LBFGS"),
         ({"optimizer": "Adafactor"}, "looks at more than one element at a time"),
         ({"line": "model.weight.grad.norm()"}, "p.grad is None (it has no 'norm')"),

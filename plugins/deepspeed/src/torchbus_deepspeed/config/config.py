@@ -83,6 +83,12 @@ class Config:
                 "config: zero_optimization.stage=0 divides nothing, so bf16, fp16 and offload have"
                 " no effect: use stage 1, 2 or 3"
             )
+        if self.stage == 3 and session.options.get("accumulate_grad_batches", 1) != 1:
+            raise UsageError(
+                "accumulate_grad_batches at stage 3: parameters are empty outside of forwards, and"
+                " take no gradients of a window. Accumulate in the loop (several backward calls"
+                " before a step), or use stage 1 or 2"
+            )
         if self.stage == 1 and self.zero.get("offload_param"):
             raise UsageError("config: offload_param needs zero_optimization.stage=3, not 1")
         offload.check(self.zero)

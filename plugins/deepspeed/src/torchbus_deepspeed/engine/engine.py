@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context
 
 from torchbus_deepspeed import _compat
+from torchbus_deepspeed.engine.places import layout_of
 from torchbus_deepspeed.engine.queue import Queue
 from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
 from torchbus_deepspeed.engine.traces import Traces
@@ -46,7 +47,7 @@ class Engine:
         self.zero: Any = self.ds.optimizer
         _compat.remove_hooks(self.zero)
         self.ds.set_gradient_accumulation_boundary(True)
-        self.layout = _compat.layout_of(self.zero, stage, session.rank)
+        self.layout = layout_of(self.zero, stage, session.rank)
         held = parameters_of_groups(_compat.groups_of(self.zero, stage))
         order = {id(one): number for number, one in enumerate(model.parameters())}
         self.parameters = sorted(held, key=lambda one: order[id(one)])

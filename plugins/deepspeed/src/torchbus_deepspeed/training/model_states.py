@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +10,10 @@ from torch.nn import Module
 
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.engine import Engine
-
-if TYPE_CHECKING:
-    from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed.engine.held import Held
 
 
-def hook(engines: Engines, engine: Engine) -> None:
+def hook(engines: Held, engine: Engine) -> None:
     """Each module gets the hooks, because the script may ask a part of the model by itself."""
 
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.held import Held
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import Entry, put_states, whole_states
 
-if TYPE_CHECKING:
-    from torchbus_deepspeed.training.engines import Engines
 
-
-def hook(engines: Engines, optimizer: Optimizer) -> None:
+def hook(engines: Held, optimizer: Optimizer) -> None:
     """Until the end of the session. All ranks call ``state_dict`` and ``load_state_dict`` alike."""
 
     def whole(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
@@ -30,7 +28,7 @@ def hook(engines: Engines, optimizer: Optimizer) -> None:
 
 
 def _whole(
-    engines: Engines, optimizer: Optimizer, state_dict: dict[str, Any]
+    engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
     held = engines.of(optimizer)
     if not held:
@@ -43,7 +41,7 @@ def _whole(
     return {**state_dict, "state": state}
 
 
-def gathering(engines: Engines) -> Any:
+def gathering(engines: Held) -> Any:
     """How the parts of all ranks come together."""
 
     def gather(flat: torch.Tensor) -> list[torch.Tensor]:
@@ -58,7 +56,7 @@ def gathering(engines: Engines) -> Any:
 
 
 def _divide(
-    engines: Engines, optimizer: Optimizer, state_dict: dict[str, Any]
+    engines: Held, optimizer: Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Put the states into the parts, and let torch load the rest.
 
@@ -78,7 +76,7 @@ def _divide(
     return {**state_dict, "state": {}}
 
 
-def give_back(engines: Engines, engine: Engine) -> None:
+def give_back(engines: Held, engine: Engine) -> None:
     """Leave the loop's optimizer whole states at the end of the block. All ranks call it."""
     optimizer = engine.optimizer
     if optimizer is None:
