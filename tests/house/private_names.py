@@ -36,9 +36,10 @@ OF_OTHERS = {
         "_trial_id",
     },
     "torchbus_checkpoint": {"_strip_protocol"},
+    "torchbus_deepspeed": {"_grad_acc_hooks"},
     "torchbus_sampler": {"_dataset", "_rank"},
 }
-"""Neither torch's nor Python's: optuna's, fsspec's, and two attributes of the sampler's own classes that
+"""Neither torch's nor Python's: optuna's, fsspec's, DeepSpeed's, and two attributes of the sampler's own classes that
 loaders have too."""
 
 

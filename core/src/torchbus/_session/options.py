@@ -20,6 +20,12 @@ StrategyName = typing.Literal[
     "ddp2",
     "ddp_notebook",
     "ddp_spawn",
+    "deepspeed",
+    "deepspeed_stage_1",
+    "deepspeed_stage_2",
+    "deepspeed_stage_3",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3_offload",
     "pipeline",
     "rpc_sequential",
     "fsdp",
@@ -58,6 +64,7 @@ class KnownOptions(MoreOptions, total=False):
     blocks: str
     bucket_cap_mb: float
     checkpoint: str | os.PathLike[str] | None
+    config: collections.abc.Mapping[str, typing.Any] | str | os.PathLike[str] | None
     cpu_offload: bool
     early_stop: str | None
     early_stop_mode: typing.Literal["min", "max"]

@@ -170,13 +170,13 @@ class GradientSync:
     def _roots(
         self, reduction: Reduction, call: BackwardCall, engine: Engine, count: Count
     ) -> tuple[Roots, BaseException | None]:
-        """A rank without samples of its own starts from nothing but the header.
+        """A rank without samples of its own starts from nothing but the header, as a rule.
 
         The error is that of its own backward, whose gradients are dropped.
         """
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
-        if count.is_zero:
+        if count.is_zero and not self._division.runs_uncounted:
             nothing = Roots([], [], call.retain_graph, None)
             return nothing, discard(engine, roots, reduction.parameters)
         if call.inputs is None:

@@ -48,10 +48,13 @@ class Division:
     ``watch`` looks at what the ranks computed. ``stream`` numbers the random stream of this rank;
     with None all ranks go on drawing the same numbers. ``weight`` multiplies what a gradient
     counts. ``has_parts`` says whether ranks compute losses of different samples, so that the mean
-    over ranks depends on ``loss_reduction``.
+    over ranks depends on ``loss_reduction``. ``runs_uncounted``: the reduction runs the backward of
+    a rank without samples, too, and contributes zeros for it: an engine whose collectives run in
+    the graph needs all ranks. By default such a backward runs before, and is dropped.
     """
 
     watch: Watch
     stream: int | None
     weight: float = 1.0
     has_parts: bool = True
+    runs_uncounted: bool = False

@@ -1,0 +1,158 @@
+"""The package, its surroundings, and what the installed release has.
+
+DeepSpeed's were seen in 0.19.8, torch's in 2.4 to 2.13. Without one of DeepSpeed's: UsageError
+or AttributeError, when the first engine is made.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torchbus.plugin import mark_internal, require
+
+COMM = "deepspeed.comm.torch"
+"""The module. ``import deepspeed.comm.torch as x`` gives torch itself."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """DeepSpeed logs how it starts, and that each optimizer is untested, on every rank."""
+    logger = logging.getLogger("DeepSpeed")
+    only_errors = _OnlyErrors()
+    logger.addFilter(only_errors)
+    try:
+        yield
+    finally:
+        logger.removeFilter(only_errors)
+
+
+class _OnlyErrors(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+
+def deepspeed() -> Any:
+    """The package, which takes seconds to import."""
+    with quiet():
+        import deepspeed
+
+        return deepspeed
+
+
+def comm_module() -> ModuleType:
+    """The module with ``build_shm_op``, which compiles a collective for CPUs."""
+    deepspeed()
+    module = sys.modules[COMM]
+    require(module, "build_shm_op", "builds DeepSpeed's shared-memory collective")
+    return module
+
+
+@contextmanager
+def variables(values: Mapping[str, object]) -> Iterator[None]:
+    """What DeepSpeed reads from the environment, as its launcher would have set it."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
+
+
+@contextmanager
+def no_deprecations() -> Iterator[None]:
+    """DeepSpeed calls collectives of torch by names that torch 2.13 deprecates."""
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    own = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the script may have reset them
+            cast("list[object]", warnings.filters).remove(own)
+
+
+def hide_model(engine: Any, model: Module) -> None:
+    """Let the model be no part of DeepSpeed's engine, which is a module too."""
+    engine._modules.pop("module", None)
+    vars(engine)["module"] = model
+    mark_internal(engine)
+
+
+# What the installed release has -----------------------------------------------------------------
+
+
+def zero_keys() -> set[str]:
+    """The keys of ``zero_optimization``."""
+    deepspeed()
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    return set(fields) | {field.alias for field in fields.values() if field.alias}
+
+
+def has_async_io() -> bool:
+    deepspeed()
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    return bool(AsyncIOBuilder().is_compatible(verbose=False))
+
+
+def use_cpu() -> Callable[[], None]:
+    """Let DeepSpeed compute on the CPU, also where there is a GPU. Returns what undoes it."""
+    deepspeed()
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    before = real_accelerator.ds_accelerator
+    if before is None or before.device_name() != "cpu":
+        real_accelerator.ds_accelerator = CPU_Accelerator()
+    return lambda: setattr(real_accelerator, "ds_accelerator", before)
+
+
+def open_comm() -> None:
+    """DeepSpeed finds torch's process group."""
+    from deepspeed import comm
+
+    if not comm.is_initialized():
+        comm.init_distributed(dist_init_required=False, verbose=False)
+
+
+def close_comm() -> None:
+    """It lets go of the process group, which ends, so that a next session has its own."""
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    comm.cdb = None
+    for name, value in list(vars(groups).items()):
+        if name.startswith("_") and isinstance(value, dist.ProcessGroup):
+            setattr(groups, name, None)
+    gc.collect()  # engines are in cycles with groups, whose threads a fork would not have
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks, by one of DeepSpeed's collectives per dtype."""
+    from deepspeed import comm
+
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        comm.all_reduce(flat)
+        flat /= dist.get_world_size()
+        sizes = [tensor.numel() for tensor in alike]
+        for tensor, part in zip(alike, flat.split(sizes), strict=True):
+            tensor.copy_(part.view_as(tensor))

@@ -1,0 +1,179 @@
+"""The config of a session."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import Context, UsageError
+
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.config import agreement, known, optimizers, reading
+
+STAGES = (0, 1, 2, 3)
+AUTO = "auto"
+CPU_OFFLOAD = {"device": "cpu"}
+
+
+class Config:
+    """Read, checked for what needs no loop, and later filled from the loop for each engine.
+
+    ``stage``: the one that the strategy's name says, or None. ``offload``: so does it of optimizer
+    states (and parameters, at stage 3) in main memory.
+    """
+
+    def __init__(
+        self, given: reading.Given, strategy: str, stage: int | None, offload: bool
+    ) -> None:
+        self._given = reading.read(given)
+        self._strategy = strategy
+        known.refuse_unknown(self._given)
+        section = self._given.setdefault("zero_optimization", {})
+        if not isinstance(section, dict):
+            raise UsageError(
+                f"config: zero_optimization is a {type(section).__name__}; it must be an object"
+            )
+        self.stage = _stage(section, strategy, stage)
+        if offload:
+            _add_offload(section, self.stage)
+
+    @property
+    def zero(self) -> dict[str, Any]:
+        """The section ``zero_optimization``."""
+        section: dict[str, Any] = self._given["zero_optimization"]
+        return section
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's tensors."""
+        if self._enabled("fp16"):
+            return torch.float16
+        return torch.bfloat16 if self._enabled("bf16") else torch.float32
+
+    @property
+    def is_low_precision(self) -> bool:
+        return self.dtype != torch.float32
+
+    @property
+    def clip(self) -> float:
+        """The norm to clip by, where the loop and the session say none; 0.0: don't."""
+        value = self._given.get("gradient_clipping", AUTO)
+        return 0.0 if value == AUTO else float(value)
+
+    @property
+    def is_offloaded(self) -> bool:
+        sections = (self.zero.get(name) or {} for name in ("offload_optimizer", "offload_param"))
+        return any(section.get("device", "none") != "none" for section in sections)
+
+    def _enabled(self, name: str) -> bool:
+        return (self._given.get(name) or {}).get("enabled", False) is True
+
+    def check(self, session: Context) -> None:
+        """Raise UsageError if it contradicts the session, or asks for what is not there."""
+        from torchbus_deepspeed.config import offload
+
+        known.refuse_unknown_zero(self.zero, _compat.zero_keys())
+        agreement.check(self._given, session.options)
+        agreement.fill_precision(self._given, session.options)
+        if self.stage == 0 and (self.dtype != torch.float32 or self.is_offloaded):
+            raise UsageError(
+                "config: zero_optimization.stage=0 divides nothing, so bf16, fp16 and offload have"
+                " no effect: use stage 1, 2 or 3"
+            )
+        if self.stage == 3 and session.options.get("accumulate_grad_batches", 1) != 1:
+            raise UsageError(
+                "accumulate_grad_batches at stage 3: parameters are empty outside of forwards, and"
+                " take no gradients of a window. Accumulate in the loop (several backward calls"
+                " before a step), or use stage 1 or 2"
+            )
+        if self.stage == 1 and self.zero.get("offload_param"):
+            raise UsageError("config: offload_param needs zero_optimization.stage=3, not 1")
+        offload.check(self.zero)
+
+    def check_batch(self, count: int, world_size: int, windows: int) -> None:
+        """Raise UsageError if a batch size contradicts the loop's. ``count``: the global batch."""
+        agreement.check_batch(self._given, count, world_size, windows)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raise UsageError if the section ``optimizer`` contradicts the loop's own optimizer."""
+        optimizers.check(self._given.get("optimizer"), optimizer)
+
+    def of_engine(self, optimizer: Optimizer, model: Module, session: Context) -> dict[str, Any]:
+        """What DeepSpeed gets for one engine.
+
+        It has no batch sizes, accumulation or clipping of its own: those are the loop's.
+        """
+        config = copy.deepcopy(self._given)
+        for key in ("optimizer", "train_batch_size"):
+            config.pop(key, None)
+        zero = config["zero_optimization"]
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        for key, value in _filled(sizes, self.stage).items():
+            if zero.get(key, AUTO) == AUTO:
+                zero[key] = value
+        drop_auto(config)
+        config |= {
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,
+            "train_micro_batch_size_per_gpu": 1,
+        }
+        config.setdefault("zero_allow_untested_optimizer", True)
+        config.setdefault("zero_force_ds_cpu_optimizer", False)
+        config.setdefault("steps_per_print", None)
+        return config
+
+    def words(self) -> str:
+        """For ``explain()``."""
+        kept = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
+        parts = [
+            f"{what} in {self.zero[name]['device']} memory"
+            for name, what in kept.items()
+            if (self.zero.get(name) or {}).get("device", "none") != "none"
+        ]
+        dtype = "" if self.dtype == torch.float32 else f"; model in {str(self.dtype)[6:]}"
+        return "".join(f"; {part}" for part in parts) + dtype
+
+
+def _stage(section: dict[str, Any], strategy: str, stage: int | None) -> int:
+    said = section.get("stage", AUTO)
+    if stage is not None and said not in (AUTO, stage):
+        raise UsageError(
+            f"strategy={strategy!r}, and config says zero_optimization.stage={said!r}: leave one"
+            " out"
+        )
+    found = (2 if stage is None else stage) if said == AUTO else said
+    if found not in STAGES or isinstance(found, bool):
+        raise UsageError(f"config: zero_optimization.stage={found!r}: it must be 0, 1, 2 or 3")
+    section["stage"] = found
+    return int(found)
+
+
+def _add_offload(section: dict[str, Any], stage: int) -> None:
+    names = ["offload_optimizer"] + (["offload_param"] if stage == 3 else [])
+    for name in names:
+        if section.get(name, AUTO) == AUTO:
+            section[name] = dict(CPU_OFFLOAD)
+
+
+def _filled(sizes: list[int], stage: int) -> dict[str, Any]:
+    """Buckets no larger than the model: DeepSpeed reserves memory for a whole one."""
+    total, largest = max(sum(sizes), 1), max(sizes, default=1)
+    found: dict[str, Any] = {"reduce_bucket_size": min(total, 500_000_000)}
+    if stage == 3:
+        found |= {
+            "stage3_prefetch_bucket_size": min(largest, 50_000_000),
+            "stage3_param_persistence_threshold": 0,
+        }
+    return found
+
+
+def drop_auto(section: dict[str, Any]) -> None:
+    """Leave out what says "auto" still: DeepSpeed has a default."""
+    for key in [key for key, value in section.items() if value == AUTO]:
+        del section[key]
+    for value in section.values():
+        if isinstance(value, dict):
+            drop_auto(value)

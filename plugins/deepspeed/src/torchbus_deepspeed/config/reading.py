@@ -1,0 +1,41 @@
+"""Where the config comes from: an argument, a file, or the environment."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchbus.plugin import UsageError
+
+VARIABLE = "DEEPSPEED_CONFIG"
+Given = Mapping[str, Any] | str | os.PathLike[str] | None
+
+
+def read(given: Given) -> dict[str, Any]:
+    """A copy of the config; empty if there is none.
+
+    Raises UsageError if it is no dict, or no JSON object can be read from it.
+    """
+    where = VARIABLE if given is None else "config"
+    found: object = (os.environ.get(VARIABLE) or {}) if given is None else given
+    if isinstance(found, str | os.PathLike):
+        found = _from_file(Path(found), where)
+    if not isinstance(found, Mapping):
+        raise UsageError(
+            f"{where} is a {type(found).__name__}: pass a dict, or the path of a JSON file; without"
+            f" it, {VARIABLE} may name such a file"
+        )
+    return copy.deepcopy(dict(found))
+
+
+def _from_file(path: Path, where: str) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{where}={str(path)!r} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{where}={str(path)!r} is no JSON: {error}") from error

@@ -1,0 +1,30 @@
+"""The end of an engine: the model is whole again, and nothing of DeepSpeed's is left on it."""
+
+from __future__ import annotations
+
+import torch
+
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.layout import Gather
+
+
+@torch.no_grad()
+def end(engine: Engine, gather: Gather) -> None:
+    """All ranks call it. Parameters keep their values, and get their whole gradients."""
+    grads = [holder.grad for holder in engine.gradients]
+    reached = [one for one in engine.parameters if id(one) in engine.reached]
+    gradients = {id(one): whole for one, whole in engine.layout.whole(reached, grads, gather)}
+    parameters = list(engine.model.parameters())
+    if engine.stage == 3:
+        values = [_compat.whole_parameter(one) for one in parameters]
+    else:
+        values = [one.detach().clone() for one in parameters]
+    engine.ds.destroy()
+    for parameter, value in zip(parameters, values, strict=True):
+        _compat.make_plain(parameter, value)
+        if id(parameter) in gradients:
+            parameter.grad = gradients[id(parameter)].to(parameter.dtype)
+    for module in engine.model.modules():
+        _compat.unwrap_parameters(module)
+    engine.traces.remove()

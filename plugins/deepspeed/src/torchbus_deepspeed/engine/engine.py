@@ -1,0 +1,193 @@
+"""A DeepSpeed engine for one model of one optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import Context
+
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.engine.places import layout_of
+from torchbus_deepspeed.engine.queue import Queue
+from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
+from torchbus_deepspeed.engine.traces import Traces
+
+
+class Engine:
+    """DeepSpeed reduces gradients, divides states and steps. Everything else is the loop's.
+
+    ``parameters``: those that it trains. ``layout``: where their elements lie. ``masters``: this
+    rank's flat parts, one per group. ``gradients``: tensors of the masters' shapes that take no
+    memory; the ``grad`` of each is this rank's part of the averaged gradients, unscaled.
+    """
+
+    def __init__(
+        self, session: Context, stage: int, config: Mapping[str, Any], model: Module, of: Optimizer
+    ) -> None:
+        mine = {id(parameter) for parameter in model.parameters()}
+        self._optimizer = weakref.ref(of)
+        self.model, self.stage = model, stage
+        self.shadow = shadow_of(of, mine)
+        self._indices = [
+            index for index, group in enumerate(self.shadow.param_groups) if group["params"]
+        ]
+        self.traces = Traces(model)
+        with _compat.variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
+            self.ds, *_ = _compat.deepspeed().initialize(
+                model=model, optimizer=self.shadow, config=dict(config), dist_init_required=False
+            )
+        self.traces.note()
+        _compat.hide_model(self.ds, model)
+        self.zero: Any = self.ds.optimizer
+        _compat.remove_hooks(self.zero)
+        self.ds.set_gradient_accumulation_boundary(True)
+        self.layout = layout_of(self.zero, stage, session.rank)
+        held = parameters_of_groups(_compat.groups_of(self.zero, stage))
+        order = {id(one): number for number, one in enumerate(model.parameters())}
+        self.parameters = sorted(held, key=lambda one: order[id(one)])
+        self.masters = _compat.masters_of(self.zero, stage)
+        self.gradients = [_holder(master, session.device) for master in self.masters]
+        self._nodes = [_compat.gradient_node(one, stage) for one in self.parameters]
+        at_once = stage >= 2 or bool(self.zero.overlap_comm)
+        self.queue = Queue(self.parameters[::-1], self._take, at_once)
+        self.has_stepped = self.is_stale = False
+        self.reached: set[int] = set()
+        """The ids of parameters that some rank has reached since gradients were cleared."""
+        _compat.share_memory(self.zero, stage)
+        self._take_gradients()
+
+    def _take_gradients(self) -> None:
+        """Those from before the block, which are whole and the same on all ranks."""
+        with_gradient = [one for one in self.parameters if one.grad is not None]
+        for parameter in with_gradient:
+            number = self.layout[parameter].group
+            holder = self.gradients[number]
+            holder.grad = (
+                torch.zeros(holder.shape, device=holder.device)
+                if holder.grad is None
+                else holder.grad
+            )
+        grads = [holder.grad if holder.grad is not None else holder for holder in self.gradients]
+        for parameter in with_gradient:
+            assert parameter.grad is not None
+            self.layout.put(parameter, parameter.grad, grads)
+            self.reached.add(id(parameter))
+            parameter.grad = None
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The loop's own, while it is alive."""
+        return self._optimizer()
+
+    @property
+    def loss_scale(self) -> float:
+        """What DeepSpeed divides gradients by; 1.0 but for fp16."""
+        return float(self.zero.loss_scale)
+
+    # Backward ------------------------------------------------------------------------------------
+
+    def announced(self) -> set[int]:
+        """The ids of the parameters that the graph which begins to run will reach."""
+        return {
+            id(one)
+            for one, node in zip(self.parameters, self._nodes, strict=True)
+            if _compat.will_execute(node)
+        }
+
+    def begin(self, wanted: set[int], announced: set[int], counts: bool) -> None:
+        """A graph begins to run, some of whose parameters are ``wanted``: see ``Queue.open``."""
+        _compat.begin_backward(self.zero, self.stage)
+        self.queue.open(wanted, announced, counts)
+
+    def finish(self, wanted: set[int], scale: float) -> None:
+        """Reduce what is left, and take the averages. All ranks call it.
+
+        ``scale``: what all gradients were multiplied by.
+        """
+        self.queue.close()
+        self.reached |= wanted
+        self.is_stale = self.has_stepped
+        _compat.end_backward(self.ds, self.zero)
+        for number, holder in enumerate(self.gradients):
+            holder.grad = self._averaged(number).to(holder.dtype)
+            if scale != 1.0:
+                holder.grad.div_(scale)
+        grads = [holder.grad for holder in self.gradients]
+        for parameter in self.parameters:
+            parameter.grad = None
+            if id(parameter) not in wanted:
+                for view in self.layout.views(parameter, grads):
+                    view.zero_()
+
+    def _take(self, parameter: Tensor) -> None:
+        _compat.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
+
+    def _averaged(self, number: int) -> Tensor:
+        """ZeRO keeps the gradients of an offloaded part with the part."""
+        gradient = self.masters[number].grad
+        if self.is_offloaded and gradient is not None:
+            return gradient.detach().to(self.gradients[number].device, copy=True)
+        return _compat.averaged(self.zero, number)
+
+    @property
+    def is_offloaded(self) -> bool:
+        offload = self.zero.offload_optimizer if self.stage == 3 else self.zero.cpu_offload
+        return bool(offload)
+
+    # Step ----------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """DeepSpeed's step, with the loop's hyperparameters of this moment. All ranks call it."""
+        optimizer = self.optimizer
+        assert optimizer is not None
+        for index, group in zip(self._indices, self.shadow.param_groups, strict=True):
+            copy_hyperparameters(optimizer.param_groups[index], group)
+        _compat.take_changes(self.zero, self.stage)
+        scale = self.loss_scale
+        for number, holder in enumerate(self.gradients):
+            gradient = torch.zeros_like(holder) if holder.grad is None else holder.grad
+            self._give(number, gradient * scale if scale != 1.0 else gradient)
+        self.ds.step()
+        self.has_stepped = True
+
+    def _give(self, number: int, gradient: Tensor) -> None:
+        master = self.masters[number]
+        if not self.is_offloaded:
+            _compat.give_averaged(self.zero, number, gradient)
+        elif master.grad is None:
+            master.grad = gradient.to(master.device, copy=True)
+        else:
+            master.grad.copy_(gradient)
+
+    @property
+    def has_gradients(self) -> bool:
+        return any(holder.grad is not None for holder in self.gradients)
+
+    def clear(self) -> None:
+        """The loop has called ``zero_grad``."""
+        for holder in self.gradients:
+            holder.grad = None
+        self.has_stepped = self.is_stale = False
+        self.reached = set()
+
+    def clear_some(self, parameters: Sequence[Tensor]) -> None:
+        """The loop has cleared the gradients of a part of the model."""
+        grads = [holder.grad for holder in self.gradients]
+        for parameter in parameters:
+            self.reached.discard(id(parameter))
+            for view in self.layout.views(parameter, grads):
+                view.zero_()
+
+
+def parameters_of_groups(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
+    return [parameter for group in groups for parameter in group]
+
+
+def _holder(master: Tensor, device: torch.device) -> Tensor:
+    return torch.zeros(1, dtype=torch.float32, device=device).expand(master.numel())

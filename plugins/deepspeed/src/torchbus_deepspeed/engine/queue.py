@@ -1,0 +1,104 @@
+"""Gradients go to DeepSpeed in one order on all ranks, as soon as they are ready.
+
+DeepSpeed puts them into buckets in the order in which they come, and reduces a bucket when it is
+full. If the ranks' graphs differ, so does that order, and unlike parameters would be added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from torchbus.plugin import Unsupported
+
+REENTRANT = (
+    "backward has made a gradient that its graph did not announce, or has made it twice, as"
+    " reentrant checkpointing does: use checkpoint(..., use_reentrant=False)"
+)
+
+
+class Queue:
+    """Hands gradients of ``parameters`` to ``take``, in their order.
+
+    ``at_once``: while the graph runs; else at its end.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], take: Callable[[Tensor], None], at_once: bool
+    ) -> None:
+        self._parameters = parameters
+        self._index = {id(one): number for number, one in enumerate(parameters)}
+        self._take = take
+        self._at_once = at_once
+        self._handles: list[RemovableHandle] = []
+        self._wanted: set[int] = set()
+        self._awaited: set[int] = set()
+        self._kept: dict[int, Tensor] | None = None
+        self._next = 0
+
+    def open(self, wanted: set[int], announced: set[int], counts: bool) -> None:
+        """The graph begins to run. All arguments are ids of parameters.
+
+        ``wanted``: those that some rank reaches, the same on all ranks. ``announced``: those that
+        this rank's graph reaches. If this rank doesn't count, its gradients become zeros.
+        """
+        self._next, self._wanted, self._awaited = 0, wanted, announced & self._index.keys()
+        self._kept = None if counts else _copies(self._parameters)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._made)
+            for parameter in self._parameters
+            if parameter.requires_grad
+        ]
+        if self._at_once:
+            self._advance()
+
+    def close(self) -> None:
+        """The graph has run, or has failed: hand over the rest, the same on all ranks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._awaited = set()
+        self._advance()
+        self._kept = None
+
+    @torch.no_grad()
+    def _made(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._awaited:
+            raise Unsupported(REENTRANT)
+        self._awaited.discard(id(parameter))
+        if self._at_once:
+            self._advance()
+
+    @torch.no_grad()
+    def _advance(self) -> None:
+        for parameter in self._parameters[self._next :]:
+            if id(parameter) in self._awaited:
+                return
+            self._next += 1
+            if id(parameter) in self._wanted:
+                self._settle(parameter)
+                self._take(parameter)
+
+    def _settle(self, parameter: Tensor) -> None:
+        """Give the parameter the gradient that this rank contributes.
+
+        In place: at stage 3 the parameter is empty, and takes no other gradient.
+        """
+        gradient = parameter.grad
+        if gradient is None:
+            parameter.grad = torch.zeros_like(parameter)
+            return
+        if gradient.is_sparse:
+            gradient = parameter.grad = gradient.to_dense()
+        if not gradient.is_contiguous():
+            gradient.data = gradient.contiguous()
+        if self._kept is not None:
+            kept = self._kept.get(id(parameter))
+            gradient.zero_() if kept is None else gradient.copy_(kept)
+
+
+def _copies(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+    """What other backwards have left in ``p.grad``."""
+    return {id(one): one.grad.clone() for one in parameters if one.grad is not None}

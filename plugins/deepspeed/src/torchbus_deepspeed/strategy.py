@@ -1,0 +1,175 @@
+"""The strategies ``deepspeed`` and ``deepspeed_stage_1`` to ``deepspeed_stage_3_offload``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torchbus.plugin import (
+    Context,
+    Strategy,
+    UsageError,
+    World,
+    hookimpl,
+    strategies,
+)
+
+from torchbus_deepspeed import _compat
+from torchbus_deepspeed.config.config import Config
+from torchbus_deepspeed.config.reading import Given
+from torchbus_deepspeed.config.release import require_deepspeed
+from torchbus_deepspeed.training.backward import ShardedReductions, ShardedSync
+from torchbus_deepspeed.training.clipping import Clipping
+from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed.training.inputs import Inputs
+from torchbus_deepspeed.training.steps import Intake, Steps
+
+ONE_RANK = (
+    "strategy='{}' on one rank: {} needs a process group, and with one rank torchbus opens none."
+    " Pass devices=2 or more, or leave it out"
+)
+DIVIDED = {
+    0: "nothing is divided; gradients are averaged by DeepSpeed's all-reduce after backward",
+    1: "optimizer states are divided over ranks",
+    2: "gradients and optimizer states are divided over ranks",
+    3: "parameters, gradients and optimizer states are divided over ranks",
+}
+
+
+class DeepSpeed(Strategy):
+    """DeepSpeed's ZeRO engines under an unchanged loop: one for each model of each optimizer.
+
+    Args:
+        config: DeepSpeed's config, a dict or the path of a JSON file; None: the file that
+            DEEPSPEED_CONFIG names, if it is set. Values "auto" are filled from the loop. Without a
+            stage in it, it is 2.
+        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
+            for ddp.
+        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
+        backend: torch.distributed backend; None: the usual one of the device.
+
+    Raises:
+        UsageError: DeepSpeed is missing or too old; the config has unknown keys, or contradicts
+            the loop.
+
+    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models, SC 2020; https://www.deepspeed.ai/docs/config-json.
+    """
+
+    name = "deepspeed"
+    gradients_in_parts = True
+    stage: ClassVar[int | None] = None
+    """The ZeRO stage; None: the config says it."""
+    offload: ClassVar[bool] = False
+    """Optimizer states, and at stage 3 parameters, are in main memory."""
+
+    def __init__(
+        self,
+        *,
+        config: Given = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
+        sync_loss: bool = True,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(
+            backend=backend,
+            loss_reduction=loss_reduction,
+            loss_weight=loss_weight,
+            sync_loss=sync_loss,
+        )
+        self.config = Config(config, self.name, self.stage, self.offload)
+        require_deepspeed(self.name)
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        if session.has_many_ranks():
+            _compat.deepspeed()  # ranks that are forked share the import
+        return super().launch(session)
+
+    def start_alone(self, session: Context) -> None:
+        """There is nothing to divide."""
+        if self.config.words():
+            raise UsageError(ONE_RANK.format(self.name, self.config.words().lstrip("; ")))
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """At stage 0."""
+        _compat.average(tensors)
+
+    def division(self, session: Context) -> strategies.Division:
+        """A rank without samples runs its backward as well: collectives run in it."""
+        return strategies.Division(
+            strategies.watch_replicas(session), stream=session.rank, runs_uncounted=True
+        )
+
+    def start(self, session: Context) -> None:
+        """Begin to drive DeepSpeed. All ranks call it."""
+        session.on_close.callback(_compat.close_comm)
+        if session.device.type == "cpu":
+            session.on_close.callback(_compat.use_cpu())
+        session.on_close.enter_context(_compat.quiet())
+        session.on_close.enter_context(_compat.no_deprecations())
+        session.on_close.enter_context(_compat.variables({"LOCAL_RANK": session.local_rank}))
+        session.replace(_compat.comm_module(), "build_shm_op", lambda _: lambda: None)
+        self.config.check(session)
+        _compat.open_comm()
+        if self.config.stage == 0:
+            return super().start(session)
+        engines = Engines(session, self.config, self.name)
+        gradients = ShardedSync(
+            engines,
+            session,
+            self.options,
+            self.division(session),
+            lambda trained: ShardedReductions(engines, trained),
+        )
+        session.bus.register(gradients, f"{self.name}.gradients")
+        session.bus.register(engines, f"{self.name}.engines")
+        session.bus.register(Clipping(engines), f"{self.name}.clipping")
+        session.bus.register(Intake(engines), f"{self.name}.intake")
+        if self.config.is_low_precision:
+            session.bus.register(Inputs(engines), f"{self.name}.inputs")
+        # last of all: clipping must see every gradient
+        clip = 0.0 if session.options.get("gradient_clip_val") else self.config.clip
+        session.bus.register(Steps(engines, clip), f"{self.name}.steps")
+
+    def how(self) -> str:
+        """What ``explain()`` says, after the strategy's name and backend."""
+        stage = self.config.stage
+        return f"ZeRO stage {stage}: {DIVIDED[stage]}{self.config.words()}"
+
+
+class Stage1(DeepSpeed):
+    """ZeRO stage 1: optimizer states are divided."""
+
+    name = "deepspeed_stage_1"
+    stage = 1
+
+
+class Stage2(DeepSpeed):
+    """ZeRO stage 2: gradients and optimizer states are divided."""
+
+    name = "deepspeed_stage_2"
+    stage = 2
+
+
+class Stage2Offload(Stage2):
+    """Stage 2, with optimizer states in main memory."""
+
+    name = "deepspeed_stage_2_offload"
+    offload = True
+
+
+class Stage3(DeepSpeed):
+    """ZeRO stage 3: parameters, gradients and optimizer states are divided."""
+
+    name = "deepspeed_stage_3"
+    stage = 3
+
+
+class Stage3Offload(Stage3):
+    """Stage 3, with optimizer states and parameters in main memory."""
+
+    name = "deepspeed_stage_3_offload"
+    offload = True

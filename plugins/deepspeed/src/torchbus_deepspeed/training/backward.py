@@ -1,0 +1,185 @@
+"""``backward`` under ZeRO: DeepSpeed reduces the gradients of its engines."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.plugin import (
+    BackwardCall,
+    Unsupported,
+    hookimpl,
+    made_anew,
+    strategies,
+)
+
+from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed.training.others import Others
+
+CREATE_GRAPH = (
+    "backward(create_graph=True) under strategy='{}': gradients are in parts that have no graph;"
+    " use strategy='ddp'"
+)
+SOME_RANKS = (
+    "only some ranks' losses reach {} ({}). Under stage 3 all ranks must use the same parameters in"
+    " each step: use strategy='deepspeed_stage_2'"
+)
+
+
+class ShardedSync(strategies.GradientSync):
+    """Owns ``backward``. What a backward makes is kept apart from what was there before."""
+
+    def __init__(self, engines: Engines, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._engines = engines
+        self._is_checked = False
+
+    @hookimpl
+    def run_backward(self, call: BackwardCall, engine: strategies.Engine) -> None:
+        self._check_batch()
+        if call.create_graph:
+            raise Unsupported(CREATE_GRAPH.format(self._engines.strategy))
+        with made_anew([holder for each in self._engines for holder in each.gradients]):
+            super().run_backward(call, engine)
+        self._engines.has_local = not call.sync
+
+    def _check_batch(self) -> None:
+        """At the first batch whose size is known."""
+        session = self._engines.session
+        count, windows = session.share.count, session.options.get("accumulate_grad_batches", 1)
+        if not self._is_checked and count and isinstance(windows, int):
+            self._is_checked = True
+            self._engines.config.check_batch(count, session.world_size, windows)
+
+
+class ShardedReduction:
+    """Gradients of engines go to DeepSpeed, others are averaged once the graph has run."""
+
+    def __init__(
+        self, engines: Engines, trained: Sequence[Tensor], buffers: strategies.Buffers
+    ) -> None:
+        self._engines = list(engines)
+        self._scale = engines.loss_scale
+        self._trained = list(trained)
+        held = {id(one) for each in self._engines for one in each.parameters}
+        self._others = Others([one for one in self._trained if id(one) not in held])
+        holders = [holder for each in self._engines for holder in each.gradients]
+        self.parameters = [*self._others.parameters, *holders]
+        self.buffers = buffers
+        self.header = strategies.make_header(self._trained[0], len(self._trained))
+        self.header.parameter.register_hook(weak(self._begin))
+        self._loss: Tensor | None = None
+        self._local: set[int] = set()
+        self._counts = True
+        self._begun: list[tuple[Engine, set[int]]] = []
+        self.has_told = False
+
+    def backward(
+        self,
+        engine: strategies.Engine,
+        roots: strategies.Roots,
+        slots: strategies.Slots,
+        loss: Tensor | None,
+        local: set[int],
+        error: BaseException | None = None,
+    ) -> None:
+        """See ``torchbus.plugin.strategies.Reduction``."""
+        self._loss, self._local, self._begun, self.has_told = loss, local, [], False
+        self._counts = bool(slots[strategies.header.WEIGHT] != 0.0)
+        self.header.begin(slots)
+        self._others.begin()
+        try:
+            strategies.run(engine, self.header.parameter, self.header.seed, roots)
+            if error is not None:
+                raise error
+        finally:
+            self._loss = error = None  # its traceback leads here
+            self._finish()
+
+    def synchronised(self) -> set[int]:
+        """See ``torchbus.plugin.strategies.Reduction``."""
+        return {id(one) for one in self._trained}
+
+    @torch.no_grad()
+    def _begin(self, seed: Tensor) -> Tensor:
+        """Runs first in the graph: all ranks learn which parameters any of them will reach."""
+        announced = self._others.announced().union(*(each.announced() for each in self._engines))
+        present = [id(one) in announced or id(one) in self._local for one in self._trained]
+        told = self.header.tell(self._loss, self._sample(), present)
+        dist.all_reduce(told)
+        told /= dist.get_world_size()
+        self.has_told = True
+        reached = zip(map(id, self._trained), self.header.reached(), strict=True)
+        by = {key: part for key, part in reached if part > 1e-6}
+        self._others.wanted = set(by)
+        for each in self._engines:
+            wanted = {id(one) for one in each.parameters if id(one) in by}
+            if wanted:
+                refuse_some(each, wanted, by)
+                self._begun.append((each, wanted))
+                each.begin(wanted, announced, self._counts)
+        return seed
+
+    def _finish(self) -> None:
+        scale = self._scale()
+        for each, wanted in self._begun:
+            each.finish(wanted, scale)
+        self._others.finish(self._counts and self.has_told)
+
+    def _sample(self) -> Tensor:
+        """One element that must be the same on all ranks."""
+        first = self._trained[0].data
+        return first[(0,) * first.dim()] if first.numel() else torch.zeros(())
+
+
+def refuse_some(engine: Engine, wanted: set[int], by: Mapping[int, float]) -> None:
+    """Raise Unsupported, on all ranks, if not all of these reach the same parameters (stage 3)."""
+    for name, parameter in engine.model.named_parameters() if engine.stage == 3 else ():
+        part = by.get(id(parameter), 1.0)
+        if id(parameter) in wanted and part < 1.0 - 1e-6:
+            raise Unsupported(SOME_RANKS.format(name, f"{part:.0%} of them"))
+
+
+def weak(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Call a method of an object that this does not keep alive: torch's side of a cycle is unseen
+    by Python's garbage collector.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(seed: Tensor) -> Tensor:
+        alive = reference()
+        return seed if alive is None else alive(seed)
+
+    return call
+
+
+class ShardedReductions:
+    """One for each set of parameters that require gradients, and the engines of the moment."""
+
+    def __init__(self, engines: Engines, trained: strategies.Trained) -> None:
+        self._engines = engines
+        self._trained = trained
+        self._made: dict[tuple[int, ...], ShardedReduction] = {}
+        self._of: list[Engine] = []
+
+    def current(self) -> ShardedReduction:
+        """See ``torchbus.plugin.strategies.Reductions``."""
+        parameters = self._trained.requiring_gradients()
+        self._engines.refuse_thawed(parameters)
+        if self._of != list(self._engines):
+            self._of = list(self._engines)
+            self._made.clear()
+        key = tuple(map(id, parameters))
+        if key not in self._made:
+            buffers = strategies.Buffers(self._trained.models(parameters))
+            self._made[key] = ShardedReduction(self._engines, parameters, buffers)
+        return self._made[key]
+
+    def drop(self) -> None:
+        """See ``torchbus.plugin.strategies.Reductions``."""
+        self._made.clear()
+        self._of = []

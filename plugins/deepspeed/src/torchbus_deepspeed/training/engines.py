@@ -1,0 +1,170 @@
+"""The engines of a session: made for each model of each optimizer, before its first forward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from torchbus.plugin import Context, Unsupported, hookimpl, inventory
+
+from torchbus_deepspeed.config.config import Config
+from torchbus_deepspeed.engine.ending import end
+from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.shadow import parameters_of
+from torchbus_deepspeed.engine.states import put_states
+from torchbus_deepspeed.training import model_states, optimizer_states, refusals
+from torchbus_deepspeed.training.by_element import refuse_unless_by_element
+
+
+class Engines:
+    """Makes them, and finds those of an optimizer."""
+
+    def __init__(self, session: Context, config: Config, strategy: str) -> None:
+        self.session, self.config, self.strategy = session, config, strategy
+        self.has_local = False
+        """Backwards without synchronisation have left gradients in ``p.grad``."""
+        self._engines: list[Engine] = []
+        self._pending: list[weakref.ref[Optimizer]] = []
+        self._hooks: dict[int, list[RemovableHandle]] = {}
+        self._adopted: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        session.on_close.callback(self._forget)
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines)
+
+    def of(self, optimizer: Optimizer) -> list[Engine]:
+        return [each for each in self._engines if each.optimizer is optimizer]
+
+    def loss_scale(self) -> float:
+        """What each gradient is multiplied by on its way: 1.0 but for fp16."""
+        return self._engines[0].loss_scale if self._engines else 1.0
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """Note an optimizer. It is not complete yet: its constructor adds one group at a time."""
+        if optimizer is None or not self.session.captures(optimizer):
+            return
+        if self.of(optimizer):
+            raise Unsupported(refusals.LATE.format(self.strategy, type(optimizer).__name__))
+        refusals.refuse_together(optimizer, self.strategy)
+        if optimizer not in self._adopted:
+            self._adopted.add(optimizer)
+            self._pending.append(weakref.ref(optimizer))
+            optimizer_states.hook(self, optimizer)
+        for model in inventory.models_of(parameters):
+            self._wait_for(model)
+
+    def _wait_for(self, model: Module) -> None:
+        """Make the engines of a model when it, or a part of it, is called."""
+        if id(model) in self._hooks:
+            return
+        reference = weakref.ref(model)
+
+        def called(module: Module, inputs: object) -> None:
+            owner = reference()
+            if owner is not None:
+                self._make_of(owner)
+
+        self._hooks[id(model)] = [
+            module.register_forward_pre_hook(called) for module in model.modules()
+        ]
+
+    def _make_of(self, model: Module) -> None:
+        """Make the engines of the optimizers that hold a model. All ranks call it alike."""
+        for hook in self._hooks.pop(id(model), ()):
+            hook.remove()
+        inside = {id(parameter) for parameter in model.parameters()}
+        for optimizer in self._waiting():
+            if any(id(parameter) in inside for parameter in parameters_of(optimizer)):
+                self._make(optimizer)
+
+    def _waiting(self) -> list[Optimizer]:
+        alive = [reference() for reference in self._pending]
+        return [optimizer for optimizer in alive if optimizer is not None]
+
+    @hookimpl(trylast=True)
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Make the engines of an optimizer whose model was never called, only its methods.
+
+        Its first gradients were averaged whole.
+        """
+        if optimizer in self._waiting():
+            self._make(optimizer)
+
+    def _make(self, optimizer: Optimizer) -> None:
+        self._pending = [one for one in self._pending if one() not in (None, optimizer)]
+        held = parameters_of(optimizer)
+        trained = [parameter for parameter in held if parameter.requires_grad]
+        models = [
+            model
+            for model in inventory.models_of(trained)
+            if any(one.requires_grad for one in model.parameters())
+        ]
+        refuse_unless_by_element(optimizer, self.strategy)
+        refusals.refuse_loose(trained, models, self.strategy, type(optimizer).__name__)
+        self._end_left(models)
+        refusals.refuse_shared(trained, models, self._engines, self.strategy)
+        self.config.check_optimizer(optimizer)
+        for model in models:
+            self._add(optimizer, model)
+        optimizer.state.clear()
+
+    def _add(self, optimizer: Optimizer, model: Module) -> None:
+        config = self.config.of_engine(optimizer, model, self.session)
+        engine = Engine(self.session, self.config.stage, config, model, optimizer)
+        self._engines.append(engine)
+        states = {
+            id(one): optimizer.state[one] for one in engine.parameters if one in optimizer.state
+        }
+        if states:
+            put_states(engine, states)
+        if engine.stage == 3:
+            model_states.hook(self, engine)
+
+    def _end_left(self, models: Sequence[Module]) -> None:
+        """End the engines of these models whose optimizer is gone, as after a first training."""
+        for each in [each for each in self._engines if each.optimizer is None]:
+            if any(each.model is model for model in models):
+                end(each, optimizer_states.gathering(self))
+                self._engines.remove(each)
+
+    def refuse_thawed(self, parameters: Sequence[Tensor]) -> None:
+        """Raise Unsupported if an optimizer holds one that was frozen when its engine was made."""
+        wanted = {id(parameter) for parameter in parameters}
+        for each in self._engines:
+            optimizer = each.optimizer
+            for one in [] if optimizer is None else parameters_of(optimizer):
+                if id(one) in wanted and not any(one in other.layout for other in self._engines):
+                    raise Unsupported(refusals.THAWED.format(self.strategy))
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        """Leave whole models and states, once all ranks have come to the end."""
+        refusal = refusals.translate(error, self._engines, self.strategy)
+        if refusal is not None:
+            raise refusal from error
+        if error is None:
+            for each in self._engines:
+                optimizer_states.give_back(self, each)
+                end(each, optimizer_states.gathering(self))
+            self._engines.clear()
+
+    def _forget(self) -> None:
+        for hook in [hook for hooks in self._hooks.values() for hook in hooks]:
+            hook.remove()
+        self._hooks.clear()
+        for each in self._engines:  # an error leaves the block: no collective any more
+            each.ds.destroy()
+        self._engines.clear()
+        self._pending.clear()
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        if not isinstance(thing, Module):
+            return None
+        number = sum(each.model is thing for each in self._engines)
+        return f"divided by DeepSpeed, ZeRO stage {self.config.stage}" if number else None

@@ -1,0 +1,88 @@
+"""What ZeRO can't do, in words that name the offender and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import LBFGS, Optimizer
+from torchbus.plugin import Unsupported, UsageError
+
+from torchbus_deepspeed.engine.engine import Engine
+
+LATE = (
+    "strategy='{}': {} gets more parameters after its DeepSpeed engine was made, which has flat"
+    " parts of a fixed size. Give it all parameters when you make it (frozen ones need another"
+    " optimizer), or use strategy='ddp' or 'fsdp'"
+)
+THAWED = (
+    "strategy='{}': a parameter that was frozen at the first forward requires gradients now, and"
+    " DeepSpeed's flat parts don't have it. Make a new optimizer after thawing it, or use"
+    " strategy='ddp' or 'fsdp'"
+)
+TOGETHER = (
+    "strategy='{}' with {}: its step looks at all parameters together, of which a rank has only a"
+    " part; use strategy='ddp'"
+)
+LOOSE = (
+    "strategy='{}': {} holds a tensor of shape {} that is in no module, and DeepSpeed needs a"
+    " model. Make it a parameter of a module, or use strategy='ddp'"
+)
+SHARED = (
+    "strategy='{}': two optimizers hold the same parameter of {}, which can be in one DeepSpeed"
+    " engine. Give each parameter to one optimizer, or use strategy='ddp'"
+)
+TWO_AT_STAGE_3 = (
+    "strategy='{}': {} has two optimizers, and at stage 3 DeepSpeed divides a whole model for one."
+    " Make one optimizer with two groups, or use zero_optimization.stage=2"
+)
+STALE = (
+    "{}.step() would use gradients that its last step has used, and what was added since. Under"
+    " strategy='{}' gradients are not in p.grad, so the session can't see whether the loop has"
+    " cleared them by itself: call optimizer.zero_grad() or model.zero_grad(), or use"
+    " strategy='ddp'"
+)
+NO_GRADIENT = (
+    "p.grad is None (it has no {!r}): under strategy='{}' DeepSpeed keeps each rank's part of the"
+    " gradients. Use torch.nn.utils.clip_grad_norm_, whose result is the norm over all of them, or"
+    " strategy='ddp'"
+)
+
+
+def refuse_together(optimizer: Optimizer, strategy: str) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(TOGETHER.format(strategy, type(optimizer).__name__))
+
+
+def refuse_loose(
+    held: Iterable[Tensor], models: Iterable[Module], strategy: str, optimizer: str
+) -> None:
+    """Raise Unsupported for a trained tensor that no model owns."""
+    owned = {id(parameter) for model in models for parameter in model.parameters()}
+    for tensor in held:
+        if id(tensor) not in owned:
+            raise Unsupported(LOOSE.format(strategy, optimizer, tuple(tensor.shape)))
+
+
+def refuse_shared(
+    held: Sequence[Tensor], models: Iterable[Module], engines: Iterable[Engine], strategy: str
+) -> None:
+    """Raise Unsupported if another engine has the same parameter or, at stage 3, the model."""
+    for model in models:
+        for engine in engines:
+            if any(parameter in engine.layout for parameter in held):
+                raise Unsupported(SHARED.format(strategy, type(engine.model).__name__))
+            if engine.model is model and engine.stage == 3:
+                raise Unsupported(TWO_AT_STAGE_3.format(strategy, type(model).__name__))
+
+
+def translate(
+    error: BaseException | None, engines: Sequence[Engine], strategy: str
+) -> Unsupported | None:
+    """Explain an AttributeError of a loop that reads ``p.grad``."""
+    if not isinstance(error, AttributeError) or error.obj is not None or not engines:
+        return None
+    if not hasattr(Tensor, str(error.name)):
+        return None
+    return Unsupported(NO_GRADIENT.format(error.name, strategy))

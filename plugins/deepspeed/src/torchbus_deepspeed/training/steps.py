@@ -1,0 +1,139 @@
+"""``optimizer.step`` and ``zero_grad``: DeepSpeed steps in place of the loop's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from torchbus.plugin import Unsupported, hookimpl, made_anew
+
+from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.shadow import parameters_of
+from torchbus_deepspeed.training import refusals
+from torchbus_deepspeed.training.backward import refuse_some
+from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed.training.unreached import Unreached
+
+
+class Intake:
+    """Reduces gradients that are in ``p.grad`` before a step: no synchronised backward made them.
+
+    They come from ``s.no_sync()``, or from ``torch.autograd.grad``.
+    """
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    @hookimpl(tryfirst=True)
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        weight = 1.0 if self._engines.has_local else self._engines.session.share.weight
+        for each in self._engines.of(optimizer):
+            if any(one.grad is not None for one in each.parameters):
+                with made_anew(each.gradients):
+                    self._reduce(each, weight)
+
+    @torch.no_grad()
+    def _reduce(self, engine: Engine, weight: float) -> None:
+        flags = torch.tensor(
+            [float(one.grad is not None) for one in engine.parameters],
+            device=self._engines.session.device,
+        )
+        dist.all_reduce(flags)
+        ranks = dist.get_world_size()
+        by = {
+            id(one): number / ranks
+            for one, number in zip(engine.parameters, flags.tolist(), strict=True)
+            if number
+        }
+        refuse_some(engine, set(by), by)
+        for one in engine.parameters:
+            if one.grad is not None and weight != 1.0:
+                one.grad = one.grad * weight if weight else torch.zeros_like(one.grad)
+        engine.begin(set(by), set(), counts=True)
+        engine.finish(set(by), engine.loss_scale)
+
+
+class Steps:
+    """Runs DeepSpeed's step last of all that comes before the loop's own.
+
+    That one finds no gradients, and so does nothing.
+    """
+
+    def __init__(self, engines: Engines, clip: float) -> None:
+        self._engines = engines
+        self._clip = clip
+        self._unreached = Unreached(engines.strategy)
+        self._handle: RemovableHandle | None = None
+        engines.session.replace(Module, "zero_grad", self._zero_grad)
+
+    @hookimpl(trylast=True)
+    def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
+        if not self._engines.of(optimizer):
+            return
+        if self._clip:
+            torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), self._clip)
+        if closure is None:  # after the loop's own hooks, which may change gradients
+            self._handle = optimizer.register_step_pre_hook(self._step)
+        else:
+            self._step(optimizer)
+
+    def _step(self, optimizer: Optimizer, *_: object) -> None:
+        job = self._engines.session.job
+        assert job is not None
+        job.wait_in(f"{type(optimizer).__name__}.step")
+        for each in self._engines.of(optimizer):
+            if each.has_gradients:
+                self._refuse_stale(each)
+                self._unreached.refuse(each, optimizer)
+                each.step()
+        job.go_on()
+
+    def _refuse_stale(self, engine: Engine) -> None:
+        if engine.is_stale:
+            words = type(engine.shadow).__name__, self._engines.strategy
+            raise Unsupported(refusals.STALE.format(*words))
+
+    @hookimpl(tryfirst=True)
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._remove()
+
+    @hookimpl(tryfirst=True)
+    def step_failed(self, optimizer: Optimizer) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    # Clearing ------------------------------------------------------------------------------------
+
+    @hookimpl
+    def gradients_cleared(self, optimizer: Optimizer, kept: bool) -> None:
+        """What a step has used belongs to no window that is open."""
+        for each in self._engines.of(optimizer):
+            if each.has_stepped or not kept:
+                each.clear()
+
+    def _zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(module: Module, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            self._clear(list(module.parameters()))
+
+        return zero_grad
+
+    @torch.no_grad()
+    def _clear(self, parameters: list[Tensor]) -> None:
+        """``module.zero_grad()`` of a part of a model clears that part."""
+        for each in self._engines:
+            inside = [one for one in parameters if one in each.layout]
+            if len(inside) == len(each.parameters):
+                each.clear()
+            elif inside:
+                each.clear_some(inside)

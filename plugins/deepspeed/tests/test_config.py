@@ -1,0 +1,164 @@
+"""A config is read and checked before any rank starts, or before the first step."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+
+import pytest
+import torch
+from torchbus.plugin import UsageError
+from torchbus.testing import fork_script
+
+from torchbus_deepspeed import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
+from torchbus_deepspeed.config import agreement, known, optimizers
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+
+
+def test_a_dict_a_path_and_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    assert DeepSpeed().config.stage == 2
+    assert DeepSpeed(config={"zero_optimization": {"stage": 1}}).config.stage == 1
+    assert DeepSpeed(config=path).config.stage == DeepSpeed(config=str(path)).config.stage == 3
+    monkeypatch.setenv("DEEPSPEED_CONFIG", str(path))
+    assert DeepSpeed().config.stage == 3
+
+
+def test_names_with_offload():
+    assert Stage2Offload().config.words() == "; optimizer states in cpu memory"
+    assert "parameters in cpu memory" in Stage3Offload().config.words()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (3, "config is a int: pass a dict"),
+        ("missing.json", "can't be read"),
+        ({"zero_optimisation": {}}, "did you mean 'zero_optimization'"),
+        ({"zero_optimization": 2}, "zero_optimization is a int; it must be an object"),
+        ({"zero_optimization": {"stage": 4}}, "it must be 0, 1, 2 or 3"),
+        ({"scheduler": {}}, "which has no effect here: the loop makes its own scheduler"),
+    ],
+)
+def test_a_config_that_can_not_hold(config, words):
+    with pytest.raises(UsageError, match=words):
+        DeepSpeed(config=config)
+
+
+def test_no_json(tmp_path):
+    (tmp_path / "c.json").write_text("{")
+    with pytest.raises(UsageError, match="is no JSON"):
+        DeepSpeed(config=tmp_path / "c.json")
+
+
+def test_a_stage_in_the_name_and_another_in_the_config():
+    with pytest.raises(UsageError, match="'deepspeed_stage_2', and config says .*stage=3"):
+        Stage2(config={"zero_optimization": {"stage": 3}})
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        (
+            {"gradient_clipping": 1.0},
+            {"gradient_clip_val": 0.5},
+            "gradient_clip_val=0.5, and config says gradient_clipping=1.0",
+        ),
+        (
+            {"gradient_accumulation_steps": 4},
+            {},
+            "accumulate_grad_batches=1, and config says gradient_accumulation_steps=4",
+        ),
+        (
+            {"bf16": {"enabled": True}},
+            {"precision": "bf16-mixed"},
+            "precision='bf16-mixed', and config says bf16.enabled=True",
+        ),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "both bf16 and fp16"),
+        ({}, {"precision": "16-mixed"}, "'16-mixed' under DeepSpeed"),
+    ],
+)
+def test_contradictions_name_both_values(config, options, words):
+    with pytest.raises(UsageError, match=words):
+        agreement.check(config, options)
+
+
+def test_batch_sizes_that_are_not_the_loops():
+    agreement.check_batch(
+        {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto"}, 16, 2, 2
+    )
+    with pytest.raises(
+        UsageError, match="16 samples per step, and config says train_batch_size=64"
+    ):
+        agreement.check_batch({"train_batch_size": 64}, 16, 2, 1)
+
+
+def test_an_optimizer_that_is_not_the_loops():
+    mine = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizers.check({"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999]}}, mine)
+    with pytest.raises(UsageError, match="lr=0.1, and config says optimizer.params.lr=0.2"):
+        optimizers.check({"type": "adamw", "params": {"lr": 0.2}}, mine)
+    with pytest.raises(UsageError, match="the loop makes AdamW, and config says .*'Lion'"):
+        optimizers.check({"type": "Lion"}, mine)
+    with pytest.raises(UsageError, match="0.19.6 was the last release"):
+        optimizers.check({"type": "OneBitAdam"}, mine)
+
+
+def test_unknown_keys_of_zero_optimization():
+    with pytest.raises(UsageError, match="did you mean 'reduce_bucket_size'"):
+        known.refuse_unknown_zero({"reduce_bucket": 1}, ["reduce_bucket_size", "stage"])
+
+
+@pytest.mark.parametrize(
+    ("found", "words"), [(None, "is not installed"), ("0.18.3", "0.18.3 is installed")]
+)
+def test_deepspeed_is_missing_or_too_old(monkeypatch, found, words):
+    def version(name: str) -> str:
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("torchbus_deepspeed.config.release.version", version)
+    with pytest.raises(UsageError, match=words):
+        DeepSpeed()
+
+
+REFUSED = """
+    import torch
+    from torchbus import session
+    with session(strategy="deepspeed", devices=2, launch="fork", {options}):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.{optimizer}(model.parameters())
+        x = torch.ones(4, 2)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(x).mean().backward({backward})
+            {line}
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            {"options": "accumulate_grad_batches=2, config={'zero_optimization': {'stage': 3}}"},
+            "accumulate_grad_batches at stage 3",
+        ),
+        ({"optimizer": "LBFGS"}, "strategy='deepspeed' with LBFGS"),
+        ({"optimizer": "Adafactor"}, "looks at more than one element at a time"),
+        ({"line": "model.weight.grad.norm()"}, "p.grad is None (it has no 'norm')"),
+        ({"backward": "create_graph=True"}, "backward(create_graph=True) under"),
+        (
+            {"options": "config={'zero_optimization': {'offload_optimizer': {'device': 'nvme'}}}"},
+            "needs offload_optimizer.nvme_path",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_in_a_session(parts, words):
+    given = {"options": "", "optimizer": "SGD", "backward": "", "line": "pass", **parts}
+    result = fork_script(REFUSED.format(**given))
+    assert result.status and words in result.stderr, result.stderr

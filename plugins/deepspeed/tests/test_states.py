@@ -1,0 +1,25 @@
+"""What one stage has saved, another one loads, on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torchbus.testing import fork_script
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_states.py"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ranks"),
+    [
+        ("deepspeed_stage_3", "deepspeed_stage_2", 3),
+        pytest.param("deepspeed_stage_2", "deepspeed_stage_3", 3, marks=pytest.mark.slow),
+        pytest.param("deepspeed_stage_1", "deepspeed_stage_1", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on(tmp_path, first, second, ranks):
+    result = fork_script(SCRIPT, first, second, ranks, cwd=tmp_path, timeout_s=100)
+    parameters, states = result.json()
+    assert parameters < 1e-6 and states < 1e-6
