@@ -11,14 +11,14 @@ from torchbus.testing import fork_script
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"
 CASES = [
-    ("deepspeed_stage_1", 2),
+    pytest.param(("deepspeed_stage_1", 2), marks=pytest.mark.slow),
     ("deepspeed_stage_2", 3),
     ("deepspeed_stage_3", 2),
-    pytest.param("deepspeed_stage_1", 3, marks=pytest.mark.slow),
-    pytest.param("deepspeed_stage_2", 2, marks=pytest.mark.slow),
-    pytest.param("deepspeed_stage_3", 3, marks=pytest.mark.slow),
-    pytest.param("deepspeed_stage_2_offload", 2, marks=pytest.mark.slow),
-    pytest.param("deepspeed_stage_3_offload", 2, marks=pytest.mark.slow),
+    pytest.param(("deepspeed_stage_1", 3), marks=pytest.mark.slow),
+    pytest.param(("deepspeed_stage_2", 2), marks=pytest.mark.slow),
+    pytest.param(("deepspeed_stage_3", 3), marks=pytest.mark.slow),
+    pytest.param(("deepspeed_stage_2_offload", 2), marks=pytest.mark.slow),
+    pytest.param(("deepspeed_stage_3_offload", 2), marks=pytest.mark.slow),
 ]
 
 
