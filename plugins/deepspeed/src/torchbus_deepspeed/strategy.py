@@ -58,7 +58,6 @@ class DeepSpeed(Strategy):
     """
 
     name = "deepspeed"
-    gradients_in_parts = True
     stage: ClassVar[int | None] = None
     """The ZeRO stage; None: the config says it."""
     offload: ClassVar[bool] = False
