@@ -93,8 +93,8 @@ class Snapshot:
         )
         if in_parts and any(self._steps.has_gradients(one) for _, one in contents.optimizers):
             raise UsageError(
-                "a checkpoint in the middle of a window of accumulation: under this strategy no rank"
-                " has all gradients; save it after optimizer.step()"
+                "a checkpoint in the middle of a window of accumulation: under this strategy no"
+                " rank has all gradients; save it after optimizer.step()"
             )
 
     def _facts(self) -> Facts:
