@@ -64,7 +64,7 @@ print(json.dumps(said))
 
 def environ(site: Path) -> dict[str, str]:
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": path, "COLUMNS": "90"}
+    return os.environ | {"PYTHONPATH": path, "COLUMNS": "120"}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_plugins_as_a_table(said: dict[str, tuple[int, str]]) -> None:
     assert cells[:2] == ["tally", "tally-pack 1.2"]
     assert cells[2].startswith("strategy: tallied;")
     assert cells[3].startswith("launch, after_backward")
-    assert max(map(len, lines)) <= 90
+    assert max(map(len, lines)) <= 120
 
 
 def test_a_command_of_another_package_gets_its_words(site: Path) -> None:

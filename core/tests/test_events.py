@@ -148,6 +148,7 @@ def test_a_step_fires_the_documented_order(fired):
         "batch_ready",
         *["module_called"] * 3,
         "before_zero_grad",
+        "gradients_cleared",
         "before_backward",
         "run_backward",
         "after_backward",

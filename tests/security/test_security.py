@@ -122,6 +122,7 @@ UNPICKLED = {
     "core/src/torchbus/_ranks/collectives.py": "what all ranks of a process group sent, each signed with the job's key",
     "core/src/torchbus/_launch/start/spawn.py": "what the parent writes to the standard input of a rank that it has started",
     "core/src/torchbus/_launch/start/spawned.py": "the same, on the other side of that pipe",
+    "plugins/pipeline/src/torchbus_pipeline/meeting.py": "an error that this rank has just pickled itself, to see whether it can be sent",
     "plugins/verify/src/torchbus_verify/watch/made_again.py": "inputs of a step, which each rank sends in such a signed message",
 }
 

@@ -7,10 +7,10 @@
         s.log_hyperparams(config)              # hyperparameters
         model = Net()
         optimizer = SGD(model.parameters())    # own_tensors, parameters_added
-                                               # optimizer_ready, at its first use
         for epoch in s.epochs(10):             # end_epochs
             model.train()                      # mode_changed
-            for x, y in loader:                # skip_pass, loader_start, loader_opened
+            for x, y in loader:                # skip_pass, optimizer_ready
+                                               # loader_start, loader_opened
                                                # batches_skipped, loader_bypassed
                                                # batch_wanted, batch_ready
                                                # len(loader): loader_length
@@ -145,16 +145,6 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
 
 
 @hookspec
-def optimizer_ready(optimizer: Optimizer) -> None:
-    """An optimizer is complete, with all its groups.
-
-    Sent once per optimizer, when the loop next iterates a loader, runs a new model, or calls
-    ``zero_grad``, ``backward`` or ``step``. A group that comes later is told by
-    ``parameters_added`` only.
-    """
-
-
-@hookspec
 def mode_changed(model: Module, training: bool) -> None:
     """``model.train()`` or ``model.eval()`` was called, and has done its work.
 
@@ -168,6 +158,16 @@ def skip_pass(loader: DataLoader[object]) -> bool | None:
 
     Then nothing is drawn, no worker starts, and no other event of the pass is sent. Sent once per
     pass, before ``loader_start``.
+    """
+
+
+@hookspec
+def optimizer_ready(optimizer: Optimizer) -> None:
+    """An optimizer is complete, with all its groups.
+
+    Sent once per optimizer, when the loop next iterates a loader, runs a new model, or calls
+    ``zero_grad``, ``backward`` or ``step``. A group that comes later is told by
+    ``parameters_added`` only.
     """
 
 
