@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import runpy
 import socket
 import sys
@@ -30,6 +31,10 @@ def reference() -> Callable[[int], list[float]]:
     return lambda ranks: WAYS["plain"](BATCH_SIZE * ranks)
 
 
+# of torch: a client that meets the store of the block before as it closes tries again
+TRIED_AGAIN = re.compile(r"\[W\d+ [\d:.]+ TCPStore\.cpp:\d+\] \[c10d\].*?\n\n", re.DOTALL)
+
+
 def check(result: Result, ranks: int, expected: list[float], after: int = 1) -> None:
     """Rank 0 alone told the right parameters, and so many processes went on."""
     assert result.ok()
@@ -37,7 +42,7 @@ def check(result: Result, ranks: int, expected: list[float], after: int = 1) -> 
     assert rest == ["after"] * after, result.stdout
     assert json.loads(told)["ranks"] == ranks
     assert_close(json.loads(told)["parameters"], expected)
-    assert result.stderr == ""
+    assert TRIED_AGAIN.sub("", result.stderr) == ""
 
 
 def assert_close(ours: list[float], expected: list[float]) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"
 CASES = [
     pytest.param(("deepspeed_stage_1", 2), marks=pytest.mark.slow),
-    ("deepspeed_stage_2", 3),
+    pytest.param(("deepspeed_stage_2", 3), marks=pytest.mark.slow),
     ("deepspeed_stage_3", 2),
     pytest.param(("deepspeed_stage_1", 3), marks=pytest.mark.slow),
     pytest.param(("deepspeed_stage_2", 2), marks=pytest.mark.slow),
