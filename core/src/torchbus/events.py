@@ -140,7 +140,8 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
 
     Sent when an optimizer is made inside the block, at every ``add_param_group``, and at entry for
     each optimizer that a variable of the caller names. ``optimizer`` is None for tensors given to
-    ``s.adopt``.
+    ``s.adopt``. A strategy that exchanges parameters (for parts of them) does so first, and
+    replaces them in ``parameters`` too.
     """
 
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,15 +52,11 @@ def run(
         become(Path(script), args, Path(folder), *files)
     for file in files:
         os.close(file)
-    try:
+    with ended_with_us(pid):
         if kill_after_s is not None:
             time.sleep(kill_after_s)
             kill(process_of(pid, whom))
         status, late = wait(pid, begun_s + timeout_s)
-    except BaseException:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
     seconds = time.monotonic() - begun_s
     stdout, stderr = (path.read_text(errors="replace") for path in outputs)
     return {
@@ -70,6 +67,17 @@ def run(
         "orphans": wait_for_group(pid),
         "late": late,
     }
+
+
+@contextlib.contextmanager
+def ended_with_us(pid: int) -> Iterator[None]:
+    """End the script if this process is told to end meanwhile."""
+    try:
+        yield
+    except BaseException:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def process_of(pid: int, whom: int) -> int:
