@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import Context, gloo_on_loopback, shut, sockets_opened
+from torchbus.plugin import Context, guarded_groups
 
 
 class Ranks:
@@ -22,15 +22,10 @@ class Ranks:
     def __init__(self, session: Context) -> None:
         self.world_size, self.parts = session.world_size, session.world.data.parts
         self.size = self.world_size // self.parts
-        before = sockets_opened()
-        with gloo_on_loopback(session.world.one_host):
+        with guarded_groups(session):
             self.mesh = init_device_mesh(
                 session.device.type, (self.parts, self.size), mesh_dim_names=("data", "tensor")
             )
-        own = sockets_opened() - before
-        assert session.job is not None
-        # a rank that fails closes its connections, so that no other one waits
-        session.job.on_release(lambda: shut(own))
         self.tensor = self.mesh["tensor"]
 
     @torch.no_grad()
