@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torchbus.plugin import Context
 
 from torchbus_sharded._compat.tensors import DATA
+from torchbus_sharded.dtensor import named_views
 from torchbus_sharded.dtensor.deepcopy import copied
 from torchbus_sharded.dtensor.random import draw_whole
 from torchbus_sharded.dtensor.reading import formatted, read_whole, to_list, to_numpy
@@ -21,6 +22,12 @@ METHODS: dict[str, object] = {
     "__format__": formatted,
     "__getitem__": get_item,
     "__setitem__": set_item,
+    "__iter__": named_views.rows,
+    "select": named_views.select,
+    "narrow": named_views.narrow,
+    "unbind": named_views.unbind,
+    "split": named_views.split,
+    "chunk": named_views.chunk,
     "data": property(DATA.__get__, set_data),
     "__deepcopy__": copied,
     "register_post_accumulate_grad_hook": refuse_accumulated,
