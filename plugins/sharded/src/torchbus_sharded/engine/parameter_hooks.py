@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from torch import Tensor, nn
+from torch.nn import Module
 from torchbus.plugin import Unsupported
 
 from torchbus_sharded._compat.tensors import (
@@ -16,6 +17,11 @@ from torchbus_sharded._compat.tensors import (
     post_accumulate_hooks,
     share_backward_hooks,
 )
+
+
+def named(model: Module) -> dict[str, nn.Parameter]:
+    """The parameters by name. A shared one has several names."""
+    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def move(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
