@@ -44,23 +44,27 @@ def _of(call: Call, module: Module, names: dict[int, str]) -> Gradients:
         outputs = torch.func.functional_call(
             module, {**parameters, **call.buffers}, call.inputs, call.named
         )
-        reached = [
-            (one, gradient)
-            for one, gradient in zip(differentiable(outputs), call.gradients, strict=True)
-            if gradient is not None
-        ]
-        wanted = [
-            (names[id(one)], parameters[name])
+        wanted = {
+            names[id(one)]: parameters[name]
             for name, one in module.named_parameters()
             if id(one) in names
-        ]
-        found = torch.autograd.grad(
-            [one for one, _ in reached],
-            [one for _, one in wanted],
-            [gradient for _, gradient in reached],
-            allow_unused=True,
-        )
-    return {name: one for (name, _), one in zip(wanted, found, strict=True) if one is not None}
+        }
+        return _derived(differentiable(outputs), call.gradients, wanted)
+
+
+def _derived(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], wanted: Gradients
+) -> Gradients:
+    """The gradients of the wanted parameters, from those of the outputs that have some."""
+    pairs = zip(outputs, gradients, strict=True)
+    reached = [(one, gradient) for one, gradient in pairs if gradient is not None]
+    found = torch.autograd.grad(
+        [one for one, _ in reached],
+        list(wanted.values()),
+        [gradient for _, gradient in reached],
+        allow_unused=True,
+    )
+    return {name: one for name, one in zip(wanted, found, strict=True) if one is not None}
 
 
 def _autocast(call: Call, device: torch.device) -> Any:
