@@ -73,7 +73,7 @@ def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
     return update
 
 
-def _divided_alike(lists: list[list[Any]]) -> bool:
+def _divided_alike(lists: list[list[object]]) -> bool:
     """Whether there are parts, and those of a parameter, its gradient and its state match."""
     params = lists[0]
     layouts = [

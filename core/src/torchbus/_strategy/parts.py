@@ -9,7 +9,7 @@ from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.gradients import GradientSync
-from torchbus._strategy.group.opening import check_backend, join_ranks
+from torchbus._strategy.group.opening import check_backend, join_ranks, make_group
 from torchbus._strategy.options import LOSS_REDUCTIONS, Division, SyncOptions
 from torchbus._strategy.parameters.assigned import Assigned
 from torchbus._strategy.parameters.averaging import average, mean_over
@@ -43,6 +43,7 @@ __all__ = [
     "copy_from_rank0",
     "header",
     "join_ranks",
+    "make_group",
     "make_header",
     "mean_over",
     "run",

@@ -37,8 +37,8 @@ class ScheduleFree:
         self._session = session
 
     @hookimpl
-    def parameters_added(self, optimizer: Optimizer | None) -> None:
-        if not self._active or optimizer is None or not self._session.captures(optimizer):
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        if not self._active or not self._session.captures(optimizer):
             return
         if not hasattr(optimizer, "train") or not hasattr(optimizer, "eval"):
             raise UsageError(

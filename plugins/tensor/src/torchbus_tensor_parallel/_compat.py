@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
-parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
+parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
 """Of one module, by name. Without it: AttributeError when a model is divided."""
 
-hooks_before: Callable[[Module], dict[int, Any]] = attrgetter("_forward_pre_hooks")
-hooks_after: Callable[[Module], dict[int, Any]] = attrgetter("_forward_hooks")
+hooks_before: Callable[[Module], dict[int, object]] = attrgetter("_forward_pre_hooks")
+hooks_after: Callable[[Module], dict[int, object]] = attrgetter("_forward_hooks")
 """Of one module. Without one of the two: AttributeError when a model is divided."""
 
-backward_hooks: Callable[[Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
-post_accumulate_hooks: Callable[[Tensor], dict[int, Any] | None] = attrgetter(
+backward_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter("_backward_hooks")
+post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
     "_post_accumulate_grad_hooks"
 )
 """Of a tensor. Without one of the two: AttributeError when a model is divided."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -184,7 +183,7 @@ def hooks_removed(model: Module) -> Callable[[], None]:
     return undo
 
 
-def _whole_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def _whole_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
     """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
     return dtensors.whole_optimizer(state)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -122,7 +121,7 @@ class Steps:
                 each.clear()
 
     def _zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
-        def zero_grad(module: Module, *args: Any, **kwargs: Any) -> None:
+        def zero_grad(module: Module, *args: object, **kwargs: object) -> None:
             original(module, *args, **kwargs)
             self._clear(list(module.parameters()))
 

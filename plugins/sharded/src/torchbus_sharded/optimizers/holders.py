@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -61,7 +60,7 @@ class Optimizers:
             if optimizer is not None:
                 dtensors.swap(optimizer, replaced)
 
-    def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _gather(self, optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object]:
         """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
         if not self._session.gathers_states:
             return state_dict

@@ -93,7 +93,7 @@ def _as_before(modules: Sequence[Module]) -> Iterator[None]:
             vars(module).update({name: _filled(*both) for name, both in attributes.items()})
 
 
-def _held(module: Module) -> dict[str, tuple[Any, Any]]:
+def _held(module: Module) -> dict[str, tuple[object, object]]:
     """Each attribute, and what a container holds."""
     return {
         name: (value, copy.copy(value) if isinstance(value, list | dict | set) else None)
