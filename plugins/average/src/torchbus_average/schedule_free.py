@@ -37,8 +37,8 @@ class ScheduleFree:
         self._session = session
 
     @hookimpl
-    def optimizer_ready(self, optimizer: Optimizer) -> None:
-        if not self._active or not self._session.captures(optimizer):
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if not self._active or optimizer is None or not self._session.captures(optimizer):
             return
         if not hasattr(optimizer, "train") or not hasattr(optimizer, "eval"):
             raise UsageError(
@@ -46,7 +46,12 @@ class ScheduleFree:
                 " optimizer of the package schedulefree, or leave the option out"
             )
         self._optimizers[optimizer] = []
-        cast(HasModes, optimizer).train()
+
+    @hookimpl
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        """Begin to train: all groups are there."""
+        if optimizer in self._optimizers:
+            cast(HasModes, optimizer).train()
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:
