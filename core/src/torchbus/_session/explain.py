@@ -80,7 +80,7 @@ def _ranks(session: Context) -> list[str]:
             " every rank)"
         ),
         "spawn": "started by spawn: new processes call the decorated function",
-        "fork": "started by fork: the block alone runs in each",
+        "fork": "started by fork: only the block runs in each",
     }.get(world.launched_by, f"started by {world.launched_by}")
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
     rule = session.job.launch_rule if session.job is not None else ""

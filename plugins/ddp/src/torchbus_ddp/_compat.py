@@ -44,7 +44,7 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 
 
 class ReducerOnly(DistributedDataParallel):
-    """DDP over parameters alone, told which of them have sparse gradients (it would look for
+    """DDP over parameters only, told which of them have sparse gradients (it would look for
     Embedding modules).
 
     Without ``_build_params_for_reducer``: UsageError when the first reducer is made.

@@ -115,7 +115,7 @@ class Steps:
 
     @hookimpl
     def gradients_cleared(self, optimizer: Optimizer, kept: bool) -> None:
-        """What a step has used belongs to no window that is open."""
+        """Clear gradients that a step has used: they belong to no open window."""
         for each in self._engines.of(optimizer):
             if each.has_stepped or not kept:
                 each.clear()

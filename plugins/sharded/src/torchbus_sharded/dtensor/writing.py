@@ -37,7 +37,7 @@ def set_item(tensor: DTensor, index: Any, values: Any) -> None:
 
 
 def may_be_written(tensor: DTensor) -> bool:
-    """Whether it has no graph, and is no sum that is still to be made over ranks."""
+    """Whether it has no graph, and no sum over ranks is still to be made."""
     in_graph = torch.is_grad_enabled() and tensor.requires_grad
     return not in_graph and not any(one.is_partial() for one in tensor.placements)
 

@@ -12,7 +12,7 @@ from torchbus_tensor_parallel.dtensor.random import DROPOUT
 
 
 def as_whole(session: Context) -> None:
-    """Until the end of the block: random numbers, attention and reading are those of the whole.
+    """Until the end of the block, draw, attend and read as if tensors were whole.
 
     A plain tensor beside a DTensor counts as one that all ranks have.
     """
