@@ -46,7 +46,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the script
 @linux
 def test_it_forks_where_nothing_stands_against_it() -> None:
     assert (
-        "fork: the block alone runs in each (launch='auto' chose fork: nothing in this process prevents it)"
+        "fork: only the block runs in each (launch='auto' chose fork: nothing in this process prevents it)"
         in told()
     )
 

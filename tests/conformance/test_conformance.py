@@ -108,11 +108,12 @@ NOT_IN_P_GRAD = ("one-process", "ragged-end", "no-samples")
 """Rules that read gradients, which are divided over the ranks and not in ``p.grad``."""
 
 
+@SLOW
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(rule, marks=[] if rule.name == "checkpoint" else SLOW)
+        rule
         for rule in RULES
         if not rule.name.startswith("script-") and rule.name not in NOT_IN_P_GRAD
     ],

@@ -199,13 +199,16 @@ def test_loops_that_are_not_read_as_they_should(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(not HAS_FSDP2, reason="torchbus-sharded needs torch 2.6")
 def test_caches_of_dtensor_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchbus_sharded._compat import dtensor, fsdp2
+    from torch.distributed import tensor
+    from torchbus._compat import dtensors
 
-    monkeypatch.setattr(dtensor, "SEEN_BY", "2.0")
+    from torchbus_sharded._compat import fsdp2
+
+    monkeypatch.setattr(dtensors, "SEEN_BY", "2.0")
     monkeypatch.setattr(fsdp2, "SEEN_BY", "2.0")
-    monkeypatch.setattr(dtensor, "_redistribute", Empty)
+    monkeypatch.setattr(tensor, "_redistribute", Empty)
     with pytest.raises(UsageError, match="has no .*_gen_transform_infos, which forgets the ranks"):
-        dtensor.forget_meshes()
+        dtensors.forget_meshes()
     with pytest.raises(UsageError, match="has no .*_set_unshard_async_op, which lets a unit"):
         fsdp2.gather_ahead(Empty())  # type: ignore[arg-type]
 

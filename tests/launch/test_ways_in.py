@@ -187,6 +187,7 @@ def test_two_nodes_by_hand(devices, launch, reference):
     check(result, 2 * devices, reference(2 * devices), after=2)
 
 
+@pytest.mark.slow
 def test_slurm(reference):
     common = {
         "SLURM_JOB_ID": str(os.getpid()),

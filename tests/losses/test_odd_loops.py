@@ -25,6 +25,22 @@ ASSIGNED = "accumulate_grad_batches with gradients that the loop has assigned"
 NO_SYNC = ["no_sync_and_step", "no_sync_of_one", "own_no_sync", "sync_then_no_sync"]
 BY_SAMPLES = {"but": [*NO_SYNC, "assigned"]}  # where the loss counts tokens
 PARTS = {"but": ["assigned", "backward_fails_uncleared"]}  # fsdp
+ONE_OF_EACH_KIND = [
+    "new_loaders",
+    "zero_in_place",
+    "never_zero",
+    "own_accumulation",
+    "backward_fails",
+    "skip_before_backward",
+    "stale_step",
+    "retain_twice",
+    "two_losses_one_graph",
+    "one_reaches_the_other",
+    "two_optimizers_one_model",
+    "freeze_and_thaw",
+    "sam",
+    "evaluates_in_between",
+]
 WINDOWS = {
     "never_zero": UNCLEARED,
     "zero_every_second": UNCLEARED,
@@ -65,7 +81,8 @@ def case(name: str, strategy: str, devices: int, *marks: Any, **more: Any) -> An
 @pytest.mark.parametrize(
     "asked",
     [
-        case("ddp", "ddp", 2, sizes=[25], **BY_SAMPLES),
+        case("ddp, one of each kind", "ddp", 2, sizes=[25], loops=ONE_OF_EACH_KIND),
+        case("ddp", "ddp", 2, SLOW, sizes=[25], **BY_SAMPLES),
         case("ddp, windows", "ddp", 2, SLOW, sizes=[29], **IN_WINDOWS),
         case("fsdp", "fsdp", 2, SLOW, sizes=[25], **PARTS),
         case("ddp, mean", "ddp", 2, SLOW, sizes=[25, 29], losses=["mean"]),
@@ -89,7 +106,8 @@ def test_ranks_equal_one_process(asked: dict[str, Any]) -> None:
     }
     assert not bad
     cases = len(asked["sizes"]) * len(asked.get("losses", ["tokens"]))
-    assert len(results) == (ALL - len(asked.get("but", []))) * cases
+    loops = len(asked["loops"]) if "loops" in asked else ALL - len(asked.get("but", []))
+    assert len(results) == loops * cases
 
 
 @pytest.mark.timeout(300)

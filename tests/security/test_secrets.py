@@ -109,7 +109,7 @@ secrets = st.text(letters, min_size=6, max_size=20).map(lambda text: f"q8{text}Z
 
 @settings(
     deadline=None,
-    max_examples=20,
+    max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(names, secrets, st.sampled_from(["environment", "hyperparameter", "nested", "address"]))

@@ -87,7 +87,9 @@ def own_state(folder):
         pytest.param("ddp", "every_n_steps", False, id="ddp in training", marks=pytest.mark.slow),
         pytest.param("fsdp", "every_n_steps", False, id="fsdp in training", marks=pytest.mark.slow),
         pytest.param("ddp", "every_n_epochs", True, id="ddp in evaluation", marks=pytest.mark.slow),
-        pytest.param("fsdp", "every_n_epochs", True, id="fsdp in evaluation"),
+        pytest.param(
+            "fsdp", "every_n_epochs", True, id="fsdp in evaluation", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_that_goes_on_has_the_same_averages(tmp_path, strategy, often, in_place):

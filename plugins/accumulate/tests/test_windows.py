@@ -63,7 +63,7 @@ def test_the_loops_own_clipping_sees_the_whole_window(clip: Any) -> None:
     assert torch.equal(found, by_hand(Training(), 22, 4, 3, clip=clip))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(samples=st.integers(1, 40), batch=st.integers(1, 7), window=st.integers(1, 6))
 def test_every_step_has_the_gradient_of_the_big_batch(
     samples: int, batch: int, window: int

@@ -38,14 +38,14 @@ def test_one_rank_ends_as_a_process_without_torchbus(
     assert epochs == [f"epoch {epoch}" for epoch in range((die - 1) // 3 * 3 // 12, 3)]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("loop", "die", "args"),
     [
+        ("range", 5, ["--accumulate", 2, "--workers", 2]),
         ("range", 9, ["--workers", 2]),
         ("epochs", 14, ["--workers", 2]),
         ("range", 5, ["--accumulate", 2, "--every", 1]),
-        ("range", 5, ["--accumulate", 2, "--workers", 2]),
         ("range", 5, ["--never-clear", "--every", 2]),
         pytest.param("range", 9, ["--enumerate"], marks=pytest.mark.slow),
         pytest.param("epochs", 16, ["--enumerate"], marks=pytest.mark.slow),

@@ -109,6 +109,7 @@ def test_everything_arrives_and_the_key_stays_secret(tmp_path, server, key):
     assert [path for path in files if KEY.encode() in path.read_bytes()] == [] and len(files) > 5
 
 
+@pytest.mark.slow
 def test_three_ranks_have_one_run(tmp_path, server):
     pytest.importorskip("torchbus_ddp")
     run(tmp_path, server.port, {"strategy": "ddp", "devices": 3, "launch": "fork"})

@@ -42,7 +42,7 @@ class TensorBoardLogger(Tracker):
     def needs_network(self) -> bool:
         return False
 
-    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> SummaryWriter:
+    def open_run(self, session: Context, config: dict[str, object], offline: bool) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         rank = f"-rank{session.rank}" if self._ranks == "all" else ""

@@ -84,7 +84,7 @@ class BatchesToDevice:
         return moved.copy
 
 
-def to_device(value: object, device: torch.device, pin: bool = False) -> Any:
+def to_device(value: object, device: torch.device, pin: bool = False) -> object:
     """Return the same batch with its tensors on the device.
 
     Objects of other classes are moved by their own ``to``. ``pin``: from pinned memory, for which

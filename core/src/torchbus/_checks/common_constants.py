@@ -30,7 +30,7 @@ COUNTS_STAY = 4  # looks
 FIXED = (
     "the ranks do not train with the same loss: {}, again and again. It is a constant of the loss"
     " or of one of its terms (a factor, a divisor, label smoothing). Draw it from the same seeded"
-    " generator on all ranks, or on rank 0 alone: value = s.all_gather_object(value)[0].{}"
+    " generator on all ranks, or only on rank 0: value = s.all_gather_object(value)[0].{}"
 )
 MOVES = (
     "a factor of the loss is not the same on all ranks: {}. Each rank has computed or drawn its"

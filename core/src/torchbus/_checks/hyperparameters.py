@@ -92,7 +92,7 @@ def compare(told: Sequence[Settings]) -> None:
             raise RanksDiverged(
                 f"the ranks do not have the same hyperparameters: {name}: {shown}. Each rank would"
                 " train a model of its own. Draw them from the same seeded generator on all ranks,"
-                f" or on rank 0 alone: values = s.all_gather_object(values)[0].{searches()}"
+                f" or only on rank 0: values = s.all_gather_object(values)[0].{searches()}"
             )
 
 

@@ -1,7 +1,7 @@
 """DTensors: tensors that an engine has divided over ranks.
 
 ``torch.distributed.tensor`` is public since 2.5. It is not imported here: who has made a DTensor
-has imported it.
+has imported it. Private names were seen in 2.13; strategies that divide need 2.6.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from torchbus._compat.required import absent
+
+READ = torch.ops.aten._local_scalar_dense.default
+"""What ``tensor.item()`` runs. Without it: AttributeError at ``import torchbus``."""
+
+SEEN_BY = "2.13"
+NEED = "forgets the ranks of an earlier session"
 
 
 def is_divided(tensor: Tensor) -> bool:
@@ -23,3 +32,61 @@ def own_part(tensor: Tensor) -> Tensor:
     divided: Any = tensor
     part: Tensor = divided.to_local() if is_divided(tensor) else tensor
     return part
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor of which ranks have different parts."""
+    divided: Any = tensor
+    return is_divided(tensor) and any(one.is_shard() for one in divided.placements)
+
+
+def placed_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with its parameter's placements: one that is still to be summed gets its sum.
+
+    All ranks of its mesh call it.
+    """
+    made: Any = gradient
+    held: Any = parameter
+    if not is_divided(gradient):
+        return gradient
+    if not is_divided(parameter):
+        made = made.full_tensor()
+    elif made.placements != held.placements:
+        made = made.redistribute(held.device_mesh, held.placements)
+    result: Tensor = made
+    return result
+
+
+def handlers() -> dict[Any, Any]:
+    """Operators that DTensor runs in a way of its own. Without ``_op_dispatcher`` or
+    ``_custom_op_handlers``: AttributeError when a strategy starts.
+    """
+    from torch.distributed.tensor import DTensor
+
+    found: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return found
+
+
+def forget_meshes() -> None:
+    """Torch remembers the outcome of operations with the mesh, and so the rank, of an earlier block
+    in this process, or in the one that it was forked from: other ranks would take parts that are
+    rank 0's.
+
+    Without ``_op_dispatcher``: AttributeError when a strategy starts. Without
+    ``_clear_DTensor_sharding_propagator_cache`` or ``_gen_transform_infos`` in 2.13 or later, which
+    older releases don't have: UsageError then.
+    """
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    dispatcher: Any = DTensor._op_dispatcher
+    dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    is_new = torch.__version__ >= SEEN_BY
+    for holder, name in (
+        (torch._C, "_clear_DTensor_sharding_propagator_cache"),
+        (_redistribute, "_gen_transform_infos"),
+    ):
+        found = getattr(holder, name, None)
+        if found is not None:
+            getattr(found, "cache_clear", found)()
+        elif is_new:
+            raise absent(holder, name, NEED)

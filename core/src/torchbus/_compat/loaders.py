@@ -45,7 +45,7 @@ def read_from(iterator: Any, indices: Any) -> None:
     iterator._sampler_iter = indices
 
 
-def kept_iterator(loader: DataLoader[object]) -> Any:
+def kept_iterator(loader: DataLoader[object]) -> object:
     """That of persistent workers, None without. Without ``_iterator``: UsageError when the loaders'
     seam is installed.
     """
@@ -68,7 +68,7 @@ def yielded(iterator: Any) -> int:
     return getattr(iterator, "_num_yielded", 0)
 
 
-def has_early_iterator(loader: Any) -> bool:
+def has_early_iterator(loader: object) -> bool:
     """Whether torchdata's StatefulDataLoader has made an iterator for its ``state_dict``.
 
     Seen in torchdata 0.11. Without ``_initial_iter_for_state_dict``: UsageError at the first pass
@@ -95,7 +95,7 @@ def batches_come(iterator: Any) -> int | None:
     return getattr(iterator, "_rcvd_idx", None)
 
 
-def has_ready(iterator: Any) -> bool:
+def has_ready(iterator: object) -> bool:
     """Whether a worker of torch's own iterator has made the next batch.
 
     Without ``_send_idx``, ``_task_info`` or ``_data_queue``: AttributeError at the first backward

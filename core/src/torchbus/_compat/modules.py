@@ -18,7 +18,7 @@ from torch.optim import optimizer
 children: Callable[[Module], dict[str, Module | None]] = attrgetter("_modules")
 """By name. Without it: AttributeError when models are looked for."""
 
-detect_fake_mode: Callable[[], Any] = _guards.detect_fake_mode
+detect_fake_mode: Callable[[], object] = _guards.detect_fake_mode
 """The mode in which torch traces a model, None outside. Without it: AttributeError at
 ``import torchbus``.
 """

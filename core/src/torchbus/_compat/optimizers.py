@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType
-from typing import Any
 
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer, lr_scheduler
@@ -22,7 +21,7 @@ Without it: AttributeError when the seam is installed.
 """
 
 
-def is_hooked(step: Any) -> bool:
+def is_hooked(step: object) -> bool:
     """Whether it is a ``step`` with torch's hooks. Without ``hooked``: see ``require_hooked``."""
     return getattr(step, "hooked", False) is True
 
@@ -66,7 +65,7 @@ def _is_full(cell: CellType) -> bool:
         return False
 
 
-def real_clipping(function: Callable[..., Any]) -> CellType | None:
+def real_clipping(function: Callable[..., object]) -> CellType | None:
     """Where torch's own clipping, a function that ``no_grad`` has decorated, keeps the real one.
 
     Without the closure: UsageError when the seam is installed. None of what somebody has put in its

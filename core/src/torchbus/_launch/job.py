@@ -57,12 +57,21 @@ class Job:
         self._store = world.shared.within("job")
         self._ended = RollCall(self._store, "ended", world.rank, world.world_size)
         self.evaluates: Callable[[], bool] = lambda: False
-        guards_store = world.shared.connection(request.timeout).within("job")
-        self._freeze = Freeze(guards_store, world, request, waited_workers, parent_pid)
+        self._watch_over(request, parent_pid)
+        self.guard = self._make_guard()
+        self.guard.start()
+        orphan.guarded()
+        if ends_with_block and not forked:
+            self._store_joined()
+
+    def _watch_over(self, request: Request, parent_pid: int | None) -> None:
+        """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
+        store = self.world.shared.connection(request.timeout).within("job")
+        self._freeze = Freeze(store, self.world, request, waited_workers, parent_pid)
         self._lookout = Lookout(
-            guards_store,
-            world.rank,
-            world.world_size,
+            store,
+            self.world.rank,
+            self.world.world_size,
             request.hang_timeout_s,
             self._place,
             self._children,
@@ -71,19 +80,18 @@ class Job:
             self._rest,
             lambda: self.guard.beat(),
         )
+
+    def _make_guard(self) -> Guard:
         # Lambdas, not bound methods: part() drops the connection, and the guard may outlive it.
-        self.guard = Guard(
-            world.rank,
+        guard = Guard(
+            self.world.rank,
             lambda: self._lookout.look(),
             lambda number: self._lookout.report_signal(number),
             beat=lambda: self._freeze.beat(),
             away=self._away,
         )
-        self.guard.on_raise(lambda: self._freeze.end_workers())
-        self.guard.start()
-        orphan.guarded()
-        if ends_with_block and not forked:
-            self._store_joined()
+        guard.on_raise(lambda: self._freeze.end_workers())
+        return guard
 
     @property
     def launched(self) -> int:

@@ -156,12 +156,7 @@ class Outermost:
             call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
             for listener in self._before.now:
                 listener(call)
-            try:
-                self._run(call, original)
-            except BaseException:
-                for listener in self._failed.now:
-                    listener(call)
-                raise
+            self._run(call, original)
             for listener in self._after.now:
                 listener(call)
 
@@ -169,11 +164,21 @@ class Outermost:
 
     def _run(self, call: BackwardCall, original: Callable[..., None]) -> None:
         engines = self._engines.now
-        if not engines:
-            original(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
-            return
+        try:
+            if engines:
+                self._hand_over(engines[0], call, original)
+            else:
+                original(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
+        except BaseException:
+            for listener in self._failed.now:
+                listener(call)
+            raise
+
+    def _hand_over(
+        self, engine: Callable[..., object], call: BackwardCall, original: Callable[..., None]
+    ) -> None:
         self._handed_over.add(get_ident())
         try:
-            engines[0](call, original)
+            engine(call, original)
         finally:
             self._handed_over.discard(get_ident())

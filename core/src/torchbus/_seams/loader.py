@@ -50,8 +50,8 @@ class Skipping(Protocol):
 class LoaderIterator:
     """What the loop iterates: torch's own iterator, which announces every batch.
 
-    All other attributes are those of torch's iterator, also its class and how it is copied (torch's
-    can't be).
+    Its other attributes, its class included, are those of torch's iterator. Like that, it can't be
+    copied.
     """
 
     def __init__(

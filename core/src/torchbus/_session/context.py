@@ -55,14 +55,6 @@ class Context(Fed):
             words["devices"], words["accelerator"]
         )
         self._request = _request(words, self._devices)
-        strategy = (
-            words["strategy"]
-            if words["strategy"] != "auto"
-            else "ddp"
-            if self.has_many_ranks()
-            else None
-        )
-        named = arguments.resolve(plugins, strategy, words["logger"], options)
         self.call: Call | None = None
         self.world = World(device=self._devices.device(0))
         self.job: Job | None = None
@@ -84,6 +76,16 @@ class Context(Fed):
         each rank.
         """
         self.options = {**words, **options}
+        self._register(plugins, words, options)
+
+    def _register(
+        self, plugins: tuple[object, ...], words: Mapping[str, Any], options: Mapping[str, object]
+    ) -> None:
+        """Register the plugins that the call gives and names."""
+        strategy = words["strategy"]
+        if strategy == "auto":
+            strategy = "ddp" if self.has_many_ranks() else None
+        named = arguments.resolve(plugins, strategy, words["logger"], options)
         self.bus.on_change.append(self._plugins_changed)
         for name, plugin in named:
             self.bus.register(plugin, name)

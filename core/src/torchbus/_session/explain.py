@@ -27,6 +27,20 @@ SHOWN_THINGS = 8
 
 def explain(session: Context) -> str:
     """Return the whole text, wrapped to the terminal's width, or to 100 columns."""
+    return "\n".join(
+        [
+            f"torchbus {_version('torchbus')}, torch {torch.__version__}",
+            *(
+                line
+                for name, texts in _sections(session).items()
+                for line in _section(name, [session.redactor.text(text) for text in texts])
+            ),
+        ]
+    )
+
+
+def _sections(session: Context) -> dict[str, list[str]]:
+    """The texts by section, in the order in which they are shown."""
     sections: dict[str, list[str]] = {"ranks": _ranks(session)}
     contributed: dict[str, list[str]] = {}
     for lines in session.bus.hook.explain_lines(session=session):
@@ -42,17 +56,7 @@ def explain(session: Context) -> str:
     sections["seams"] = [", ".join(session.seams.places()) or "none: nothing in torch is replaced"]
     if notes:
         sections["notes"] = notes
-    title = f"torchbus {_version('torchbus')}, torch {torch.__version__}"
-    return "\n".join(
-        [
-            title,
-            *(
-                line
-                for name, texts in sections.items()
-                for line in _section(name, [session.redactor.text(text) for text in texts])
-            ),
-        ]
-    )
+    return sections
 
 
 def _section(name: str, texts: list[str]) -> list[str]:
@@ -76,7 +80,7 @@ def _ranks(session: Context) -> list[str]:
             " every rank)"
         ),
         "spawn": "started by spawn: new processes call the decorated function",
-        "fork": "started by fork: the block alone runs in each",
+        "fork": "started by fork: only the block runs in each",
     }.get(world.launched_by, f"started by {world.launched_by}")
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
     rule = session.job.launch_rule if session.job is not None else ""

@@ -9,19 +9,20 @@ from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.gradients import GradientSync
-from torchbus._strategy.group.opening import check_backend, join_ranks
+from torchbus._strategy.group.opening import check_backend, join_ranks, make_group
 from torchbus._strategy.options import LOSS_REDUCTIONS, Division, SyncOptions
 from torchbus._strategy.parameters.assigned import Assigned
-from torchbus._strategy.parameters.averaging import average
+from torchbus._strategy.parameters.averaging import average, mean_over
 from torchbus._strategy.parameters.per_rank import OwnTensors
 from torchbus._strategy.parameters.rank0_values import Buffers, copy_from_rank0
 from torchbus._strategy.parameters.trained import Trained
-from torchbus._strategy.reduction import AfterBackward, Reduction, Reductions
+from torchbus._strategy.reduction import AfterBackward, AllAfterBackward, Reduction, Reductions
 
 __all__ = [
     "LOSS_REDUCTIONS",
     "SEED",
     "AfterBackward",
+    "AllAfterBackward",
     "Assigned",
     "Buffers",
     "Division",
@@ -42,7 +43,9 @@ __all__ = [
     "copy_from_rank0",
     "header",
     "join_ranks",
+    "make_group",
     "make_header",
+    "mean_over",
     "run",
     "watch_replicas",
 ]

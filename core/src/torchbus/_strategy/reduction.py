@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from torchbus._compat.autograd import version
+from torchbus._compat.dtensors import is_sharded, own_part
 from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward.header import WEIGHT, Header, Slots, make_header
+from torchbus._strategy.parameters.averaging import settled
 from torchbus._strategy.parameters.rank0_values import Buffers
 from torchbus._strategy.parameters.trained import Trained
 
@@ -67,7 +69,7 @@ class AfterBackward:
 
     ``average`` replaces each tensor of a list by its mean over ranks, in place. All ranks call it
     with tensors of the same shapes, dtypes and devices, in the same order. Sparse gradients become
-    dense.
+    dense, and those of DTensors are placed as their parameters are.
     """
 
     has_told = True
@@ -75,8 +77,10 @@ class AfterBackward:
     def __init__(self, parameters: Sequence[Tensor], buffers: Buffers, average: Average) -> None:
         self.parameters = list(parameters)
         self.buffers = buffers
-        self.header = make_header(self.parameters[0], len(self.parameters))
+        self.header = make_header(own_part(self.parameters[0]), len(self.parameters))
         self._average = average
+        # of a shard, ranks have different elements
+        self._compared = [one for one in self.parameters if not is_sharded(one)]
         self._uses = 0
 
     def backward(
@@ -111,13 +115,20 @@ class AfterBackward:
             id(parameter) in local or _touched(parameter.grad, *old)
             for parameter, old in zip(self.parameters, before, strict=True)
         ]
-        sample = self.parameters[self._uses % len(self.parameters)].data
-        self._uses += 1
-        told = self.header.tell(loss, sample[(0,) * sample.dim()], present)
-        for parameter in self.parameters:
-            parameter.grad = _dense(parameter)
-        self._average([told, *(_gradient(parameter) for parameter in self.parameters)])
+        told = self.header.tell(loss, self._sample(), present)
+        gradients = [settled(parameter) for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._average([told, *gradients])
         self._restore_none([old for old, _ in before])
+
+    def _sample(self) -> Tensor:
+        """One element of a parameter that all ranks have whole, another one each time."""
+        if not self._compared:
+            return torch.zeros(())
+        sample = own_part(self._compared[self._uses % len(self._compared)].detach())
+        self._uses += 1
+        return sample[(0,) * sample.dim()]
 
     def _restore_none(self, before: list[Tensor | None]) -> None:
         """Set a gradient to None again if it was None before and no rank has made it."""
@@ -158,15 +169,3 @@ def _version(gradient: Tensor | None) -> int:
 
 def _touched(gradient: Tensor | None, before: Tensor | None, version_before: int) -> bool:
     return gradient is not before or _version(gradient) != version_before
-
-
-def _dense(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(parameter)
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

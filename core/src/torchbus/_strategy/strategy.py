@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from torch.distributed import Store
 
 from torchbus._bus.attributes import Plugin
 from torchbus._bus.markers import hookimpl
@@ -13,7 +15,7 @@ from torchbus._session.context import Context
 from torchbus._session.notices import warn
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.gradients import GradientSync
-from torchbus._strategy.group.opening import check_backend, join_ranks
+from torchbus._strategy.group.opening import check_backend, join_ranks, make_group
 from torchbus._strategy.options import Division, SyncOptions
 from torchbus._strategy.parameters.trained import Trained
 from torchbus._strategy.reduction import AllAfterBackward, Reductions
@@ -123,6 +125,12 @@ class Strategy(Plugin):
     @hookimpl
     def launch(self, session: Context) -> World:
         return session.start_ranks(self.form)
+
+    @hookimpl(trylast=True)
+    def init_process_group(
+        self, session: Context, backend: str, store: Store, timeout: timedelta
+    ) -> bool:
+        return make_group(session, backend, store, timeout)
 
     @hookimpl
     def session_start(self, session: Context) -> None:

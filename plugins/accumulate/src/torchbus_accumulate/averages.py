@@ -56,9 +56,9 @@ class Averages:
 
 
 def digest(tensor: Tensor) -> complex | None:
-    """Return the sum of a tensor. A part of a tensor has none, nor has one with NaNs.
+    """Return a tensor's sum, or None for a part of a tensor and for one with NaNs.
 
-    fsdp lets go of the memory of a gathered parameter: reading it would end the process.
+    fsdp frees the memory of a gathered parameter: reading it would end the process.
     """
     if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta:
         return None

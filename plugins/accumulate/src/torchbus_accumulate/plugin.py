@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -155,7 +154,7 @@ class Accumulate:
         """
         return {} if self._windows is None else self._windows.saved()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue with the next batch of the epoch and of the window.
 
         All ranks call it alike, inside the block, when the optimizers exist. The number of ranks

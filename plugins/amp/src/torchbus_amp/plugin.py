@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch.optim import LBFGS, Optimizer
@@ -30,7 +30,7 @@ ELSEWHERE = {
 class State(TypedDict):
     """The loss scales, as plain numbers."""
 
-    scales: list[dict[str, Any]]
+    scales: list[dict[str, object]]
 
 
 @needs("precision", "amp_backend")

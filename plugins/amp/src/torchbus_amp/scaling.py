@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torchbus_amp._compat import check
 from torchbus_amp.leaves import reached
 from torchbus_amp.scaler import Scaler, check_and_scale, multiply, scaled_by_loop
 
-State = dict[str, Any]
+State = dict[str, object]
 
 
 class LossScaling:

@@ -145,7 +145,7 @@ class Average:
 
     # Checkpoints ---------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The averages, on rank 0. All ranks call it."""
         if self._held_in:
             raise UsageError(

@@ -46,7 +46,12 @@ class ScheduleFree:
                 " optimizer of the package schedulefree, or leave the option out"
             )
         self._optimizers[optimizer] = []
-        cast(HasModes, optimizer).train()
+
+    @hookimpl
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        """Begin to train: all groups are there."""
+        if optimizer in self._optimizers:
+            cast(HasModes, optimizer).train()
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]] | None:

@@ -32,7 +32,7 @@ preserved_version: Callable[[Tensor], AbstractContextManager[None]] = private(
 )
 """Without it: UsageError at the first backward, if DDP has no ``init_sync=`` (2.4 has none)."""
 
-parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
+parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
 """Of one module, by name. Without it: AttributeError when a model is found."""
 
 
@@ -44,7 +44,7 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 
 
 class ReducerOnly(DistributedDataParallel):
-    """DDP over parameters alone, told which of them have sparse gradients (it would look for
+    """DDP over parameters only, told which of them have sparse gradients (it would look for
     Embedding modules).
 
     Without ``_build_params_for_reducer``: UsageError when the first reducer is made.

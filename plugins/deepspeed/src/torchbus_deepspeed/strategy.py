@@ -104,6 +104,13 @@ class DeepSpeed(Strategy):
 
     def start(self, session: Context) -> None:
         """Begin to drive DeepSpeed. All ranks call it."""
+        self._open(session)
+        if self.config.stage == 0:
+            return super().start(session)
+        self._register(session, Engines(session, self.config, self.name))
+
+    def _open(self, session: Context) -> None:
+        """Open DeepSpeed's communication, and silence what the loop's author can't act on."""
         session.on_close.callback(_compat.close_comm)
         if session.device.type == "cpu":
             session.on_close.callback(_compat.use_cpu())
@@ -113,9 +120,8 @@ class DeepSpeed(Strategy):
         session.replace(_compat.comm_module(), "build_shm_op", lambda _: lambda: None)
         self.config.check(session)
         _compat.open_comm()
-        if self.config.stage == 0:
-            return super().start(session)
-        engines = Engines(session, self.config, self.name)
+
+    def _register(self, session: Context, engines: Engines) -> None:
         gradients = ShardedSync(
             engines,
             session,

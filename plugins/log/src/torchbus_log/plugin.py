@@ -6,7 +6,7 @@ import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torchbus.plugin import Context, Listeners, UsageError, expect, hookimpl, refuse_outside
@@ -48,7 +48,7 @@ class Log:
 
     # Verbs ---------------------------------------------------------------------------------------
 
-    def log(self, name: str, value: Any, **options: Unpack[LogOptions]) -> None:
+    def log(self, name: str, value: object, **options: Unpack[LogOptions]) -> None:
         """Log one value: a number, a tensor of one element on any device, a torchmetrics object.
 
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
@@ -56,7 +56,7 @@ class Log:
         """
         self._send("log", {name: value}, options)
 
-    def log_dict(self, metrics: Mapping[str, Any], **options: Unpack[LogOptions]) -> None:
+    def log_dict(self, metrics: Mapping[str, object], **options: Unpack[LogOptions]) -> None:
         """Log several values by name, with the options of ``log``."""
         if not isinstance(metrics, Mapping):
             raise UsageError(
@@ -64,7 +64,7 @@ class Log:
             )
         self._send("log_dict", dict(metrics), options)
 
-    def log_hyperparams(self, values: object = None, **more: Any) -> None:
+    def log_hyperparams(self, values: object = None, **more: object) -> None:
         """Give the run's settings to the loggers. All ranks call it.
 
         Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
@@ -72,7 +72,7 @@ class Log:
         assert self._session is not None
         self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
 
-    def _send(self, verb: str, metrics: dict[str, Any], options: LogOptions) -> None:
+    def _send(self, verb: str, metrics: dict[str, object], options: LogOptions) -> None:
         if self._skips is None or self._listeners is None:
             return refuse_outside(verb, has_begun=False)
         for skip in self._skips.now:
@@ -108,7 +108,7 @@ class Log:
             session.on_close.push(self._gatherer.end)
 
     @hookimpl
-    def log_metrics(self, metrics: dict[str, Any], options: dict[str, Any]) -> None:
+    def log_metrics(self, metrics: dict[str, object], options: dict[str, object]) -> None:
         gatherer = self._gatherer
         manner = how(options) if options else PLAINLY
         for name, value in metrics.items():
@@ -152,7 +152,7 @@ class Log:
         }
 
 
-def refuse_unheard(options: Mapping[str, Any], listens: bool) -> None:
+def refuse_unheard(options: Mapping[str, object], listens: bool) -> None:
     """Raise UsageError for options of log points if there are none.
 
     With ``logger=False`` the options are accepted.
@@ -169,7 +169,7 @@ def refuse_unheard(options: Mapping[str, Any], listens: bool) -> None:
         )
 
 
-def _mapping(values: object) -> dict[str, Any]:
+def _mapping(values: object) -> dict[str, object]:
     if values is None:
         return {}
     if isinstance(values, Namespace):

@@ -101,7 +101,7 @@ class NeptuneLogger(Tracker):
             "debug",
         )
 
-    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
+    def open_run(self, session: Context, config: dict[str, object], offline: bool) -> Run:
         run = self._run
         if run is None:
             assert self._client is not None

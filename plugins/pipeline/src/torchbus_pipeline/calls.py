@@ -73,8 +73,8 @@ class Calls:
         self,
         module: Module,
         forward: Callable[..., object],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> object:
         if self._computes:
             return forward(*args, **kwargs)

@@ -18,7 +18,7 @@ from torchbus_progress.passes import Passes, Rate
 from torchbus_progress.snapshot import Snapshot
 
 LARGEST_PART, LONGEST_PAUSE_S = 0.01, 5.0
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def guarded(listen: F) -> F:

@@ -17,14 +17,14 @@ index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
 """What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass.
 """
 
-auto_collation: Callable[[Any], bool] = attrgetter("_auto_collation")
+auto_collation: Callable[[object], bool] = attrgetter("_auto_collation")
 """Whether a loader makes batches. Without it: AttributeError at the first pass."""
 
-pin_memory: Callable[..., Any] = _utils.pin_memory.pin_memory
+pin_memory: Callable[..., object] = _utils.pin_memory.pin_memory
 """Without it: AttributeError when the plugin is imported."""
 
 
-def on_the_way(iterator: Any) -> int:
+def on_the_way(iterator: object) -> int:
     """Batches that workers load, 0 without workers.
 
     Without ``_send_idx`` or ``_rcvd_idx``: see ``check``.

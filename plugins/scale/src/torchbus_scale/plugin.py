@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.optim import Optimizer
@@ -160,7 +160,7 @@ class Scale:
             )
         return self._batches * self._batch_size
 
-    def find_batch_size(self, function: Callable[[int], Any], start: int = 128) -> int:
+    def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
         """The largest batch size with which ``function`` runs out of memory on no rank.
 
         It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a

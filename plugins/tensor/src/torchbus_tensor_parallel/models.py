@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torchbus.plugin import (
     BackwardCall,
     Context,
+    dtensors,
     hookimpl,
     inventory,
     map_tensors,
@@ -35,18 +36,8 @@ from torchbus_tensor_parallel.checks import (
     refuse_second_derivatives,
     refuse_shared,
 )
-from torchbus_tensor_parallel.local_steps import LocalSteps
 from torchbus_tensor_parallel.plans.plan import Plan
 from torchbus_tensor_parallel.ranks import Ranks
-from torchbus_tensor_parallel.states import (
-    as_held,
-    divided_optimizer,
-    divided_state,
-    swap,
-    whole,
-    whole_optimizer,
-    whole_state,
-)
 
 
 class DividedModels:
@@ -59,7 +50,7 @@ class DividedModels:
         self._plan = plan
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._local_steps = LocalSteps(session)
+        self._local_steps = dtensors.LocalSteps(session)
         self._replaced: dict[int, nn.Parameter] = {}
         self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
         self._undo = ExitStack()
@@ -76,7 +67,7 @@ class DividedModels:
             if model not in self._models:
                 self._divide(model)
         for one in self._optimizers:
-            swap(one, self._replaced)
+            dtensors.swap(one, self._replaced)
         parameters[:] = [self._replaced.get(id(one), one) for one in parameters]
 
     @hookimpl
@@ -91,7 +82,7 @@ class DividedModels:
     ) -> Tensor | None:
         """Torch clips a mixture of whole tensors and DTensors. The loop gets a plain norm."""
         divided = any(isinstance(one, DTensor) for one in parameters)
-        norm: Tensor | None = whole(run(max_norm)) if divided else None
+        norm: Tensor | None = dtensors.whole(run(max_norm)) if divided else None
         return norm
 
     def _take(self, optimizer: Optimizer) -> None:
@@ -100,8 +91,10 @@ class DividedModels:
         refuse_optimizer(optimizer)
         self._optimizers.add(optimizer)
         self._local_steps.add(optimizer)
-        self._undo.callback(optimizer.register_state_dict_post_hook(whole_optimizer).remove)
-        self._undo.callback(optimizer.register_load_state_dict_post_hook(divided_optimizer).remove)
+        self._undo.callback(optimizer.register_state_dict_post_hook(_whole_state).remove)
+        self._undo.callback(
+            optimizer.register_load_state_dict_post_hook(dtensors.divided_optimizer).remove
+        )
 
     def _divide(self, model: Module) -> None:
         """Divide rank 0's values. All ranks call it with the same models."""
@@ -118,9 +111,12 @@ class DividedModels:
         self._apply(model, styles)
         for name, new in model.named_parameters():
             self._replace(before[name], new)
+        gather = dtensors.whole_states(self._session)
         for module in model.modules():
-            self._undo.callback(module.register_state_dict_post_hook(whole_state).remove)
-            self._undo.callback(module.register_load_state_dict_pre_hook(divided_state).remove)
+            self._undo.callback(module.register_state_dict_post_hook(gather).remove)
+            self._undo.callback(
+                module.register_load_state_dict_pre_hook(dtensors.divided_states).remove
+            )
         self._undo.callback(model.register_forward_hook(_whole_outputs).remove)
 
     def _apply(self, model: Module, styles: Mapping[str, ParallelStyle]) -> None:
@@ -134,7 +130,7 @@ class DividedModels:
             return
         new.requires_grad_(old.requires_grad)
         if old.grad is not None:
-            new.grad = as_held(old.grad, new)
+            new.grad = dtensors.like(old.grad, new)
         self._replaced[id(old)] = new
         self._old.append(old)
         old.data, old.grad = old.data.new_empty(0), None  # the whole is not kept
@@ -151,7 +147,7 @@ class DividedModels:
         for model in list(self._models):
             made = _make_whole(model)
             for optimizer in self._optimizers:
-                swap(optimizer, made)
+                dtensors.swap(optimizer, made)
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
@@ -187,6 +183,11 @@ def hooks_removed(model: Module) -> Callable[[], None]:
     return undo
 
 
+def _whole_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
+    """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
+    return dtensors.whole_optimizer(state)
+
+
 def _whole_outputs(module: Module, inputs: object, outputs: object) -> object:
     """The loop's own code sees whole tensors."""
     return map_tensors(outputs, lambda one: one.full_tensor() if isinstance(one, DTensor) else one)
@@ -199,7 +200,7 @@ def _make_whole(model: Module) -> dict[int, nn.Parameter]:
     for module in model.modules():
         for name, held in list(parameters(module).items()):
             if isinstance(held, DTensor):
-                new = nn.Parameter(whole(held), held.requires_grad)
-                new.grad = whole(held.grad)
+                new = nn.Parameter(dtensors.whole(held), held.requires_grad)
+                new.grad = dtensors.whole(held.grad)
                 parameters(module)[name] = made[id(held)] = new
     return made

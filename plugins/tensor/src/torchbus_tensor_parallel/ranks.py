@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torchbus.plugin import Context, guarded_groups
+from torchbus.plugin import Context, dtensors, guarded_groups, strategies
 
 
 class Ranks:
@@ -34,29 +32,8 @@ class Ranks:
 
         In place. All ranks call it with tensors of the same shapes, dtypes and devices.
         """
-        shards = [own_part(one) for one in tensors if is_sharded(one)]
-        copies = [own_part(one) for one in tensors if not is_sharded(one)]
-        _average(copies, None, self.world_size)
+        shards = [dtensors.own_part(one) for one in tensors if dtensors.is_sharded(one)]
+        copies = [dtensors.own_part(one) for one in tensors if not dtensors.is_sharded(one)]
+        strategies.mean_over(copies)
         if self.parts > 1:
-            _average(shards, self.mesh.get_group("data"), self.parts)
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank of a tensor group has another part of it."""
-    return isinstance(tensor, DTensor) and any(one.is_shard() for one in tensor.placements)
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, which shares its memory, or a plain tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, size: int) -> None:
-    """One all-reduce per dtype and device."""
-    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
-        same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.all_reduce(flat, group=group)
-        flat /= size
-        for tensor, part in zip(same, flat.split([one.numel() for one in same]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+            strategies.mean_over(shards, self.mesh.get_group("data"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from torchbus.plugin import Context, DataPlace, Strategy, UsageError, World, hookimpl, strategies
@@ -11,7 +12,6 @@ from torchbus_tensor_parallel.dtensor.install import as_whole
 from torchbus_tensor_parallel.models import DividedModels
 from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
 from torchbus_tensor_parallel.ranks import Ranks
-from torchbus_tensor_parallel.reduction import DividedGradients
 
 
 class TensorParallel(Strategy):
@@ -72,9 +72,12 @@ class TensorParallel(Strategy):
         """Divide the models that optimizers hold, and begin to synchronise."""
         as_whole(session)
         ranks = Ranks(session)
-        gradients = DividedGradients(ranks)
         sync = strategies.GradientSync(
-            session, self.options, divide(session), gradients.reductions, gradients.average
+            session,
+            self.options,
+            divide(session),
+            lambda trained: strategies.AllAfterBackward(trained, ranks.average),
+            partial(strategies.average, mean=ranks.average),
         )
         session.bus.register(sync, "tp.gradients")
         # after it, to be heard before it: models are divided before their parameters are known

@@ -32,7 +32,7 @@ MAP_FETCHER: Any = _utils.fetch._MapDatasetFetcher
 DispatchMode = _python_dispatch.TorchDispatchMode
 """Sees every operation of torch. Without it: AttributeError when a verification begins."""
 
-LOCAL_SCALAR: Any = torch.ops.aten._local_scalar_dense.default
+LOCAL_SCALAR: object = torch.ops.aten._local_scalar_dense.default
 """The operation of ``item()``. Without it: AttributeError when a verification begins."""
 
 current_graph_task_id: Callable[[], int] = private(

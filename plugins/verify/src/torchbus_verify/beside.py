@@ -50,25 +50,25 @@ def look_beside(
         told.causes.append(cause.ranks(unequal))
     if not differs and reference.same_backwards(lab.request):
         _add_prints(told, lab, plain, ours, 10 * found.tolerated)
-    again = lab.plain(again=1) if ours.written != plain.written else None
-    chance = files.by_chance(plain, again) if again is not None else []
-    if chance:
-        told.notes.append(
-            f"files named by the clock or by chance are not compared: {_some(chance)}"
-        )
-    allowed = (
-        float("inf")
-        if differs
-        else max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
-    )
-    for one in files.compare(ours, plain, again, allowed):
-        told.causes.append(cause.files(f"{one.name} {one.words}"))
+    tolerated = max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
+    _add_files(told, lab, plain, ours, float("inf") if differs else tolerated)
     if found.thinned:
         told.notes.append(
             f"of {len(found.thinned)} large tensors a part was compared, and the norm:"
             f" {_some(found.thinned)}"
         )
     return told
+
+
+def _add_files(told: Beside, lab: Laboratory, plain: Run, ours: Run, allowed: float) -> None:
+    again = lab.plain(again=1) if ours.written != plain.written else None
+    chance = files.by_chance(plain, again) if again is not None else []
+    if chance:
+        told.notes.append(
+            f"files named by the clock or by chance are not compared: {_some(chance)}"
+        )
+    for one in files.compare(ours, plain, again, allowed):
+        told.causes.append(cause.files(f"{one.name} {one.words}"))
 
 
 def _add_samples(told: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:

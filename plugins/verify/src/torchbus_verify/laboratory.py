@@ -98,7 +98,7 @@ class Laboratory:
         return self
 
     def in_own_precision(self) -> None:
-        """Back to what the script computes in."""
+        """From here on both runs compute in the script's own precision."""
         self.request = self.request.in_own_precision()
 
     def _run(

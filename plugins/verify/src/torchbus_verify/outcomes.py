@@ -14,6 +14,16 @@ DRIFTED = (
     "a plain run whose gradients were rounded anew drifted as far: the loop amplifies rounding, and"
     " the differences are no larger"
 )
+ASKS = (
+    "not compared: the script asks for input, and there is no terminal. Give it its answers as"
+    " arguments"
+)
+FAILS = "not compared: the script fails by itself, without a session"
+STOPS = "not compared: the script ends before its first optimizer step. Let it train longer"
+NO_BACKWARD = (
+    "not compared: the script never calls backward(). Steps by torch.autograd.grad and by hand"
+    " can't be seen"
+)
 SHOWN = 3
 
 
@@ -22,30 +32,10 @@ def of_plain(run: Run) -> Verdict | None:
     if run.outside:
         return _outside(run)
     if run.status:
-        if "EOFError" in run.failure:
-            return Verdict(
-                NOT_COMPARED,
-                "not compared: the script asks for input, and there is no terminal. Give it its"
-                " answers as arguments",
-                traceback=run.failure,
-            )
-        return Verdict(
-            NOT_COMPARED,
-            "not compared: the script fails by itself, without a session",
-            traceback=run.failure,
-        )
+        asks = "EOFError" in run.failure
+        return Verdict(NOT_COMPARED, ASKS if asks else FAILS, traceback=run.failure)
     if not run.first.of("step"):
-        what = (
-            "never calls backward()"
-            if not run.first.of("backward")
-            else "ends before its first optimizer step"
-        )
-        hint = (
-            "Steps by torch.autograd.grad and by hand can't be seen"
-            if "never" in what
-            else "Let it train longer"
-        )
-        return Verdict(NOT_COMPARED, f"not compared: the script {what}. {hint}")
+        return Verdict(NOT_COMPARED, STOPS if run.first.of("backward") else NO_BACKWARD)
     return None
 
 

@@ -32,7 +32,7 @@ class Option:
 def known_options() -> list[Option]:
     """Return the session's own options, and then those of plugins by package and name.
 
-    Several strategies may have an option of one name: each of them is listed.
+    If several strategies have an option of the same name, all of them are listed.
     """
     own = [_option(name, Session, "torchbus", "session") for name in _parameters(Session)]
     offered = {entry.name for entry in discovery.every("option")}

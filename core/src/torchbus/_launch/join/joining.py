@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from torchbus._launch.job import Job
@@ -33,12 +34,22 @@ def join(place: Place, request: Request) -> Job:
     except LaunchError:
         raise
     except (RuntimeError, OSError) as error:
-        raise LaunchError(
-            f"rank {place.rank} could not reach the others at {place.address}:{place.port}"
-            f" ({place.launched_by}): {error}. If the port is in use, set MASTER_PORT to a free"
-            " one; otherwise check MASTER_ADDR and the firewall"
-        ) from None
-    world = World(
+        raise _unreached(place, error) from None
+    parent_pid = inherited.parent_pid() if mine else None
+    world = _world(place, device, store)
+    return Job(world, request, ends_with_block=mine, parent_pid=parent_pid)
+
+
+def _unreached(place: Place, error: Exception) -> LaunchError:
+    return LaunchError(
+        f"rank {place.rank} could not reach the others at {place.address}:{place.port}"
+        f" ({place.launched_by}): {error}. If the port is in use, set MASTER_PORT to a free"
+        " one; otherwise check MASTER_ADDR and the firewall"
+    )
+
+
+def _world(place: Place, device: torch.device, store: SealedStore) -> World:
+    return World(
         place.rank,
         place.world_size,
         place.local_rank,
@@ -48,9 +59,6 @@ def join(place: Place, request: Request) -> Job:
         device,
         store,
         one_host=place.one_host,
-    )
-    return Job(
-        world, request, ends_with_block=mine, parent_pid=inherited.parent_pid() if mine else None
     )
 
 

@@ -136,33 +136,33 @@ def first_host(nodelist: str) -> str:
 
 def _mpi(env: Mapping[str, str]) -> Place | None:
     for prefix, local in MPI_PREFIXES:
-        if f"{prefix}RANK" not in env or integer(env, f"{prefix}SIZE", 1) < 2:
-            continue
-        rank, world_size = integer(env, f"{prefix}RANK"), integer(env, f"{prefix}SIZE")
-        local_world_size = integer(env, f"{local}SIZE", integer(env, "MPI_LOCALNRANKS", world_size))
-        if local_world_size < world_size and "MASTER_ADDR" not in env:
-            raise UsageError(
-                "mpirun started ranks on several hosts: pass the first one's address, mpirun -x"
-                " MASTER_ADDR=..."
-            )
-        job = env.get("PMIX_NAMESPACE", "")
-        return Place(
-            "MPI",
-            rank,
-            world_size,
-            integer(
-                env,
-                f"{local}RANK",
-                integer(env, "MPI_LOCALRANKID", rank % max(1, local_world_size)),
-            ),
-            local_world_size,
-            rank // max(1, local_world_size),
-            env.get("MASTER_ADDR", "127.0.0.1"),
-            _port(env, job),
-            local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
-            job,
-        )
+        if f"{prefix}RANK" in env and integer(env, f"{prefix}SIZE", 1) > 1:
+            return _of_mpi(env, prefix, local)
     return None
+
+
+def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> Place:
+    rank, world_size = integer(env, f"{prefix}RANK"), integer(env, f"{prefix}SIZE")
+    local_world_size = integer(env, f"{local}SIZE", integer(env, "MPI_LOCALNRANKS", world_size))
+    if local_world_size < world_size and "MASTER_ADDR" not in env:
+        raise UsageError(
+            "mpirun started ranks on several hosts: pass the first one's address, mpirun -x"
+            " MASTER_ADDR=..."
+        )
+    local_rank = integer(env, "MPI_LOCALRANKID", rank % max(1, local_world_size))
+    job = env.get("PMIX_NAMESPACE", "")
+    return Place(
+        "MPI",
+        rank,
+        world_size,
+        integer(env, f"{local}RANK", local_rank),
+        local_world_size,
+        rank // max(1, local_world_size),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        _port(env, job),
+        local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
+        job,
+    )
 
 
 def _check(place: Place, request: Request) -> None:

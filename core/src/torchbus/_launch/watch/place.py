@@ -7,7 +7,6 @@ import os
 import threading
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from torch.nn import Module
 
@@ -120,7 +119,7 @@ def waited_workers() -> tuple[list[int], object]:
     )
 
 
-def _loader(frames: list[FrameType]) -> Any:
+def _loader(frames: list[FrameType]) -> object:
     """Return the DataLoader iterator with workers that one of the frames belongs to, or None."""
     iterators = (frame.f_locals.get("self") for frame in frames if _name(frame) == DATA)
     return next((iterator for iterator in iterators if loaders.workers(iterator)), None)

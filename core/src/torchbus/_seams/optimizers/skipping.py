@@ -86,7 +86,7 @@ class StepMethods:
         return _patch_step_function
 
     def _heard(self, original: Method) -> Method:
-        running, listeners, failed = self._running, self._listeners, self._failed
+        running, listeners = self._running, self._listeners
 
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
             # a subclass calls its parent's step, or a plugin its own optimizer
@@ -95,16 +95,7 @@ class StepMethods:
             given = Given(type(optimizer), args, kwargs) if args or kwargs else NONE_GIVEN
 
             def run(closure: Method | None = None) -> object:
-                args, kwargs = given.exchanged(closure)
-                running.add(id(optimizer))
-                try:
-                    return original(optimizer, *args, **kwargs)
-                except BaseException:
-                    for listener in failed.now:
-                        listener(optimizer)
-                    raise
-                finally:
-                    running.discard(id(optimizer))
+                return self._run(original, optimizer, given.exchanged(closure))
 
             for listener in listeners.now:
                 answer = listener(optimizer, given.closure, run)
@@ -114,6 +105,23 @@ class StepMethods:
 
         self._patched[original] = step
         return step
+
+    def _run(
+        self,
+        original: Method,
+        optimizer: Optimizer,
+        arguments: tuple[tuple[object, ...], dict[str, object]],
+    ) -> object:
+        args, kwargs = arguments
+        self._running.add(id(optimizer))
+        try:
+            return original(optimizer, *args, **kwargs)
+        except BaseException:
+            for listener in self._failed.now:
+                listener(optimizer)
+            raise
+        finally:
+            self._running.discard(id(optimizer))
 
 
 class zero_grad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -113,7 +114,9 @@ def open_group(session: Context, backend: str) -> None:
     hook = sys.excepthook
     try:
         with gloo_on_loopback(session.world.one_host):
-            _make_group(session, backend, store)
+            session.bus.hook.init_process_group(
+                session=session, backend=backend, store=store, timeout=session.timeout
+            )
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise LaunchError(
             f"rank {session.rank}: the {backend} process group could not be made: {error}"
@@ -125,19 +128,12 @@ def open_group(session: Context, backend: str) -> None:
     session.on_close.callback(_close)
 
 
-def _make_group(session: Context, backend: str, store: dist.Store) -> None:
-    """Ask the plugins for the group (event ``init_process_group``), or make it."""
-    made = session.bus.hook.init_process_group(
-        session=session, backend=backend, store=store, timeout=session.timeout
+def make_group(session: Context, backend: str, store: dist.Store, timeout: timedelta) -> bool:
+    """Make the group as torch does; what strategies answer to ``init_process_group``."""
+    dist.init_process_group(
+        backend, store=store, rank=session.rank, world_size=session.world_size, timeout=timeout
     )
-    if not made:
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=session.rank,
-            world_size=session.world_size,
-            timeout=session.timeout,
-        )
+    return True
 
 
 def _release(own_sockets: set[int]) -> None:

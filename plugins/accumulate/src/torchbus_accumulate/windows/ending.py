@@ -51,7 +51,7 @@ class Ending:
                     one.settle(call.count.scale)
 
     def finish(self, one: WindowSum, is_flush: bool) -> None:
-        """Before a real step. A flush steps without a backward of a last batch."""
+        """Called before a real step. A flush steps without the backward of a last batch."""
         one.finish(self._total(one, is_flush), self._weights.counted and not self._weights.is_sum)
         self._weights.begin_batch()
 

@@ -153,7 +153,7 @@ class WindowSum:
     def finish(self, total: float | None, counted: bool) -> None:
         """Before a real step, merge all gradients of the window, and divide them by ``total``.
 
-        ``counted``: the last batch is.
+        ``counted``: whether the last batch is part of ``total``.
         """
         present, counted = self._present, counted or self.counted
         present.refuse_mixed()

@@ -55,9 +55,11 @@ class Loading:
         return LoaderFacts(self._rows, workers, self._seconds_of_a_batch(self._loader))
 
     def _seconds_of_a_batch(self, loader: DataLoader[object]) -> float | None:
-        """Workers hide how long they take, so a batch is read once more without them. The first
-        batch that a loop gets also opens files: left out if there are others. Fake ones take other
-        times."""
+        """Time a batch without workers, because workers hide how long they take.
+
+        The first batch of a loop also opens files, so it is left out if there are others. Batches
+        made of fake data take other times.
+        """
         if not loader.num_workers:
             return statistics.median(self._load_s[1:] or self._load_s) if self._load_s else None
         if isinstance(loader.dataset, IterableDataset):

@@ -47,7 +47,7 @@ class SavedTensors:
 
     @contextmanager
     def inside(self, block: int, inputs: Iterable[Tensor]) -> Iterator[None]:
-        """A block's forward. Checkpointed, it would keep its inputs, and these alone."""
+        """A block's forward. Checkpointed, it would keep only its inputs."""
         self._inputs += inputs
         before, self._block = self._block, block
         try:

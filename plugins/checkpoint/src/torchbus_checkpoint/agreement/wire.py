@@ -57,7 +57,7 @@ def _parts(value: object) -> object:
     return [_plain(one) for one in value]
 
 
-def _object(value: Any) -> Any:
+def _object(value: object) -> object:
     if isinstance(value, list):
         return [_object(one) for one in value]
     if not isinstance(value, dict):

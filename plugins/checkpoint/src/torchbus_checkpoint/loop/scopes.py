@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -29,7 +28,7 @@ class Scope:
     """
 
     place: str
-    values: dict[str, Any]
+    values: dict[str, object]
     frame: FrameType | None = None
     left_out: frozenset[str] = frozenset()
     hidden: str = "__"

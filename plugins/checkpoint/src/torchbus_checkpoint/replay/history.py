@@ -20,7 +20,7 @@ NESTED = -1
 
 @dataclass
 class Pass:
-    """A pass: the data it was over, whether it came before the first step, the gap before it."""
+    """A pass: its data, whether it came before the first step, and the gap before it."""
 
     over: str
     before_training: bool

@@ -90,7 +90,7 @@ def _part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
 
 
 def joined(local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
-    """All rows, in order, from ``rows.sizes[r]`` of each rank r. A collective."""
+    """Gather all rows in order, ``rows.sizes[r]`` from each rank r. All ranks call it."""
     return Joined.apply(local, rows, dim, team)  # type: ignore[no-untyped-call, no-any-return]
 
 

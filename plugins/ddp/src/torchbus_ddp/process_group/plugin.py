@@ -5,6 +5,9 @@ They name it in their ``companions``.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from torch.distributed import Store
 from torchbus.plugin import Context, hookimpl, strategies
 
 
@@ -13,6 +16,12 @@ class ProcessGroup:
 
     The strategy's attribute ``backend``, if it has one, says which backend.
     """
+
+    @hookimpl(trylast=True)
+    def init_process_group(
+        self, session: Context, backend: str, store: Store, timeout: timedelta
+    ) -> bool:
+        return strategies.make_group(session, backend, store, timeout)
 
     @hookimpl(tryfirst=True)
     def session_start(self, session: Context) -> None:

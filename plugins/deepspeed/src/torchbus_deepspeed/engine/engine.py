@@ -37,16 +37,9 @@ class Engine:
         self._indices = [
             index for index, group in enumerate(self.shadow.param_groups) if group["params"]
         ]
-        self.traces = Traces(model)
-        with _compat.variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
-            self.ds, *_ = _compat.deepspeed().initialize(
-                model=model, optimizer=self.shadow, config=dict(config), dist_init_required=False
-            )
-        self.traces.note()
-        _compat.hide_model(self.ds, model)
+        self.ds = self._initialized(session, config)
         self.zero: Any = self.ds.optimizer
         _compat.remove_hooks(self.zero)
-        self.ds.set_gradient_accumulation_boundary(True)
         self.layout = layout_of(self.zero, stage, session.rank)
         held = parameters_of_groups(_compat.groups_of(self.zero, stage))
         order = {id(one): number for number, one in enumerate(model.parameters())}
@@ -61,6 +54,21 @@ class Engine:
         """The ids of parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)
         self._take_gradients()
+
+    def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
+        """DeepSpeed's engine, which leaves the model as it was, but for its traces."""
+        self.traces = Traces(self.model)
+        with _compat.variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
+            engine, *_ = _compat.deepspeed().initialize(
+                model=self.model,
+                optimizer=self.shadow,
+                config=dict(config),
+                dist_init_required=False,
+            )
+        self.traces.note()
+        _compat.hide_model(engine, self.model)
+        engine.set_gradient_accumulation_boundary(True)
+        return engine
 
     def _take_gradients(self) -> None:
         """Those from before the block, which are whole and the same on all ranks."""

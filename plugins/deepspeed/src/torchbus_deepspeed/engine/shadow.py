@@ -47,7 +47,7 @@ def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
     return made
 
 
-def copy_hyperparameters(source: Mapping[str, Any], target: dict[str, Any]) -> None:
+def copy_hyperparameters(source: Mapping[str, object], target: dict[str, object]) -> None:
     """What the loop or a scheduler has set in a group holds for the shadow's group, too."""
     target.update({name: value for name, value in source.items() if name != "params"})
 

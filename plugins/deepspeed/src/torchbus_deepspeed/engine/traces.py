@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.nn import Module
 
@@ -36,7 +34,7 @@ class Traces:
         for thing, names in zip(self._things, self._attributes, strict=True):
             for name in names & vars(thing).keys():
                 delattr(thing, name)
-        flat: list[dict[int, Any]] = [table for tables in self._tables for table in tables]
+        flat: list[dict[int, object]] = [table for tables in self._tables for table in tables]
         for table, keys in zip(flat, self._hooks, strict=True):
             for key in keys & table.keys():
                 del table[key]

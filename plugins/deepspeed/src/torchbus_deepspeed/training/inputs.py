@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -30,7 +28,7 @@ class Inputs:
 
     def _convert(
         self, model: Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[object, dict[str, object]]:
         dtype = self._engines.config.dtype
 
         def convert(tensor: Tensor) -> Tensor:

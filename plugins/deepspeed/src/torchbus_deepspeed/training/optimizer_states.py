@@ -16,10 +16,10 @@ from torchbus_deepspeed.engine.states import Entry, put_states, whole_states
 def hook(engines: Held, optimizer: Optimizer) -> None:
     """Until the end of the session. All ranks call ``state_dict`` and ``load_state_dict`` alike."""
 
-    def whole(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    def whole(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
         return _whole(engines, optimizer, state_dict)
 
-    def divide(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    def divide(optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object] | None:
         return _divide(engines, optimizer, state_dict)
 
     stack = engines.session.on_close

@@ -29,7 +29,7 @@ class Others:
         return {id(one) for one, node in pairs if _compat.will_execute(node)}
 
     def begin(self) -> None:
-        """Keep what was before apart."""
+        """Set earlier gradients aside, so that this backward's are by themselves."""
         self.wanted = set()
         self._before = [one.grad for one in self.parameters]
         for one in self.parameters:

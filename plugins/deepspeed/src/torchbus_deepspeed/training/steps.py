@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -116,13 +115,13 @@ class Steps:
 
     @hookimpl
     def gradients_cleared(self, optimizer: Optimizer, kept: bool) -> None:
-        """What a step has used belongs to no window that is open."""
+        """Clear gradients that a step has used: they belong to no open window."""
         for each in self._engines.of(optimizer):
             if each.has_stepped or not kept:
                 each.clear()
 
     def _zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
-        def zero_grad(module: Module, *args: Any, **kwargs: Any) -> None:
+        def zero_grad(module: Module, *args: object, **kwargs: object) -> None:
             original(module, *args, **kwargs)
             self._clear(list(module.parameters()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from torchbus.plugin import Steps, accelerators
 
@@ -38,7 +37,7 @@ class EmptyCache:
         return make
 
 
-def _modules() -> dict[str, Any]:
+def _modules() -> dict[str, object]:
     """The modules of devices that can be told to empty their cache, by name."""
     every = {name: accelerators.module(name) for name in (*accelerators.known(), "accelerator")}
     return {name: one for name, one in every.items() if hasattr(one, "empty_cache")}

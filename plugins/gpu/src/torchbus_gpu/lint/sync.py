@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torchbus.plugin import Steps
@@ -34,11 +33,11 @@ class Synchronisation:
                 stack.enter_context(replaced(torch.Tensor, name, self._noticing(name)))
             yield
 
-    def _noticing(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _noticing(self, name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
         hit, device, spelled = self._sites.hit, self._device, SPELLED.get(name, f".{name}()")
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def make(original: Callable[..., object]) -> Callable[..., object]:
+            def method(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
                 if tensor.device.type == device:
                     hit(spelled)
                 return original(tensor, *args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -31,7 +30,7 @@ class KeptGradients:
             yield
 
     def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
-        def zero_grad(self_: Any, set_to_none: bool = True) -> None:
+        def zero_grad(self_: object, set_to_none: bool = True) -> None:
             if not set_to_none:
                 self._sites.hit("zero_grad(set_to_none=False)")
             original(self_, set_to_none)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +21,11 @@ class Between(torch.Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         name = getattr(function, "__name__", "")
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
         if name == "__hash__" or (name == "__get__" and owner in FACTS):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torchbus.plugin import Unsupported, leaves, map_tensors
 
-Extra = tuple[tuple[Any, ...], Mapping[str, Any]]
+Extra = tuple[tuple[object, ...], Mapping[str, object]]
 NO_EXTRA: Extra = ((), {})
 
 

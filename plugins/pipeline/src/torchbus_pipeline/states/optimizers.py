@@ -71,7 +71,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _to(value: object, device: torch.device) -> Any:
+def _to(value: object, device: torch.device) -> object:
     """The same nested dicts, with their tensors on this device."""
     if isinstance(value, Tensor):
         return value.to(device)

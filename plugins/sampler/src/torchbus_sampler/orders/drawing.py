@@ -116,7 +116,7 @@ class Drawing:
 class Chosen(Drawing):
     """The order of SubsetRandomSampler: its indices at the places that are drawn."""
 
-    def __init__(self, draws: Draws, memory: Memory, chosen: Sequence[Any]) -> None:
+    def __init__(self, draws: Draws, memory: Memory, chosen: Sequence[object]) -> None:
         super().__init__(draws, memory)
         self._chosen = chosen
         self.checksum = checksum_of(chosen)

@@ -149,7 +149,7 @@ def _is_alike(make: Callable[[Generator], Any], stop: int) -> bool:
     return stand_alike and order.indices(0, len(drawn)) == drawn
 
 
-EXAMPLES: dict[type, list[Callable[[Generator], Any]]] = {
+EXAMPLES: dict[type, list[Callable[[Generator], object]]] = {
     SequentialSampler: [lambda generator: SequentialSampler(range(40))],
     RandomSampler: [
         lambda generator: RandomSampler(range(40), generator=generator),

@@ -6,7 +6,6 @@ They have no values any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torchbus.plugin import Unsupported
@@ -27,11 +26,11 @@ class StaleParameter(nn.Parameter):
     @classmethod
     def __torch_function__(
         cls,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         harmless = function in KNOWN or (
             getattr(function, "__name__", "") == GETTER and function not in EMPTIED
         )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch.distributed.tensor import DTensor
-from torchbus.plugin import Context
+from torchbus.plugin import Context, dtensors
 
 from torchbus_sharded._compat.tensors import DATA
 from torchbus_sharded.dtensor import named_views
 from torchbus_sharded.dtensor.deepcopy import copied
-from torchbus_sharded.dtensor.random import draw_whole
-from torchbus_sharded.dtensor.reading import formatted, read_whole, to_list, to_numpy
 from torchbus_sharded.dtensor.row_views import get_item
 from torchbus_sharded.dtensor.writing import set_data, set_item
 from torchbus_sharded.engine.parameter_hooks import refuse_accumulated
 
 METHODS: dict[str, object] = {
-    "numpy": to_numpy,
-    "tolist": to_list,
-    "__format__": formatted,
+    **dtensors.METHODS,
     "__getitem__": get_item,
     "__setitem__": set_item,
     "__iter__": named_views.rows,
@@ -36,14 +29,4 @@ METHODS: dict[str, object] = {
 
 def as_whole(session: Context) -> None:
     """Replace these methods until the end of the block. All ranks call them: they gather."""
-    undo = {"item": read_whole(), "normal_": draw_whole()} | {
-        name: _replace(name, ours) for name, ours in METHODS.items()
-    }
-    for name, put_back in undo.items():
-        session.on_close.callback(session.seams.note(f"DTensor.{name}", put_back))
-
-
-def _replace(name: str, ours: object) -> Callable[[], None]:
-    """DTensor inherits these methods, so removing ours restores torch's."""
-    setattr(DTensor, name, ours)
-    return lambda: delattr(DTensor, name)
+    dtensors.as_whole(session, dtensors.READS | dtensors.DRAWS, METHODS)

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import Unsupported
+from torchbus.plugin import Unsupported, dtensors
 
 from torchbus_sharded._compat.tensors import tree_map
-from torchbus_sharded.dtensor.reading import whole
-from torchbus_sharded.optimizers.swap import like
 
 SET_ITEM = Tensor.__setitem__
 
@@ -33,22 +31,18 @@ def set_item(tensor: DTensor, index: Any, values: Any) -> None:
     """Gather the whole, write, and keep this rank's part. All ranks call it."""
     if not may_be_written(tensor):
         return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
-    changed = whole(tensor)
-    changed[tree_map(gathered, index)] = gathered(values)
+    changed = dtensors.whole(tensor)
+    changed[tree_map(dtensors.whole, index)] = dtensors.whole(values)
     _put(tensor, changed)
 
 
 def may_be_written(tensor: DTensor) -> bool:
-    """Whether it has no graph, and is no sum that is still to be made over ranks."""
+    """Whether it has no graph, and no sum over ranks is still to be made."""
     in_graph = torch.is_grad_enabled() and tensor.requires_grad
     return not in_graph and not any(one.is_partial() for one in tensor.placements)
 
 
 def _put(tensor: DTensor, values: Tensor) -> None:
     alike = isinstance(values, DTensor) and values.placements == tensor.placements
-    divided: Any = values if alike else like(gathered(values), tensor)
+    divided: Any = values if alike else dtensors.like(dtensors.whole(values), tensor)
     tensor.to_local().detach().copy_(divided.to_local().detach())
-
-
-def gathered(value: object) -> Any:
-    return whole(value) if isinstance(value, DTensor) else value

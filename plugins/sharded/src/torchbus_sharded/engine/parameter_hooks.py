@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Module
 from torchbus.plugin import Unsupported
 
 from torchbus_sharded._compat.tensors import (
@@ -18,6 +19,11 @@ from torchbus_sharded._compat.tensors import (
     post_accumulate_hooks,
     share_backward_hooks,
 )
+
+
+def named(model: Module) -> dict[str, nn.Parameter]:
+    """The parameters by name. A shared one has several names."""
+    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def move(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
+from torchbus.plugin import dtensors
 
 from torchbus_sharded._compat.fsdp2 import forget_engine, let_go_of_early
 from torchbus_sharded._compat.tensors import parameters, share_backward_hooks
@@ -39,13 +40,8 @@ def make_whole(model: Module, methods: Iterable[str]) -> dict[int, nn.Parameter]
 
 
 def _gathered(parameter: DTensor) -> nn.Parameter:
-    full = nn.Parameter(_full(parameter.detach()), requires_grad=parameter.requires_grad)
+    full = nn.Parameter(dtensors.whole(parameter), requires_grad=parameter.requires_grad)
     if parameter.grad is not None:
-        full.grad = _full(parameter.grad)
+        full.grad = dtensors.whole(parameter.grad)
     share_backward_hooks(parameter, full)
     return full
-
-
-def _full(tensor: Tensor) -> Tensor:
-    """A divided tensor, gathered. All ranks call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import END, Context, Settings, hookimpl, hyperparameters, inventory
+from torchbus.plugin import END, Context, Settings, dtensors, hookimpl, hyperparameters, inventory
 
 from torchbus_sharded._compat.fsdp2 import (
     gathered_in,
@@ -37,8 +37,6 @@ from torchbus_sharded.engine.wrapping import called_parts, units
 from torchbus_sharded.fsdp.existing_optimizers import common_optimizers
 from torchbus_sharded.fsdp.options import ShardingOptions
 from torchbus_sharded.optimizers.holders import Optimizers
-from torchbus_sharded.optimizers.state_hooks import divided_states, whole_states
-from torchbus_sharded.optimizers.swap import named, swap
 
 
 class ShardedModels:
@@ -77,7 +75,7 @@ class ShardedModels:
             [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         ):
             self._divide_parts(model, hyperparameters.of_optimizer(optimizer))
-        swap(
+        dtensors.swap(
             optimizer,
             self._replaced
             | {id(whole): part for model in self._models for whole, part in gathered_in(model)},
@@ -139,13 +137,13 @@ class ShardedModels:
         for tensor in [*model.parameters(), *model.buffers()]:
             if not tensor.is_meta:
                 dist.broadcast(tensor.data, 0)
-        before = named(model)
+        before = parameter_hooks.named(model)
         self._models[model] = self._shard(model)
         if on_meta:
             self._fill(on_meta)
         self.used.add(model)
         self._hook(model)
-        self._replace(before, named(model))
+        self._replace(before, parameter_hooks.named(model))
         self.undivided.discard(model)
 
     def _meet_for(self, model: Module, made_with: Settings) -> None:
@@ -189,10 +187,11 @@ class ShardedModels:
         stack = self._session.on_close
         self.forwards.add(model, len(self._models))
         stack.callback(refuse_copies(model))
+        gather = dtensors.whole_states(self._session)
         for module in model.modules():
             stack.callback(module.register_state_dict_pre_hook(self._meet_to_gather).remove)
-            stack.callback(module.register_state_dict_post_hook(whole_states(self._session)).remove)
-            stack.callback(module.register_load_state_dict_pre_hook(divided_states).remove)
+            stack.callback(module.register_state_dict_post_hook(gather).remove)
+            stack.callback(module.register_load_state_dict_pre_hook(dtensors.divided_states).remove)
 
     def _replace(self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
         """Let hooks and optimizers go on with the divided parameters."""

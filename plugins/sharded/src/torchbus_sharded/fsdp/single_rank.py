@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl, inventory
+from torchbus.plugin import Context, dtensors, hookimpl, inventory
 
+from torchbus_sharded.engine import parameter_hooks
 from torchbus_sharded.engine.meta import MetaModules, ParamInit
-from torchbus_sharded.optimizers.swap import named, swap
 
 
 class SingleRank:
@@ -37,7 +37,7 @@ class SingleRank:
             ]
         ):
             self._fill(model)
-        swap(optimizer, self._replaced)
+        dtensors.swap(optimizer, self._replaced)
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
@@ -55,9 +55,9 @@ class SingleRank:
         modules = MetaModules(model, self._param_init_fn)
         if not modules:
             return
-        before = named(model)
+        before = parameter_hooks.named(model)
         with self._session.random.order():
             modules.fill(self._session.device, self._session.device, lambda _: None)
-        after = named(model)
+        after = parameter_hooks.named(model)
         self._replaced |= {id(before[name]): after[name] for name in before if before[name].is_meta}
         self._old += before.values()

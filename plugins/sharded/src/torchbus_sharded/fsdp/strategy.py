@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, Strategy, expect
+from torchbus.plugin import Context, Strategy, dtensors, expect
 
-from torchbus_sharded._compat.dtensor import forget_meshes
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
 from torchbus_sharded.fsdp.backward import ShardedBackward
@@ -87,10 +86,7 @@ class FSDP(Strategy):
     def start(self, session: Context) -> None:
         """Divide the models, and begin to reduce their gradients."""
         self.sharding.check_device(session.device)
-        forget_meshes()
-        # A process that is forked later would wait for the threads of this block's process group,
-        # which it does not have.
-        session.on_close.callback(forget_meshes)
+        dtensors.forget_other_meshes(session)
         models = ShardedModels(session, self.sharding)
         counts = LossCounts(session, self.loss_reduction, self.loss_weight, models.agreement)
         session.bus.register(models, "fsdp.models")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Settings, hyperparameters, inventory
+from torchbus.plugin import Context, Settings, dtensors, hyperparameters, inventory
 
 from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.optimizers.local_steps import LocalSteps
-from torchbus_sharded.optimizers.swap import like, swap
 
 
 class Optimizers:
@@ -22,7 +18,7 @@ class Optimizers:
     def __init__(self, session: Context, agreement: Agreement) -> None:
         self._session = session
         self._agreement = agreement
-        self._local_steps = LocalSteps(session)
+        self._local_steps = dtensors.LocalSteps(session)
         self._known: list[weakref.ref[Optimizer]] = []
 
     def add(self, optimizer: Optimizer) -> None:
@@ -32,7 +28,9 @@ class Optimizers:
         self._local_steps.add(optimizer)
         stack = self._session.on_close
         stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
-        stack.callback(optimizer.register_load_state_dict_post_hook(_divide).remove)
+        stack.callback(
+            optimizer.register_load_state_dict_post_hook(dtensors.divided_optimizer).remove
+        )
 
     def add_holding(self, parameters: list[nn.Parameter]) -> None:
         """Add all optimizers that hold some of the parameters, in the order of the parameters."""
@@ -60,30 +58,11 @@ class Optimizers:
     def swap(self, replaced: Mapping[int, nn.Parameter]) -> None:
         for optimizer in [reference() for reference in self._known]:
             if optimizer is not None:
-                swap(optimizer, replaced)
+                dtensors.swap(optimizer, replaced)
 
-    def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _gather(self, optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object]:
         """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
         if not self._session.gathers_states:
             return state_dict
         self._agreement.meet(f"the state_dict of {type(optimizer).__name__}")
-        return {
-            **state_dict,
-            "state": {key: _whole(entry) for key, entry in state_dict["state"].items()},
-        }
-
-
-def _divide(optimizer: Optimizer) -> None:
-    """Divide what ``optimizer.load_state_dict`` has read: whole tensors, the same on all ranks."""
-    for parameter, entry in optimizer.state.items():
-        if isinstance(parameter, Tensor) and isinstance(entry, dict):
-            entry.update({key: like(value, parameter) for key, value in entry.items()})
-
-
-def _whole(entry: object) -> object:
-    if not isinstance(entry, dict):
-        return entry
-    return {
-        key: value.full_tensor() if isinstance(value, DTensor) else value
-        for key, value in entry.items()
-    }
+        return dtensors.whole_optimizer(state_dict)

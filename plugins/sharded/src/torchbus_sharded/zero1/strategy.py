@@ -204,7 +204,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _fill(optimizer: Optimizer, whole: Mapping[int, Any]) -> None:
+def _fill(optimizer: Optimizer, whole: Mapping[int, object]) -> None:
     """Add the state of the parameters that other ranks step."""
     for index, parameter in enumerate(_parameters(optimizer)):
         if not optimizer.state.get(parameter) and index in whole:
@@ -221,7 +221,7 @@ def _no_copy(name: str) -> NoReturn:
 
 def _to(value: T, device: torch.device) -> T:
     """The same nested dicts, with their tensors on this device."""
-    moved: Any = value
+    moved: object = value
     if isinstance(value, Tensor):
         moved = value.to(device)
     elif isinstance(value, dict):

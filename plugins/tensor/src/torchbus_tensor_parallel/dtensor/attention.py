@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
@@ -26,8 +25,8 @@ def by_heads(original: Attention) -> Attention:
         value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Tensor:
         if not isinstance(query, DTensor):
             return original(query, key, value, attn_mask, dropout_p, *args, **kwargs)

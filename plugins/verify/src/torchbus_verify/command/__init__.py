@@ -130,17 +130,21 @@ def _parser() -> Parser:
         help="also write a page with the difference of each step and tensor",
     )
     session_options.add_session_options(parser)
+    _add_options_of_plugins(parser)
+    return parser
+
+
+def _add_options_of_plugins(parser: Parser) -> None:
     known = {"logger"}
     for entry in sorted(entry_points(group="torchbus.option"), key=lambda one: one.name):
         if entry.name not in known:
             known.add(entry.name)
-            add(
+            parser.add_argument(
                 f"--{entry.name.replace('_', '-')}",
                 dest=entry.name,
                 type=session_options.literal,
                 help=argparse.SUPPRESS,
             )
-    return parser
 
 
 def _steps(text: str) -> int | None:

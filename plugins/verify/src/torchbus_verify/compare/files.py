@@ -22,6 +22,10 @@ SAVED = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".pkl")
 Allowed = float
 
 
+ONLY_OURS = "written by the session's run, not by the plain one"
+ONLY_PLAIN = "written by the plain run, not by the session's"
+
+
 @dataclass(frozen=True)
 class File:
     """What is wrong with a file. ``torn``: it can't be read whole."""
@@ -37,29 +41,15 @@ def compare(ours: Run, plain: Run, again: Run | None, allowed: Allowed) -> list[
     """
     mine, theirs = set(map(str, ours.written)), set(map(str, plain.written))
     chance = set() if again is None else theirs ^ set(map(str, again.written))
-    found = [
-        File(name, "can't be read whole", True)
-        for name in sorted(mine)
-        if _is_torn(ours.work / name)
-    ]
-    torn = {one.name for one in found}
+    torn = {name for name in mine if _is_torn(ours.work / name)}
+    found = [File(name, "can't be read whole", True) for name in sorted(torn)]
     if chance:
         return found
-    found += [
-        File(name, "written by the session's run, not by the plain one")
-        for name in sorted(mine - theirs)
-    ]
-    found += [
-        File(name, "written by the plain run, not by the session's")
-        for name in sorted(theirs - mine)
-    ]
+    found += [File(name, ONLY_OURS) for name in sorted(mine - theirs)]
+    found += [File(name, ONLY_PLAIN) for name in sorted(theirs - mine)]
     for name in sorted((mine & theirs) - torn):
-        words = _content(
-            ours.work / name,
-            plain.work / name,
-            None if again is None else again.work / name,
-            allowed,
-        )
+        third = None if again is None else again.work / name
+        words = _content(ours.work / name, plain.work / name, third, allowed)
         found += [File(name, words)] if words else []
     return found
 

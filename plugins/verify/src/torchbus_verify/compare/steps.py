@@ -146,7 +146,7 @@ def _relative(a: float, b: float) -> float:
     return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))
 
 
-def _place(event: dict[str, Any]) -> tuple[Any, ...]:
+def _place(event: dict[str, object]) -> tuple[object, ...]:
     return event["kind"], event.get("optimizer"), event.get("step", event.get("number"))
 
 

@@ -26,7 +26,10 @@ class Batches:
         self._open: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
-        draw, take = getattr(DATA_ITERATOR, NEXT_INDEX), DATA_ITERATOR.__next__
+        self._hear_passes()
+        self._hear_batches()
+
+    def _hear_passes(self) -> None:
         begin, reset = DATA_ITERATOR.__init__, getattr(DATA_ITERATOR, RESET)
 
         def __init__(iterator: Any, loader: Any) -> None:
@@ -37,6 +40,12 @@ class Batches:
             if not first_iter:
                 self._begin(iterator, loader)
             reset(iterator, loader, first_iter)
+
+        DATA_ITERATOR.__init__ = __init__
+        setattr(DATA_ITERATOR, RESET, again)
+
+    def _hear_batches(self) -> None:
+        draw, take = getattr(DATA_ITERATOR, NEXT_INDEX), DATA_ITERATOR.__next__
 
         def next_index(iterator: Any) -> Any:
             index = draw(iterator)
@@ -50,9 +59,8 @@ class Batches:
                 self._take(self._open[iterator], batch)
             return batch
 
-        DATA_ITERATOR.__init__, DATA_ITERATOR.__next__ = __init__, __next__
+        DATA_ITERATOR.__next__ = __next__
         setattr(DATA_ITERATOR, NEXT_INDEX, next_index)
-        setattr(DATA_ITERATOR, RESET, again)
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         number = next((i for i, one in enumerate(self._loaders) if one is loader), None)

@@ -44,23 +44,27 @@ def _of(call: Call, module: Module, names: dict[int, str]) -> Gradients:
         outputs = torch.func.functional_call(
             module, {**parameters, **call.buffers}, call.inputs, call.named
         )
-        reached = [
-            (one, gradient)
-            for one, gradient in zip(differentiable(outputs), call.gradients, strict=True)
-            if gradient is not None
-        ]
-        wanted = [
-            (names[id(one)], parameters[name])
+        wanted = {
+            names[id(one)]: parameters[name]
             for name, one in module.named_parameters()
             if id(one) in names
-        ]
-        found = torch.autograd.grad(
-            [one for one, _ in reached],
-            [one for _, one in wanted],
-            [gradient for _, gradient in reached],
-            allow_unused=True,
-        )
-    return {name: one for (name, _), one in zip(wanted, found, strict=True) if one is not None}
+        }
+        return _derived(differentiable(outputs), call.gradients, wanted)
+
+
+def _derived(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], wanted: Gradients
+) -> Gradients:
+    """The gradients of the wanted parameters, from those of the outputs that have some."""
+    pairs = zip(outputs, gradients, strict=True)
+    reached = [(one, gradient) for one, gradient in pairs if gradient is not None]
+    found = torch.autograd.grad(
+        [one for one, _ in reached],
+        list(wanted.values()),
+        [gradient for _, gradient in reached],
+        allow_unused=True,
+    )
+    return {name: one for name, one in zip(wanted, found, strict=True) if one is not None}
 
 
 def _autocast(call: Call, device: torch.device) -> Any:
@@ -89,7 +93,7 @@ def _as_before(modules: Sequence[Module]) -> Iterator[None]:
             vars(module).update({name: _filled(*both) for name, both in attributes.items()})
 
 
-def _held(module: Module) -> dict[str, tuple[Any, Any]]:
+def _held(module: Module) -> dict[str, tuple[object, object]]:
     """Each attribute, and what a container holds."""
     return {
         name: (value, copy.copy(value) if isinstance(value, list | dict | set) else None)

@@ -29,11 +29,11 @@ class Call:
     """
 
     module: int
-    inputs: tuple[Any, ...]
+    inputs: tuple[object, ...]
     random: dict[str, object]
     buffers: dict[str, Tensor]
     autocast: torch.dtype | None
-    named: dict[str, Any] = field(default_factory=dict)
+    named: dict[str, object] = field(default_factory=dict)
     gradients: list[Tensor | None] = field(default_factory=list)
 
     def on(self, device: torch.device | str) -> Call:
@@ -96,7 +96,7 @@ class Calls:
             self._places = {id(one): place for place, one in enumerate(self.modules)}
         return self._places.get(id(module))
 
-    def _begin(self, module: Module, inputs: tuple[Any, ...]) -> None:
+    def _begin(self, module: Module, inputs: tuple[object, ...]) -> None:
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         if current_graph_task_id() != -1:  # activation checkpointing repeats a part of a call
@@ -118,7 +118,9 @@ class Calls:
         sizes = [one.numel() for one in leaves(inputs) if isinstance(one, Tensor)]
         self.terms = max([self.terms, *sizes])
 
-    def _end(self, module: Module, inputs: Any, named: dict[str, Any], outputs: Any) -> None:
+    def _end(
+        self, module: Module, inputs: object, named: dict[str, object], outputs: object
+    ) -> None:
         if not self._inside or self._inside[-1] is not module:
             return
         self._inside.pop()
@@ -137,7 +139,7 @@ def _noting(made: Call, place: int) -> Callable[[Tensor], None]:
     return note
 
 
-def differentiable(outputs: Any) -> list[Tensor]:
+def differentiable(outputs: object) -> list[Tensor]:
     """The tensors of a call's outputs that a backward may come to, each once."""
     found = [one for one in leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
     return list({id(one): one for one in found}.values())

@@ -16,7 +16,7 @@ LOOKED_AT = 1000
 
 
 def look(loader: DataLoader[object]) -> dict[str, str]:
-    """Return digests of the chosen indices and of the tensors. Large ones are looked at in part."""
+    """Return digests of the chosen indices and of the tensors, of large ones only of a part."""
     return {
         "chosen": digest(list(_choices(loader))),
         "held": digest([_some(tensor) for tensor in _tensors(loader)]),

@@ -14,20 +14,31 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context
 
-from torchbus_tensor_parallel.ranks import own_part
+from torchbus._compat.dtensors import own_part
+from torchbus._session.context import Context
 
-BY_ELEMENT = {"adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam"} | {
+BY_ELEMENT = (
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "asgd",
+    "nadam",
+    "radam",
     "rmsprop",
     "rprop",
     "sgd",
-}
+)
 """Modules of torch.optim. In each, a function of its name updates lists of tensors in place."""
 
 
 class LocalSteps:
-    """Replaces these functions. Hooks around a step, and the state, still see DTensors."""
+    """Replaces these functions.
+
+    Hooks around a step, and the state, still see DTensors.
+    """
 
     def __init__(self, session: Context) -> None:
         self._session = session
@@ -46,9 +57,9 @@ class LocalSteps:
 def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
     def update(params: list[Any], *args: Any, **kwargs: Any) -> None:
         lists = [value for value in (params, *args, *kwargs.values()) if isinstance(value, list)]
-        if torch.is_grad_enabled() or not any(isinstance(one, DTensor) for one in params):
+        if torch.is_grad_enabled() or not _divided_alike(lists):
             return original(params, *args, **kwargs)
-        parts = {id(tensors): [_part(one) for one in tensors] for tensors in lists}
+        parts = {id(tensors): [_part(tensor) for tensor in tensors] for tensors in lists}
         given = [list(own) for own in parts.values()]
         original(
             *(parts.get(id(value), value) for value in (params, *args)),
@@ -60,6 +71,20 @@ def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
                     tensors[index] = _divided_like(made, params[index])
 
     return update
+
+
+def _divided_alike(lists: list[list[object]]) -> bool:
+    """Whether there are parts, and those of a parameter, its gradient and its state match."""
+    params = lists[0]
+    layouts = [
+        (one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in params
+    ]
+    return any(layouts) and all(
+        (one.device_mesh, one.placements) == layout
+        for tensors in lists
+        for one, layout in zip(tensors, layouts, strict=False)
+        if isinstance(one, DTensor)
+    )
 
 
 def _part(value: object) -> object:

@@ -1,23 +1,17 @@
-"""Reading: ``gradient.norm().item()`` and ``weight.tolist()`` give numbers of the whole tensor."""
+"""Reading: ``gradient.norm().item()`` and ``weight.numpy()`` give numbers of the whole tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.tensor import DTensor
+
+from torchbus._compat.dtensors import READ
+from torchbus._dtensors.values import whole
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-def whole(tensor: DTensor) -> torch.Tensor:
-    """A divided tensor, gathered, without a graph. All ranks of a tensor group call it."""
-    own = tensor.detach()
-    assert isinstance(own, DTensor)
-    gathered: torch.Tensor = own.full_tensor()
-    return gathered
 
 
 def read(operator: object, arguments: tuple[DTensor, ...], keywords: object) -> object:
@@ -35,7 +29,7 @@ def to_numpy(tensor: DTensor, *, force: bool = False) -> np.ndarray[Any, Any]:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )
-    array = whole(tensor).numpy(force=force)
+    array: np.ndarray[Any, Any] = whole(tensor).numpy(force=force)
     array.flags.writeable = False
     return array
 
@@ -44,14 +38,8 @@ def formatted(tensor: DTensor, form: str) -> str:
     return format(tensor.item(), form) if tensor.dim() == 0 else object.__format__(tensor, form)
 
 
-METHODS: dict[str, Callable[..., object]] = {
-    "tolist": to_list,
-    "numpy": to_numpy,
-    "__format__": formatted,
-}
+READS: dict[object, Callable[..., object]] = {READ: read}
+"""What DTensor calls for the operator that reads a number."""
 
-
-def replace(name: str) -> Callable[[], None]:
-    """Give DTensor one of these methods, which it inherits. Returns what takes it away again."""
-    setattr(DTensor, name, METHODS[name])
-    return lambda: delattr(DTensor, name)
+METHODS: dict[str, object] = {"tolist": to_list, "numpy": to_numpy, "__format__": formatted}
+"""Methods that DTensor inherits, and that need the whole tensor."""
