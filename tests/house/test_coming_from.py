@@ -50,4 +50,6 @@ def test_each_cell_of_the_comparison_leads_to_what_it_says() -> None:
             link = CELL.search(cell)
             assert cell == "—" or (link and link[1].startswith("https:")), f"{name}: {cell}"
     reasons = text.partition("## What torchbus does not have")[2]
-    assert text.count("](#what-torchbus-does-not-have)") == len(re.findall(r"^\d\. ", reasons, re.M))
+    assert text.count("](#what-torchbus-does-not-have)") == len(
+        re.findall(r"^\d\. ", reasons, re.M)
+    )
