@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from snippets import find
+from torchbus.testing import fork_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
@@ -17,14 +18,14 @@ CELL = re.compile(r"\[.+\]\((https://[^)\s]+|\.\./[^)\s]+|#what-torchbus-does-no
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_both_sides_train_to_equal_numbers(page: Path) -> None:
+def test_both_sides_train_to_equal_numbers(page: Path, tmp_path: Path) -> None:
     theirs, ours = find(page)
     assert "torchbus" not in theirs.code and "with session(" in ours.code
     shown = []
     for side in (theirs, ours):
-        status, out, err = side.run()
-        assert status == 0, out + err
-        shown += NUMBERS.findall(out)
+        done = fork_script(side.code, cwd=tmp_path / str(side.line), timeout_s=180)
+        assert done.status == 0, done.stdout + done.stderr
+        shown += NUMBERS.findall(done.stdout)
     assert len(shown) == 2 and shown[0] == shown[1]
     assert set(NUMBERS.findall(page.read_text("utf-8"))) == {shown[0]}
 
