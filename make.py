@@ -5,10 +5,12 @@
     python make.py test -m slow          # further words go to pytest
     python make.py test --torch 2.4.0    # only the tests, with another torch; also: --torch newest
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
+    python make.py docs                  # the documentation as a site, in site/; --serve shows it
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
 Everything is installed into ``.venv``, which is used again as long as what it was made from is
-unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``.
+unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``, and so has the
+site, ``.venv-docs``.
 """
 
 import sys
@@ -39,7 +41,7 @@ Words = Sequence["str | Path"]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with all that the demo or the tests need."""
+    """A virtual environment with all that the demo, the tests or the site need."""
 
     purpose: str
     torch: str | None = None
@@ -47,6 +49,8 @@ class Environment:
 
     @property
     def folder(self) -> Path:
+        if self.purpose == "docs":
+            return ROOT / ".venv-docs"
         return ROOT / (".venv" if self.torch is None else f".venv-torch-{self.torch}")
 
     @property
@@ -55,7 +59,9 @@ class Environment:
 
     @property
     def packages(self) -> list[Path]:
-        """The folders of the packages to install, the core first."""
+        """The folders of the packages to install, the core first. The site only reads them."""
+        if self.purpose == "docs":
+            return []
         if self.purpose == "demo":
             return [ROOT / folder for folder in ("core", "plugins/ddp", "plugins/sampler")]
         groups = ("plugins", "contrib")
@@ -66,10 +72,12 @@ class Environment:
 
     def requirements(self) -> str:
         """What pip installs, with the torch of this environment."""
-        demo, test = (
+        docs, demo, test = (
             (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
-            for name in ("demo", "test")
+            for name in ("docs", "demo", "test")
         )
+        if self.purpose == "docs":
+            return docs
         lines = demo.splitlines()
         if self.purpose == "test":
             lines += [line for line in test.splitlines() if not line.startswith("-r ")]
@@ -106,7 +114,8 @@ class Environment:
         subprocess.run([*pip, *upgrade, "-r", listed], check=True)
         editable: list[str | Path] = [word for folder in self.packages for word in ("-e", folder)]
         pip += ["--quiet", "--no-build-isolation", "--no-deps"]
-        subprocess.run([*pip, *editable], check=True)
+        if editable:
+            subprocess.run([*pip, *editable], check=True)
         mark.write_text(state)
 
     def _has_pip(self) -> bool:
@@ -133,6 +142,13 @@ def test(environment: Environment, words: Words) -> int:
     tests = {"pytest": environment.pytest("--dist", "loadfile", *words)}
     checks = check(environment, Path("."), environment.packages, ROOT / "tests/house/typed")
     return verdict({**checks, **tests})
+
+
+def docs(environment: Environment, words: Words) -> int:
+    """Build the site, where a broken link or an unknown name is an error. Or serve it."""
+    if "--serve" in words:
+        return environment.run("-m", "mkdocs", "serve", *[one for one in words if one != "--serve"])
+    return environment.run("-m", "mkdocs", "build", "--strict", *words)
 
 
 def test_with_another_torch(environment: Environment, words: Words) -> int:
@@ -182,9 +198,11 @@ def verdict(statuses: dict[str, int]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Set up torchbus in an environment of its own; run its demo or its tests."
+        description="Set up torchbus in an environment of its own; run its demo, tests or site."
     )
-    parser.add_argument("what", choices=("demo", "test", "quick", "gpu"), help="what to run")
+    parser.add_argument(
+        "what", choices=("demo", "test", "quick", "docs", "gpu"), help="what to run"
+    )
     parser.add_argument("--torch", metavar="VERSION", help=f"test: another torch, or '{NEWEST}'")
     given, words = parser.parse_known_args()
     if given.torch and given.what != "test":
@@ -193,14 +211,16 @@ def main() -> int:
         parser.error("quick takes a path, such as plugins/ddp")
     if given.what == "gpu":  # with the torch of this Python, which may be built for its GPU
         return subprocess.call([sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", *words])
-    environment = Environment("demo" if given.what == "demo" else "test", given.torch)
+    purpose = given.what if given.what in ("demo", "docs") else "test"
+    environment = Environment(purpose, given.torch)
     try:
         environment.set_up()
     except subprocess.CalledProcessError as error:
         what = " ".join(map(str, error.cmd))
         say(f"could not set up {environment.folder}: {what} failed, see above")
         return 1
-    runs = {"demo": demo, "test": test_with_another_torch if given.torch else test, "quick": quick}
+    tests = test_with_another_torch if given.torch else test
+    runs = {"demo": demo, "test": tests, "quick": quick, "docs": docs}
     return runs[given.what](environment, words)
 
 
