@@ -114,37 +114,9 @@ def test_samples_may_be_said_to_count() -> None:
     assert found["ignored"][0] > 1e-3 and found["mean"][0] < 1e-12
 
 
-TERM_PER_SAMPLE = """
-import torch
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-
-x, y = torch.randn(2, 9, 5, 3, dtype=torch.float64).unbind()
-
-def train():
-    model = torch.nn.Linear(3, 3).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        for xs, ys in DataLoader(TensorDataset(x, y), batch_size=4):
-            optimizer.zero_grad()
-            loss = sum(F.mse_loss(model(a), b) for a, b in zip(xs, ys)) / len(xs)
-            loss.backward()
-            optimizer.step()
-    return model.weight.detach()
-
-torch.manual_seed(0)
-want = train()
-with session(strategy="ddp", devices=2, batch="global", launch="fork", accelerator="cpu"):
-    torch.manual_seed(0)
-    got = train()
-print(float((got - want).abs().max()))
-"""
-
-
 def test_a_term_for_each_sample_after_a_rank_had_no_samples() -> None:
     """The rank repeats two samples at the ragged end of 9, and must learn nothing from them."""
-    assert fork_script(TERM_PER_SAMPLE).json() < 1e-12
+    assert fork_script(SCRIPT.with_name("term_per_sample.py")).json() < 1e-12
 
 
 REPEATED = """

@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torchbus.testing import fork_script
 
-SCRIPT = """
-import os, shutil, sys
-from pathlib import Path
-import torch
-from torchbus_verify.runs.mirror import Mirror
-from torchbus_verify.runs.writes import Writes
-
-own = Path(sys.argv[1])
-mirror = Mirror(Path(sys.argv[2]), own / "work")
-mirror.make()
-Writes(mirror, own, print).install()
-os.chdir(mirror.place)
-
-assert Path("data/deep/a.txt").read_text() == "a" and not mirror.written()
-with open("log.txt", "a") as file:
-    file.write("more")
-torch.save([1], "model.pt")
-Path("data/new.txt").write_text("new")
-os.remove("data/deep/a.txt")
-os.rename("old.txt", "renamed.txt")
-shutil.rmtree("gone")
-os.makedirs("runs/one")
-Path("renamed.txt").write_text("changed")
-assert Path("log.txt").read_text() == "begun, more" and torch.load("model.pt") == [1]
-assert Path("data/deep/b.txt").read_text() == "b" and not Path("data/deep/a.txt").exists()
-print(*sorted(map(str, mirror.written())))
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "mirrored.py"
 
 
 def test_only_the_mirror_is_written(tmp_path):

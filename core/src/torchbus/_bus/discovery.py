@@ -58,8 +58,8 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
     """Return the entry point of that name. ``also``: names that exist without a plugin, for the
     hint.
 
-    Raises PluginConflict if several packages have the name, PluginNotInstalled with the pip command
-    if a known package has it, and else UsageError with the nearest names.
+    Raises PluginConflict if several packages have the name. If a known package has it, raises
+    PluginNotInstalled with the pip command, and else UsageError with the nearest names.
     """
     entry = installed(kind).get(name)
     if entry is not None:

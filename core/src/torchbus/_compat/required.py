@@ -25,8 +25,9 @@ def private(holder: object, name: str, need: str) -> Any:
 
 
 def require(holder: object, name: str, need: str) -> None:
-    """Raise UsageError unless an object, a module or a class has this attribute, or a class
-    annotates it, or a method of the class sets or reads it.
+    """Raise UsageError unless an object, a module or a class has this attribute.
+
+    It is enough if a class annotates it, or if a method of the class sets or reads it.
     """
     if not (hasattr(holder, name) or _is_annotated(holder, name) or _is_in_methods(holder, name)):
         raise absent(holder, name, need)

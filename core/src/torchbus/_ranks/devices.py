@@ -232,5 +232,6 @@ def _free_devices(kind: str) -> list[int]:
         answer = subprocess.run(
             [sys.executable, "-c", _PROBE, kind], capture_output=True, text=True, check=True
         )
-        told = [tuple(map(int, line.split())) for line in answer.stdout.splitlines()]  # type: ignore[misc]
+        numbers = iter(map(int, answer.stdout.split()))
+        told = list(zip(numbers, numbers, numbers, strict=True))
     return [index for index, free, total in told if free > 0.95 * total]

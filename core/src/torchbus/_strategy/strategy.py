@@ -32,8 +32,8 @@ class Strategy(Plugin):
 
     A subclass says how gradients meet: it defines ``average``, or ``reductions`` if its engine
     needs more, or ``start`` if it does everything itself. The base class starts or joins the ranks,
-    opens the process group, gives all ranks rank 0's random state, parameters and buffers, and
-    weighs each rank's loss by its samples or tokens. In each backward it compares the ranks'
+    and opens the process group. It gives all ranks rank 0's random state, parameters and buffers.
+    It weighs each rank's loss by its samples or tokens. In each backward it compares the ranks'
     progress, order of data, hyperparameters and parameters. Afterwards the loss holds the mean over
     ranks, and each rank draws random numbers of its own.
 

@@ -30,10 +30,11 @@ def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
 def metrics_ready(
     metrics: dict[str, float], step: int, epoch: int | None, prog_bar: frozenset[str]
 ) -> None:
-    """A log point has been reached: plain numbers, reduced over ranks where that was asked for, by
-    name. ``step`` is the number of real optimizer steps they belong to, ``epoch`` counts passes
-    over the training loader from 0 (None before the first), ``prog_bar`` are the names that are
-    meant for a progress bar. On every rank, from the loop's own thread; fired by torchbus-log.
-    Loggers listen to this. The last ones come when the block has ended and the ranks have met,
-    after ``session_end``: close on ``session.on_close``.
+    """A log point has been reached. Loggers listen to this.
+
+    ``metrics`` are plain numbers by name, reduced over ranks if that was asked for. ``step`` is the
+    number of real optimizer steps that they belong to. ``epoch`` counts passes over the training
+    loader from 0, and is None before the first. ``prog_bar`` are the names for a progress bar. Sent
+    on every rank, from the loop's own thread, by torchbus-log. The last ones come after
+    ``session_end``, when the ranks have met: close on ``session.on_close``.
     """

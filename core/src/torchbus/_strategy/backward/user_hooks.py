@@ -29,7 +29,9 @@ def take_off(parameters: Iterable[Any]) -> Held:
 
 def put_back(held: Held) -> None:
     for parameter, hooks in held:
-        hooks_of(parameter).update(hooks)  # type: ignore[union-attr]
+        table = hooks_of(parameter)
+        assert table is not None  # it was only cleared
+        table.update(hooks)
 
 
 def run(held: Held) -> None:

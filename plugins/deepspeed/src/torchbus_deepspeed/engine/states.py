@@ -1,7 +1,7 @@
 """The state of an engine's optimizer, whole and in torch's layout, out of flat parts and into them.
 
-The state of a flat part has a tensor of the part's size for each kind of number that the optimizer
-keeps per element (momentum), and what all elements have in common (the count of steps).
+For each kind of number that the optimizer keeps per element (momentum), the state of a flat part
+has a tensor of the part's size. It also has what all elements share (the count of steps).
 """
 
 from __future__ import annotations

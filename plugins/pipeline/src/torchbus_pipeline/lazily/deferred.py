@@ -17,8 +17,8 @@ Compute = Callable[[Pass], Tensor]
 class Deferred:
     """``compute``: runs a whole pass forward. ``again``: makes the same pass anew.
 
-    Once the backward has run, the last place keeps the values of all that the loss was made of,
-    because the weights that they were made with may change.
+    After the backward, the weights may change. So the last place keeps the values of everything
+    that the loss was made of.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from torchbus.plugin import map_tensors
 from torchbus_verify._compat import DATA_ITERATOR
 
 SINGLE = (torch.float32,)
+FLOAT = "float"
 
 
 def install() -> None:
@@ -20,9 +21,10 @@ def install() -> None:
     float32.
     """
     torch.set_default_dtype(torch.float64)
-    torch.float32 = torch.float = torch.float64  # type: ignore[misc, assignment]
-    Tensor.float = Tensor.double  # type: ignore[method-assign]
-    torch.nn.Module.float = torch.nn.Module.double  # type: ignore[method-assign]
+    for name in ("float32", "float"):
+        setattr(torch, name, torch.float64)
+    for cls in (Tensor, torch.nn.Module):
+        setattr(cls, FLOAT, cls.double)
     for name in ("tensor", "as_tensor", "from_numpy"):
         setattr(torch, name, _widened(getattr(torch, name)))
     take = DATA_ITERATOR.__next__

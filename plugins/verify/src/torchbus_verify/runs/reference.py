@@ -1,7 +1,7 @@
 """What the run under the session is compared with.
 
 As a rule that is the script by itself. Options that change the arithmetic on purpose are compared
-with one rank under the same options, and accumulation with a plain loop that has the larger batch.
+with one rank under the same options. Accumulation is compared with a plain loop of larger batches.
 """
 
 from __future__ import annotations

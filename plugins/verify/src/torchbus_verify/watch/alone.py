@@ -1,8 +1,8 @@
 """Rank 0 computes the gradients of all ranks by itself, and compares.
 
-Two comparisons, tensor by tensor: with the mean of the gradients that the ranks have made, added up
-apart from the session's own reduction, and with those that rank 0 makes of the ranks' inputs. The
-second one is left out for parameters that a loss reaches outside of any model's forward.
+It compares twice, tensor by tensor. First with the mean of the ranks' own gradients, which does not
+come from the session's reduction. Then with gradients that rank 0 makes of the ranks' inputs.
+Parameters that a loss reaches outside of any model's forward are left out there.
 """
 
 from __future__ import annotations

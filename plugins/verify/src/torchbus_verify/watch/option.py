@@ -18,8 +18,8 @@ NAME = "verify.step"
 class VerifyEvery:
     """Checks the gradients of every so many steps.
 
-    In such a step, rank 0 gets the inputs of all ranks, computes their gradients by itself, and
-    compares the mean with what the session has averaged. It warns of a difference. Nothing is
+    In such a step, rank 0 gets the inputs of all ranks, and computes their gradients by itself. It
+    compares the mean with what the session has averaged, and warns of a difference. Nothing is
     changed, and nothing is done in the other steps.
 
     Args:

@@ -102,7 +102,7 @@ class OwnMethods(nn.Module):
 
 
 def other_methods(run: Run) -> None:
-    """The loop may reach parameters by any method, by parts of a model, and by weights alone."""
+    """The loop may reach parameters by any method, by parts of a model, and by bare weights."""
     model = OwnMethods(run)
     optimizer = run.optimizer(model)
     for xy in run.loader(BATCH + 5):

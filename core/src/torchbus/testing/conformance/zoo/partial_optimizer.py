@@ -1,4 +1,4 @@
-"""The optimizer holds the head alone; the body gets gradients as well and nobody uses them."""
+"""The optimizer holds only the head; the body gets gradients as well and nobody uses them."""
 
 import argparse
 
