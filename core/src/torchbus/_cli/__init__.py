@@ -25,6 +25,7 @@ BUILT_IN = {
         ("options", "options.command"),
         ("stubs", "options.stubs_command"),
         ("completion", "completion"),
+        ("new-plugin", "scaffold.command"),
     )
 }
 HELP = """usage: torchbus COMMAND ...
