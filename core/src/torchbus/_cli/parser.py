@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from torchbus.errors import TorchbusError, UsageError
 
-
 FIND = "--torchbus-find-parser"
 
 

@@ -13,8 +13,8 @@ from torchbus._cli.parser import Parser, complain
 from torchbus._cli.scaffold.package import KINDS, Names, write
 from torchbus.errors import TorchbusError, UsageError
 
-DESCRIPTION = """Write a package with a plugin: sources, tests and pyproject.toml. It passes ruff, mypy,
-its tests and the conformance kit. Replace what it does by your own.
+DESCRIPTION = """Write a package with a plugin: sources, tests and pyproject.toml. It passes ruff,
+mypy, its tests and the conformance kit. Replace what it does by your own.
 """
 EXAMPLES = """  torchbus new-plugin nan-guard                  the folder torchbus-nan-guard
   torchbus new-plugin my-tracker --kind logger   for session(logger="my_tracker")
