@@ -6,6 +6,7 @@
     python make.py test --torch 2.4.0    # only the tests, with another torch; also: --torch newest
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
     python make.py docs                  # the documentation as a site, in site/; --serve shows it
+    python make.py release 0.2.0 --dry-run   # build and try all packages; without it, also tag
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
 Everything is installed into ``.venv``, which is used again as long as what it was made from is
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+VERSION = "core/src/torchbus/__init__.py"
 WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
 NEWEST = "newest"
 QUICK_S = 50.0
@@ -93,7 +95,8 @@ class Environment:
         declared = [
             (folder / "pyproject.toml").read_text(encoding="utf-8") for folder in self.packages
         ]
-        text = "\n".join([sys.version, str(ROOT), self.requirements(), *declared])
+        version = (ROOT / VERSION).read_text(encoding="utf-8")
+        text = "\n".join([sys.version, str(ROOT), self.requirements(), version, *declared])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def set_up(self) -> None:
@@ -190,6 +193,15 @@ def check(
     }
 
 
+def release(environment: Environment, words: Words) -> int:
+    return environment.run("-m", "release", "release", *words)
+
+
+def dists(environment: Environment, words: Words) -> int:
+    """What ``release`` builds, for the version that the checkout has."""
+    return environment.run("-m", "release", "dists", *words)
+
+
 def verdict(statuses: dict[str, int]) -> int:
     failed = [name for name, status in statuses.items() if status]
     say(f"failed: {', '.join(failed)}" if failed else "all passed")
@@ -198,11 +210,11 @@ def verdict(statuses: dict[str, int]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Set up torchbus in an environment of its own; run its demo, tests or site."
+        description="Set up torchbus in an environment of its own; run its demo, tests or site.",
+        add_help=sys.argv[1:2] in ([], ["-h"], ["--help"]),
+        allow_abbrev=False,
     )
-    parser.add_argument(
-        "what", choices=("demo", "test", "quick", "docs", "gpu"), help="what to run"
-    )
+    parser.add_argument("what", choices=(*RUNS, "gpu"), help="what to run")
     parser.add_argument("--torch", metavar="VERSION", help=f"test: another torch, or '{NEWEST}'")
     given, words = parser.parse_known_args()
     if given.torch and given.what != "test":
@@ -219,9 +231,18 @@ def main() -> int:
         what = " ".join(map(str, error.cmd))
         say(f"could not set up {environment.folder}: {what} failed, see above")
         return 1
-    tests = test_with_another_torch if given.torch else test
-    runs = {"demo": demo, "test": tests, "quick": quick, "docs": docs}
-    return runs[given.what](environment, words)
+    run = test_with_another_torch if given.torch else RUNS[given.what]
+    return run(environment, words)
+
+
+RUNS = {
+    "demo": demo,
+    "test": test,
+    "quick": quick,
+    "docs": docs,
+    "release": release,
+    "dists": dists,
+}
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from torchbus._seams.modules.forward import Surround
 from torchbus._seams.optimizers.skipping import Answer
 from torchbus._session import inventory
 from torchbus._session.context import Context
-from torchbus._session.notices import users_frame, warn
+from torchbus._session.notices import deprecated, going, users_frame, warn
 from torchbus._session.steps import Steps
 from torchbus._strategy import parts as strategies
 from torchbus._strategy.group.guarded import guarded_groups
@@ -117,7 +117,9 @@ __all__ = [
     "check_loss_weight",
     "collect",
     "complain",
+    "deprecated",
     "expect",
+    "going",
     "guarded_groups",
     "hookimpl",
     "hookspec",
