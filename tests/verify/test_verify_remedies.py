@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from test_verify_scripts import HIDDEN, TOKENS, script
-from verdicts import COUNTED, READING, WEIGHTED, names, verified
+from verdicts import COUNTED, READING, SUMMED, WEIGHTED, names, verified
 
 SESSION = "import torchbus; s = torchbus.current()"
 WEIGHED = f"{HIDDEN}\n{SESSION}\n"
@@ -50,6 +50,17 @@ def test_weights_by_tokens(tmp_path):
     before = verified("--steps", "4", script(tmp_path, TOKENS, HIDDEN), cwd=tmp_path)
     assert names(before) == (WEIGHTED,)
     after = verified("--steps", "4", script(tmp_path, TOKENS_WEIGHED, WEIGHED), cwd=tmp_path)
+    assert after["status"] == 0, after
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loss_that_is_a_sum(tmp_path):
+    script(tmp_path, "F.cross_entropy(model(x), y, reduction='sum')")
+    before = verified("--steps", "4", "train.py", cwd=tmp_path)
+    assert names(before) == (SUMMED,) and before["status"] == 2
+    assert "--loss-reduction sum" in before["causes"][0]["remedy"]
+    after = verified("--steps", "4", "--loss-reduction", "sum", "train.py", cwd=tmp_path)
     assert after["status"] == 0, after
 
 

@@ -63,6 +63,10 @@ def look_beside(
     )
     for one in files.compare(ours, plain, again, allowed):
         told.causes.append(cause.files(f"{one.name} {one.words}"))
+    if not found.models:
+        told.notes.append(
+            "losses and prints were compared, and no parameters: no model and no optimizer has any"
+        )
     if found.thinned:
         told.notes.append(
             f"of {len(found.thinned)} large tensors a part was compared, and the norm:"

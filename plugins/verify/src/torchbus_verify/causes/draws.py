@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchbus_verify._compat import DATA_ITERATOR, LOCAL_SCALAR, RESET, DispatchMode
-from torchbus_verify.causes import numpy_draws
+from torchbus_verify.causes import numpy_draws, python_draws
 from torchbus_verify.runs.request import Inside
 
 aten = torch.ops.aten
@@ -48,6 +48,7 @@ def take_away(run: Inside) -> None:
     register_module_forward_pre_hook(mode.begin)
     run.steps.after_backward.append(mode.begin)
     numpy_draws.take_away(lambda: mode.counts, mode.note)
+    python_draws.watch(lambda: mode.counts, mode.note)
 
 
 class SameForAllRows(DispatchMode):

@@ -37,6 +37,8 @@ class Gradients:
         if used is None or _near(needed.weights, used):
             return None
         where = f"gradient in backward {number + 1}"
+        if by_parts and _near(needed.weights, (1.0,) * len(ours.ranks)):
+            return cause.summed(where, _ratio(used))
         shares = _shares(ours.ranks, plain.first, number)
         fault = not by_parts or shares is None or _near(needed.weights, shares)
         kind = cause.averaging if fault else cause.weights

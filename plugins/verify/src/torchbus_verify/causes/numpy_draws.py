@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from torchbus_verify.causes.python_draws import noted
+
 NAMES = (
     "normal",
     "uniform",
@@ -18,7 +20,8 @@ NAMES = (
     "randint",
     "beta",
 )
-"""Orders and choices are left as they are: they are of the data."""
+ORDERS = ("choice", "permutation", "shuffle")
+"""They are of the data, and left as they are: the streams are common."""
 
 
 def take_away(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
@@ -49,3 +52,6 @@ def take_away(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
 
     for name in NAMES:
         setattr(numpy.random, name, alike(name, getattr(numpy.random, name)))
+    for name in ORDERS:
+        original = getattr(numpy.random, name)
+        setattr(numpy.random, name, noted(f"numpy.random.{name}", original, counts, note))
