@@ -8,10 +8,9 @@ from torchbus_verify.causes import cause, weights
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.weights import Fit
 from torchbus_verify.compare.difference import Difference, apart
-from torchbus_verify.laboratory import CAUSES, Laboratory
+from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.record.reading import Record
 
-NOTED = CAUSES | {"weights"}
 NEAR = 1e-3
 
 
@@ -23,7 +22,8 @@ class Gradients:
 
     def explain(self, first: Difference, by_parts: bool) -> Cause | None:
         """A cause, where weights are at fault; None where they are not, or nothing can be told."""
-        ours, plain = self._lab.session(NOTED), self._lab.plain(NOTED)
+        noted = self._lab.suspects | {"weights"}
+        ours, plain = self._lab.session(noted), self._lab.plain(noted)
         if ours.status or plain.status:
             return None
         number = _backward_of(first, plain.first)
