@@ -26,13 +26,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-EVERY, WARMUP, STEPS, BATCH = 10, 20, 60, 32
+EVERY, WARMUP, STEPS, BATCH = 10, 10, 50, 32
 CONTENDERS = ("ddp", "ddp, again", "between", "checked")
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "MLP 6x512": (lambda: mlp(6, 512), lambda count: torch.randn(count, 512)),
     "transformer": (
-        lambda: Transformer(4, 128, 1000),
-        lambda count: torch.randint(1000, (count, 32)),
+        lambda: Transformer(2, 64, 1000),
+        lambda count: torch.randint(1000, (count, 16)),
     ),
 }
 

@@ -12,7 +12,7 @@ from torchbus_verify.causes.search import Search
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.laboratory import Laboratory, Say
+from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory, Say
 from torchbus_verify.report.verdict import Verdict
 from torchbus_verify.runs.request import Request
 from torchbus_verify.runs.run import Run
@@ -39,8 +39,13 @@ def _verdict(lab: Laboratory) -> Verdict:
     two = _Two(lab, plain, ours)
     if failed is None:
         return two.verdict()
-    notes = outcomes.before_failing(lab.compared(ours, plain))
+    notes = outcomes.before_failing(lab.compared(ours, plain), _by_parts(lab))
     return two.by_itself() or replace(failed, notes=notes)
+
+
+def _by_parts(lab: Laboratory) -> bool:
+    """Whether a script that fails under the session runs if every rank has whole batches."""
+    return lab.request.options.get("strategy") != "dp" and not lab.session(**WHOLE_BATCHES).status
 
 
 @dataclass
