@@ -66,6 +66,7 @@ SCRIPTS = {
         *EXAMPLES,
         "time_sequence_prediction/train.py",
         "--steps 3",
+        "--steps 1",  # of LBFGS, each with 20 passes over a thousand LSTM cells
         note=NOTHING_GAINED,
         edit=(r"load\('traindata.pt'\)", "load('traindata.pt', weights_only=False)"),
         before="traindata.pt",

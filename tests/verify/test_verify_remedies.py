@@ -1,13 +1,17 @@
 """The remedies that ``torchbus verify`` names: with each of them, its cause is gone.
 
-That of batch normalisation needs GPUs, and is not tried here.
+That of batch normalisation needs GPUs. Here, the simulated accelerator stands in for them.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from test_verify_scripts import HIDDEN, TOKENS, script
-from verdicts import COUNTED, READING, WEIGHTED, names, verified
+from torchbus.testing import accelerator, fork_script
+from verdicts import COUNTED, READING, STATISTICS, SUMMED, WEIGHTED, names, verified
 
 SESSION = "import torchbus; s = torchbus.current()"
 WEIGHED = f"{HIDDEN}\n{SESSION}\n"
@@ -37,6 +41,22 @@ for batch in x.split(6):
     model(batch).square().mean().backward()
     optimizer.step()
 """
+NORMALISED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(28, 6)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).to("sim")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for inputs, targets in loader:
+    optimizer.zero_grad()
+    (model(inputs.to("sim")) - targets.to("sim")).square().mean().backward()
+    optimizer.step()
+"""
+SYNCED = Path(__file__).parent / "scripts" / "verify_synced.py"
 
 
 def verdict_of(folder, source):
@@ -50,6 +70,17 @@ def test_weights_by_tokens(tmp_path):
     before = verified("--steps", "4", script(tmp_path, TOKENS, HIDDEN), cwd=tmp_path)
     assert names(before) == (WEIGHTED,)
     after = verified("--steps", "4", script(tmp_path, TOKENS_WEIGHED, WEIGHED), cwd=tmp_path)
+    assert after["status"] == 0, after
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loss_that_is_a_sum(tmp_path):
+    script(tmp_path, "F.cross_entropy(model(x), y, reduction='sum')")
+    before = verified("--steps", "4", "train.py", cwd=tmp_path)
+    assert names(before) == (SUMMED,) and before["status"] == 2
+    assert "--loss-reduction sum" in before["causes"][0]["remedy"]
+    after = verified("--steps", "4", "--loss-reduction", "sum", "train.py", cwd=tmp_path)
     assert after["status"] == 0, after
 
 
@@ -113,3 +144,20 @@ def test_a_file_that_rank_0_writes(tmp_path):
     assert names(before) == ("files",) and "log1.txt" in before["causes"][0]["found"]
     once = "\nif not s or s.is_main:\n    open('log0.txt', 'w').write('done')\n"
     assert verdict_of(tmp_path, source + once)["status"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(accelerator.missing() is not None, reason=str(accelerator.missing()))
+def test_statistics_of_the_whole_batch(tmp_path):
+    (tmp_path / "train.py").write_text(NORMALISED)
+    before, after = (
+        json.loads(
+            fork_script(
+                SYNCED, "--json", "--steps", "all", *words, "train.py", cwd=tmp_path, timeout_s=280
+            ).stdout
+        )
+        for words in ((), ("--sync-batchnorm", "True"))
+    )
+    assert names(before) == (STATISTICS,) and before["status"] == 1
+    assert after["status"] == 0 and after["largest"] > 0, after

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 from torchbus.testing import fork_script
-from verdicts import BETWEEN, WEIGHTED, names, verified
+from verdicts import BETWEEN, DRAWS, WEIGHTED, names, verified
 
 SCRIPT = """
 import torch
@@ -45,6 +45,29 @@ class TokenMean(torch.autograd.Function):
 TOKENS = (
     "TokenMean.apply(F.cross_entropy(model(x), y, reduction='none'), (y > 0).to(x.dtype) + 0.1)"
 )
+
+
+OWN_BATCHES = """
+import random
+import numpy
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(24, 6)
+model = nn.Linear(6, 6)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    chosen = {chosen}
+    optimizer.zero_grad()
+    model(x[chosen]).square().mean().backward()
+    optimizer.step()
+"""
+CHOICES = {
+    "random.sample": "random.sample(range(24), 6)",
+    "random.choice": "[random.choice(range(24)) for _ in range(6)]",
+    "numpy.random.choice": "numpy.random.choice(24, 6)",
+    "numpy.random.permutation": "numpy.random.permutation(24)[:6]",
+}
 
 
 EVALUATED = """
@@ -105,6 +128,21 @@ def test_options(words, tmp_path):
         verdict["dtype"] == ("float64" if "--float64" in words else "float32")
         and verdict["largest"] > 0
     )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "draw",
+    [
+        one if one == "random.sample" else pytest.param(one, marks=pytest.mark.slow)
+        for one in CHOICES
+    ],
+)
+def test_batches_that_python_or_numpy_chooses(draw, tmp_path):
+    (tmp_path / "train.py").write_text(OWN_BATCHES.format(chosen=CHOICES[draw]))
+    verdict = verified("--steps", "4", "train.py", cwd=tmp_path)
+    assert names(verdict) == (DRAWS,) and verdict["status"] == 1
+    assert f"the first was {draw}" in verdict["causes"][0]["found"]
 
 
 @pytest.mark.slow

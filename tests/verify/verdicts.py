@@ -16,7 +16,8 @@ BETWEEN, COUNTED = (
     "a loss between samples, or a choice by the batch",
     "a number that each rank counts for itself",
 )
-WEIGHTED, AVERAGED = (
+SUMMED, WEIGHTED, AVERAGED = (
+    "a loss that is a sum over samples",
     "a loss weighted by something else than samples",
     "gradients that are not averaged as they should be",
 )

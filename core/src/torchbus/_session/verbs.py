@@ -101,7 +101,7 @@ class KnownVerbs:
     def log(
         self,
         name: str,
-        value: Any,
+        value: object,
         *,
         on_step: bool | None = ...,
         on_epoch: bool = ...,
@@ -120,7 +120,7 @@ class KnownVerbs:
 
     def log_dict(
         self,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, object],
         *,
         on_step: bool | None = ...,
         on_epoch: bool = ...,
@@ -133,7 +133,7 @@ class KnownVerbs:
         """Log several values by name, with the options of ``log``."""
         raise NotImplementedError
 
-    def log_hyperparams(self, values: object = None, **more: Any) -> None:
+    def log_hyperparams(self, values: object = None, **more: object) -> None:
         """Give the run's settings to the loggers. All ranks call it.
 
         Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
@@ -156,7 +156,7 @@ class KnownVerbs:
         """Number of samples behind one real step: batch x ranks x accumulation."""
         raise NotImplementedError
 
-    def find_batch_size(self, function: Callable[[int], Any], start: int = 128) -> int:
+    def find_batch_size(self, function: Callable[[int], object], start: int = 128) -> int:
         """The largest batch size with which ``function`` runs out of memory on no rank.
 
         It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a

@@ -11,7 +11,7 @@ from torchbus_verify.compare import files, printed, ranks, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.printed import Line
 from torchbus_verify.compare.samples import Samples
-from torchbus_verify.laboratory import CAUSES, Laboratory
+from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.runs import reference
 from torchbus_verify.runs.run import Run
 
@@ -26,19 +26,13 @@ class Beside:
     notes: list[str] = field(default_factory=list)
 
 
-def look_beside(
-    lab: Laboratory, plain: Run, ours: Run, found: Comparison, differs: bool, by_chance: bool
-) -> Beside:
+def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, differs: bool) -> Beside:
     """Samples, work done twice, ranks among themselves, prints and files. ``differs``: the numbers
-    do, so that what is printed and saved differs too. ``by_chance``: draws are a cause, and these
-    may have moved the order of the data: the samples are those of the runs without them.
+    do, so that what is printed and saved differs too.
     """
     told = Beside()
     if reference.same_backwards(lab.request):
-        pair = (lab.session(CAUSES), lab.plain(CAUSES)) if by_chance else (ours, plain)
-        _add_samples(
-            told, lab, samples.compare(pair[0].ranks, pair[1].first), ranks.replicas(ours.ranks)
-        )
+        _add_samples(told, lab, samples_of(lab, ours, plain), ranks.replicas(ours.ranks))
     else:
         told.notes.append(
             "samples, losses and prints are not compared: the plain run has other batches"
@@ -52,6 +46,10 @@ def look_beside(
         _add_prints(told, lab, plain, ours, 10 * found.tolerated)
     tolerated = max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
     _add_files(told, lab, plain, ours, float("inf") if differs else tolerated)
+    if not found.models:
+        told.notes.append(
+            "losses and prints were compared, and no parameters: no model and no optimizer has any"
+        )
     if found.thinned:
         told.notes.append(
             f"of {len(found.thinned)} large tensors a part was compared, and the norm:"
@@ -69,6 +67,17 @@ def _add_files(told: Beside, lab: Laboratory, plain: Run, ours: Run, allowed: fl
         )
     for one in files.compare(ours, plain, again, allowed):
         told.causes.append(cause.files(f"{one.name} {one.words}"))
+
+
+def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
+    """Draws in training may have moved the order of the data. If it differs, the samples are those
+    of the runs without them.
+    """
+    seen = samples.compare(ours.ranks, plain.first)
+    if not seen.problems:
+        return seen
+    taken = lab.suspects
+    return samples.compare(lab.session(taken).ranks, lab.plain(taken).first)
 
 
 def _add_samples(told: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:

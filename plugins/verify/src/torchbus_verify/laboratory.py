@@ -17,11 +17,14 @@ from torchbus_verify.runs.run import Run, run
 
 TAKEN_AWAY: dict[str, Change] = {
     "draws": draws.take_away,
+    "streams": draws.make_common,
     "statistics": statistics.take_away,
     "augmentation": augmentation.take_away,
     "weights": weights.note,
 }
 CAUSES = frozenset({"draws", "statistics", "augmentation"})
+MILDER = CAUSES - {"draws"} | {"streams"}
+"""For a script that fails if its draws are the same for all samples."""
 WHOLE_BATCHES = {"replace_sampler": False}
 NOTHING: frozenset[str] = frozenset()
 Say = Callable[[str, int], None]
@@ -76,6 +79,12 @@ class Laboratory:
         key = ("session", self.request.float64, taken, tuple(sorted(options.items())))
         changes = tuple(TAKEN_AWAY[name] for name in sorted(taken))
         return self._run(key, "run under the session", self._with(options), False, changes)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """What can be taken away from both runs."""
+        failed = self.session(CAUSES).status or self.plain(CAUSES).status
+        return MILDER if failed else CAUSES
 
     def compare(self, taken: frozenset[str] = NOTHING, **options: object) -> Comparison | None:
         """Both, with some causes taken away from both; None if one of them fails."""

@@ -25,6 +25,10 @@ NO_BACKWARD = (
     " can't be seen"
 )
 SHOWN = 3
+BY_PARTS = (
+    "with whole batches on every rank the script does not fail. So it needs something of its batch"
+    " that a rank's part does not have: its size, say"
+)
 
 
 def of_plain(run: Run) -> Verdict | None:
@@ -52,10 +56,13 @@ def of_session(run: Run) -> Verdict | None:
     return None
 
 
-def before_failing(found: Comparison) -> tuple[str, ...]:
-    """Where the runs differed before one of them failed."""
+def before_failing(found: Comparison, by_parts: bool) -> tuple[str, ...]:
+    """Where the runs differed before one of them failed. ``by_parts``: with whole batches on every
+    rank, none fails.
+    """
     first = next((one for one in found.beyond() if one.kind != "order"), None)
-    return () if first is None else (f"before that, {words(first)}",)
+    before = () if first is None else (f"before that, {words(first)}",)
+    return (*before, BY_PARTS) if by_parts else before
 
 
 def _outside(run: Run) -> Verdict:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torchbus_verify import outcomes
-from torchbus_verify.beside import look_beside
+from torchbus_verify.beside import look_beside, samples_of
 from torchbus_verify.causes import cause, rounding
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import Search
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.laboratory import CAUSES, Laboratory, Say
+from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory, Say
 from torchbus_verify.report.verdict import Verdict
 from torchbus_verify.runs.request import Request
 from torchbus_verify.runs.run import Run
 
 FLOATS_OF_32_BITS = ("float32",)
-BY_CHANCE = (cause.draws("").name, cause.augmentation("").name)
 
 
 def verify_request(request: Request, say: Say = lambda what, steps: None) -> Verdict:
@@ -40,8 +39,13 @@ def _verdict(lab: Laboratory) -> Verdict:
     two = _Two(lab, plain, ours)
     if failed is None:
         return two.verdict()
-    notes = outcomes.before_failing(lab.compared(ours, plain))
+    notes = outcomes.before_failing(lab.compared(ours, plain), _by_parts(lab))
     return two.by_itself() or replace(failed, notes=notes)
+
+
+def _by_parts(lab: Laboratory) -> bool:
+    """Whether a script that fails under the session runs if every rank has whole batches."""
+    return lab.request.options.get("strategy") != "dp" and not lab.session(**WHOLE_BATCHES).status
 
 
 @dataclass
@@ -62,21 +66,14 @@ class _Two:
         found, rounded = self._judged(found) if differs else (found, "")
         first = next(iter(found.beyond()), None)
         causes = [] if first is None else self._causes(first)
-        by_chance = any(one.name in BY_CHANCE for one in causes)
-        beside = look_beside(self.lab, self.plain, self.ours, found, bool(causes), by_chance)
+        beside = look_beside(self.lab, self.plain, self.ours, found, bool(causes))
         causes += [one for one in beside.causes if one not in causes]
         return outcomes.summed_up(self.lab, found, first, causes, [*beside.notes, rounded])
 
     def _causes(self, first: Difference) -> list[Cause]:
         """Other samples explain other numbers; nothing else need be looked for."""
-        mixed = samples.compare(self.ours.ranks, self.plain.first).problems
-        still = (
-            mixed
-            and samples.compare(
-                self.lab.session(CAUSES).ranks, self.lab.plain(CAUSES).first
-            ).problems
-        )
-        return [cause.samples(still)] if still else Search(self.lab).causes(first)
+        mixed = samples_of(self.lab, self.ours, self.plain).problems
+        return [cause.samples(mixed)] if mixed else Search(self.lab).causes(first)
 
     def _other_than_numbers(self) -> bool:
         ours, theirs = printed.lines_of(self.ours.first), printed.lines_of(self.plain.first)

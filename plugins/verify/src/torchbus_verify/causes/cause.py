@@ -72,6 +72,16 @@ def weights(where: str, needed: str, used: str) -> Cause:
     )
 
 
+def summed(where: str, used: str) -> Cause:
+    return Cause(
+        "a loss that is a sum over samples",
+        f"the plain run's {where} is the sum of the ranks' own gradients, the session weighs them"
+        f" by {used}",
+        'Pass loss_reduction="sum" to the session (--loss-reduction sum).',
+        False,
+    )
+
+
 def averaging(where: str, needed: str, used: str) -> Cause:
     return Cause(
         "gradients that are not averaged as they should be",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchbus_verify._compat import DATA_ITERATOR, LOCAL_SCALAR, RESET, DispatchMode
-from torchbus_verify.causes import numpy_draws
+from torchbus_verify.causes import numpy_draws, python_draws
 from torchbus_verify.runs.request import Inside
 
 aten = torch.ops.aten
@@ -37,21 +37,34 @@ LIKE = {"rand_like", "randn_like", "randint_like"}
 
 def take_away(run: Inside) -> None:
     """From here on, in this run."""
+    _replace(run, SameForAllRows(run.writer))
+
+
+def make_common(run: Inside) -> None:
+    """Every rank draws what one process draws, and rows differ: for scripts that fail if they do
+    not, by a variance of nothing, say.
+    """
+    _replace(run, SameForAllRanks(run.writer))
+
+
+def _replace(run: Inside, mode: Any) -> None:
     if run.session is not None:
         # every rank goes on drawing what one process draws
         run.session.random.split = lambda rank: None
-    mode: Any = SameForAllRows(run.writer)
     mode.__enter__()
     for kind in (DATA_ITERATOR, *DATA_ITERATOR.__subclasses__()):
         for name in {"__init__", "__next__", RESET} & set(vars(kind)):
             _pause_around(kind, name, mode)
     register_module_forward_pre_hook(mode.begin)
     run.steps.after_backward.append(mode.begin)
-    numpy_draws.take_away(lambda: mode.counts, mode.note)
+    numpy_draws.take_away(lambda: mode.counts, mode.note, mode.NUMPY)
+    python_draws.watch(lambda: mode.counts, mode.note)
 
 
 class SameForAllRows(DispatchMode):
     """Replaces the results of random operations. Notes the first that it replaces."""
+
+    NUMPY = numpy_draws.ROWS
 
     def __init__(self, writer: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -150,6 +163,15 @@ class SameForAllRows(DispatchMode):
             torch.empty(1), lambda _: func(*args[:at], [1, *size[1:]], *args[at + 1 :], **kwargs)
         )
         return row.expand(size).clone()
+
+
+class SameForAllRanks(SameForAllRows):
+    """Replaces nothing: the ranks' streams are common."""
+
+    NUMPY = ()
+
+    def _row(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
 
 def _pause_around(owner: Any, name: str, mode: SameForAllRows) -> None:

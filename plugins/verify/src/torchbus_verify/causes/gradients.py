@@ -8,10 +8,9 @@ from torchbus_verify.causes import cause, weights
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.weights import Fit
 from torchbus_verify.compare.difference import Difference, apart
-from torchbus_verify.laboratory import CAUSES, Laboratory
+from torchbus_verify.laboratory import Laboratory
 from torchbus_verify.record.reading import Record
 
-NOTED = CAUSES | {"weights"}
 NEAR = 1e-3
 
 
@@ -23,7 +22,8 @@ class Gradients:
 
     def explain(self, first: Difference, by_parts: bool) -> Cause | None:
         """A cause, where weights are at fault; None where they are not, or nothing can be told."""
-        ours, plain = self._lab.session(NOTED), self._lab.plain(NOTED)
+        noted = self._lab.suspects | {"weights"}
+        ours, plain = self._lab.session(noted), self._lab.plain(noted)
         if ours.status or plain.status:
             return None
         number = _backward_of(first, plain.first)
@@ -37,6 +37,8 @@ class Gradients:
         if used is None or _near(needed.weights, used):
             return None
         where = f"gradient in backward {number + 1}"
+        if by_parts and _near(needed.weights, (1.0,) * len(ours.ranks)):
+            return cause.summed(where, _ratio(used))
         shares = _shares(ours.ranks, plain.first, number)
         fault = not by_parts or shares is None or _near(needed.weights, shares)
         kind = cause.averaging if fault else cause.weights

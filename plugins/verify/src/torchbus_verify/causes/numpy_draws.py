@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-NAMES = (
+from torchbus_verify.causes.python_draws import noted
+
+ROWS = (
     "normal",
     "uniform",
     "randn",
@@ -18,13 +20,17 @@ NAMES = (
     "randint",
     "beta",
 )
-"""Orders and choices are left as they are: they are of the data."""
+ORDERS = ("choice", "permutation", "shuffle")
+"""They are of the data, and left as they are: the streams are common."""
 
 
-def take_away(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
+def take_away(
+    counts: Callable[[], bool], note: Callable[[str], None], names: Sequence[str] = ROWS
+) -> None:
     """From here on each row of what is drawn is the same, and the same in every run.
 
-    ``counts``: whether a draw is one of the loop now. ``note``: is told the first function.
+    ``names``: of the functions to which this happens; the others are only noted. ``counts``:
+    whether a draw is one of the loop now. ``note``: is told the first function.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
@@ -47,5 +53,8 @@ def take_away(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
 
         return draw
 
-    for name in NAMES:
+    for name in names:
         setattr(numpy.random, name, alike(name, getattr(numpy.random, name)))
+    for name in {*ROWS, *ORDERS} - {*names}:
+        original = getattr(numpy.random, name)
+        setattr(numpy.random, name, noted(f"numpy.random.{name}", original, counts, note))

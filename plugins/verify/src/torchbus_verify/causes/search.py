@@ -6,7 +6,7 @@ from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.gradients import Gradients
 from torchbus_verify.compare.difference import Comparison, Difference
-from torchbus_verify.laboratory import CAUSES, WHOLE_BATCHES, Laboratory
+from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory
 from torchbus_verify.runs.run import Run
 
 
@@ -20,7 +20,7 @@ class Search:
     def causes(self, first: Difference) -> list[Cause]:
         """At least one."""
         taken = self._taken()
-        without = self._lab.compare(CAUSES)
+        without = self._lab.compare(self._lab.suspects)
         found: list[Cause] = []
         if without is not None and taken and not without.beyond():
             return [self._chance(name) for name in self._needed(taken)]
@@ -31,7 +31,7 @@ class Search:
 
     def _taken(self) -> dict[str, str]:
         """The causes that were there to be taken away, with a word about each."""
-        runs = [self._lab.plain(CAUSES), self._lab.session(CAUSES)]
+        runs = [self._lab.plain(self._lab.suspects), self._lab.session(self._lab.suspects)]
         return {event["cause"]: event["words"] for run in runs for event in run.first.of("taken")}
 
     def _moved(self, first: Difference, without: Comparison, taken: dict[str, str]) -> bool:
@@ -54,7 +54,7 @@ class Search:
 
     def _chance(self, name: str) -> Cause:
         words = self._taken()[name]
-        if name == "draws":
+        if name in ("draws", "streams"):
             return cause.draws(words)
         return cause.statistics() if name == "statistics" else cause.augmentation(words)
 
@@ -63,7 +63,7 @@ class Search:
         something wrong.
         """
         where = words(first)
-        by_parts = not self._whole and self._same(CAUSES, **WHOLE_BATCHES)
+        by_parts = not self._whole and self._same(self._lab.suspects, **WHOLE_BATCHES)
         if first.kind in ("gradient", "loss", "parameter", "model at the end", "order"):
             fit = Gradients(self._lab).explain(first, by_parts)
             if fit is not None:
@@ -79,7 +79,7 @@ class Search:
             return cause.own_number(
                 f"{where}: it was decided by a number of the rank's own part of the batch", False
             )
-        by_dp = self._same(CAUSES, strategy="dp")
+        by_dp = self._same(self._lab.suspects, strategy="dp")
         return (
             cause.between_samples(where, by_dp)
             if first.kind in ("gradient", "loss")

@@ -135,7 +135,8 @@ struct Collectives final : c10d::Backend {
     return made(gloo->allgather(there, from, o), flat(out));
   }
   Work _allgather_base(Tensor& out, Tensor& in, const c10d::AllgatherOptions& o) override {
-    auto there = seen(out), from = seen(in);
+    // flat, as for NCCL: SyncBatchNorm's output has one row, which gloo would not divide
+    auto there = seen(out).view({-1}), from = seen(in).view({-1});
     return made(gloo->_allgather_base(there, from, o), {out});
   }
   Work allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& o) override {
