@@ -23,7 +23,7 @@ CODE = [
     page
     for page in PAGES
     if "```python\n" in page.read_text(encoding="utf-8")
-    and page.parent.name != "coming-from"  # test_coming_from.py runs and compares these
+    and page.parent.name != "coming-from"  # tests/pages runs and compares these
 ]
 SOURCES = [
     path

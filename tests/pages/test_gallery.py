@@ -1,0 +1,35 @@
+"""The scripts of the gallery train on two ranks, and draw their pictures."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(
+    path for path in (ROOT / "examples/gallery").glob("*.py") if path.stem != "pictures"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_of_the_gallery_draws_its_picture(script: Path, tmp_path: Path) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": ""}
+    result = run([sys.executable, str(script)], cwd=tmp_path, env=environment, timeout_s=280).ok()
+    assert re.search(r"\d", result.stdout)
+    assert (tmp_path / f"{script.stem}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_shows_each_script_and_picture() -> None:
+    page = (ROOT / "docs/gallery.md").read_text("utf-8")
+    for script in SCRIPTS:
+        assert f"(../examples/gallery/{script.name})" in page
+        assert (
+            f"(gallery/{script.stem}.png)" in page
+            and (ROOT / f"docs/gallery/{script.stem}.png").is_file()
+        )
