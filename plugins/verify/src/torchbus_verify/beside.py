@@ -59,6 +59,8 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
     )
     for one in files.compare(ours, plain, again, allowed):
         told.causes.append(cause.files(f"{one.name} {one.words}"))
+    if ranks.hide_gradients(ours.ranks):
+        told.notes.append("gradients are not compared: the strategy keeps them to itself")
     unseen = ranks.unseen(ours.ranks)
     if unseen:
         told.notes.append(f"values that rank 0 does not have are not compared: {_some(unseen)}")
