@@ -113,6 +113,11 @@ def test_a_loss_by_tokens_that_the_graph_hides(tmp_path):
     [
         pytest.param(("--strategy", "fsdp"), marks=pytest.mark.slow),
         pytest.param(("--strategy", "ddp_sharded"), marks=pytest.mark.slow),
+        pytest.param(("--strategy", "pipeline"), marks=pytest.mark.slow),
+        pytest.param(
+            ("--strategy", "tp", "--plan", "{'0': 'colwise', '2': 'rowwise'}"),
+            marks=pytest.mark.slow,
+        ),
         ("--accumulate-grad-batches", "2"),
         pytest.param(("--precision", "bf16-mixed"), marks=pytest.mark.slow),
         pytest.param(("--gradient-clip-val", "0.1"), marks=pytest.mark.slow),

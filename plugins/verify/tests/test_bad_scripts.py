@@ -50,6 +50,13 @@ def test_a_file_that_is_not_there(tmp_path):
     )
 
 
+@pytest.mark.parametrize("words", [["--steps", "0", "train.py"], ["--stepz", "3", "train.py"], []])
+def test_words_that_can_not_be_are_not_taken_for_wrong_numbers(words, tmp_path):
+    (tmp_path / "train.py").write_text(LOOP)
+    result = fork_script(COMMAND, *words, cwd=tmp_path)
+    assert result.status == 3 and result.stderr.startswith("torchbus verify: ")
+
+
 def test_under_a_launcher_it_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("")
     source = "import os\nos.environ['WORLD_SIZE'] = '2'\n" + COMMAND

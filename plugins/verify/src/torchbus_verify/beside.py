@@ -16,6 +16,8 @@ from torchbus_verify.runs import reference
 from torchbus_verify.runs.run import Run
 
 SHOWN = 3
+WHOLE_BATCHES = ("dp", "pipeline", "rpc_sequential", "tp")
+"""Strategies that divide a model, or the batch in its forward: every rank gets the whole batch."""
 
 
 @dataclass
@@ -46,6 +48,11 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
         _add_prints(told, lab, plain, ours, 10 * found.tolerated)
     tolerated = max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
     _add_files(told, lab, plain, ours, float("inf") if differs else tolerated)
+    if ranks.hide_gradients(ours.ranks):
+        told.notes.append("gradients are not compared: the strategy keeps them to itself")
+    unseen = ranks.unseen(ours.ranks)
+    if unseen:
+        told.notes.append(f"values that rank 0 does not have are not compared: {_some(unseen)}")
     if not found.models:
         told.notes.append(
             "losses and prints were compared, and no parameters: no model and no optimizer has any"
@@ -81,10 +88,10 @@ def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
 
 
 def _add_samples(told: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:
-    by_dp = lab.request.options.get("strategy") == "dp"
+    by_strategy = lab.request.options.get("strategy") in WHOLE_BATCHES
     if seen.problems:
         told.causes.append(cause.samples(seen.problems))
-    if (seen.twice or replicas) and not by_dp and not seen.divided:
+    if (seen.twice or replicas) and not by_strategy and not seen.divided:
         data = (
             f"all of {_some(list(seen.twice))}"
             if seen.twice
@@ -95,7 +102,7 @@ def _add_samples(told: Beside, lab: Laboratory, seen: Samples, replicas: bool) -
             " s.shard(...) (torchbus.current().shard(...) under torchbus run), or use"
             " --strategy dp"
         )
-    elif seen.twice and not by_dp:
+    elif seen.twice and not by_strategy:
         told.notes.append(
             f"work was done twice: every rank trained on all of {_some(list(seen.twice))}"
         )

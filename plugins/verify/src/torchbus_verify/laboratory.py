@@ -94,6 +94,7 @@ class Laboratory:
     def compared(self, ours: Run, plain: Run) -> Comparison:
         same = reference.same_backwards(self.request)
         found = steps.compare(ours.first, plain.first, self.drift, backwards=same)
+        found = found.without_gradients() if ranks.hide_gradients(ours.ranks) else found
         return found.without(ranks.own_rows(ours.ranks, plain.first), ranks.elsewhere(ours.ranks))
 
     def _with(self, options: dict[str, object]) -> Request:

@@ -12,7 +12,7 @@ from torchbus_verify.causes.search import Search
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory, Say
+from torchbus_verify.laboratory import NOTHING, WHOLE_BATCHES, Laboratory, Say
 from torchbus_verify.report.verdict import Verdict
 from torchbus_verify.runs.request import Request
 from torchbus_verify.runs.run import Run
@@ -45,7 +45,8 @@ def _verdict(lab: Laboratory) -> Verdict:
 
 def _by_parts(lab: Laboratory) -> bool:
     """Whether a script that fails under the session runs if every rank has whole batches."""
-    return lab.request.options.get("strategy") != "dp" and not lab.session(**WHOLE_BATCHES).status
+    by_dp = lab.request.options.get("strategy") == "dp"
+    return not by_dp and not lab.session(NOTHING, **WHOLE_BATCHES).status
 
 
 @dataclass

@@ -64,7 +64,7 @@ def _replace(run: Inside, mode: Any) -> None:
 class SameForAllRows(DispatchMode):
     """Replaces the results of random operations. Notes the first that it replaces."""
 
-    NUMPY = numpy_draws.ROWS
+    NUMPY: tuple[str, ...] = numpy_draws.ROWS
 
     def __init__(self, writer: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -40,12 +40,15 @@ NOT_HERE = ("launch", "num_nodes", "verbose", "print_all_ranks")
 def main(argv: list[str]) -> int:
     """Prove on your own script that several ranks compute what one process computes."""
     parser = _parser()
-    given = vars(parser.parse(argv))
-    words = given.pop("program")
-    if words[:1] == ["--"]:
-        del words[0]
-    if not words:
-        parser.error("which script? write torchbus verify [OPTION]... SCRIPT [ARG]...")
+    try:
+        given = vars(parser.parse(argv))
+        words = given.pop("program")
+        if words[:1] == ["--"]:
+            del words[0]
+        if not words:
+            parser.error("which script? write torchbus verify [OPTION]... SCRIPT [ARG]...")
+    except SystemExit as error:  # argparse ends by 2, which means wrong numbers here
+        return NOT_COMPARED if error.code else 0
     json_wanted, page = given.pop("json"), given.pop("html")
     try:
         request = _request(words, given)

@@ -72,6 +72,10 @@ class Comparison:
         ]
         return self
 
+    def without_gradients(self) -> Comparison:
+        self.places = [one for one in self.places if one.kind != "gradient"]
+        return self
+
     @property
     def tolerated(self) -> float:
         """The largest difference that rounding explains, losses included."""

@@ -44,6 +44,19 @@ def elsewhere(ranks: list[Record]) -> set[str]:
     return set().union(*held[1:]) - held[0] if held else set()
 
 
+def hide_gradients(ranks: list[Record]) -> bool:
+    """Whether no step has one where the loop could see it: an engine keeps them."""
+    steps = [step for record in ranks for step in record.of("step")]
+    return bool(steps) and not any(one for step in steps for one in step["gradients"].values())
+
+
+def unseen(ranks: list[Record]) -> list[str]:
+    """Of these, the ones whose values rank 0 has not even at the end: layers of a pipeline."""
+    ends = ranks[0].of("state")[-1:] if ranks else []
+    known = {name for end in ends for name, one in end["tensors"].items() if one}
+    return sorted(elsewhere(ranks) - known)
+
+
 def replicas(ranks: list[Record]) -> bool:
     """Whether every rank computed the same losses before they were reduced, one after another."""
     losses = [[event["own"] for event in record.of("backward")] for record in ranks]

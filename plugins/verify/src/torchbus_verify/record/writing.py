@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torchbus.plugin import Unsupported
 
 EVENTS, TENSORS, PROGRESS = "events.jsonl", "tensors.bin", "steps"
 WHOLE_UP_TO = 2**20
@@ -61,8 +62,11 @@ class Writer:
         """Their descriptions, by name; the bytes are written."""
         return {name: None if one is None else self._tensor(one) for name, one in named.items()}
 
-    def _tensor(self, tensor: Tensor) -> list[object]:
-        kept = plain(tensor)
+    def _tensor(self, tensor: Tensor) -> list[object] | None:
+        try:
+            kept = plain(tensor)
+        except Unsupported:  # another rank has the values, in a pipeline
+            return None
         content = ctypes.string_at(kept.data_ptr(), kept.numel() * kept.element_size())
         shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         offset = None
