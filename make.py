@@ -5,10 +5,13 @@
     python make.py test -m slow          # further words go to pytest
     python make.py test --torch 2.4.0    # only the tests, with another torch; also: --torch newest
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
+    python make.py docs                  # the documentation as a site, in site/; --serve shows it
+    python make.py release 0.2.0 --dry-run   # build and try all packages; without it, also tag
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
 Everything is installed into ``.venv``, which is used again as long as what it was made from is
-unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``.
+unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``, and so has the
+site, ``.venv-docs``.
 """
 
 import sys
@@ -30,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+VERSION = "core/src/torchbus/__init__.py"
 WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
 NEWEST = "newest"
 QUICK_S = 50.0
@@ -39,7 +43,7 @@ Words = Sequence["str | Path"]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with all that the demo or the tests need."""
+    """A virtual environment with all that the demo, the tests or the site need."""
 
     purpose: str
     torch: str | None = None
@@ -47,6 +51,8 @@ class Environment:
 
     @property
     def folder(self) -> Path:
+        if self.purpose == "docs":
+            return ROOT / ".venv-docs"
         return ROOT / (".venv" if self.torch is None else f".venv-torch-{self.torch}")
 
     @property
@@ -55,7 +61,9 @@ class Environment:
 
     @property
     def packages(self) -> list[Path]:
-        """The folders of the packages to install, the core first."""
+        """The folders of the packages to install, the core first. The site only reads them."""
+        if self.purpose == "docs":
+            return []
         if self.purpose == "demo":
             return [ROOT / folder for folder in ("core", "plugins/ddp", "plugins/sampler")]
         groups = ("plugins", "contrib")
@@ -66,10 +74,12 @@ class Environment:
 
     def requirements(self) -> str:
         """What pip installs, with the torch of this environment."""
-        demo, test = (
+        docs, demo, test = (
             (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
-            for name in ("demo", "test")
+            for name in ("docs", "demo", "test")
         )
+        if self.purpose == "docs":
+            return docs
         lines = demo.splitlines()
         if self.purpose == "test":
             lines += [line for line in test.splitlines() if not line.startswith("-r ")]
@@ -85,7 +95,8 @@ class Environment:
         declared = [
             (folder / "pyproject.toml").read_text(encoding="utf-8") for folder in self.packages
         ]
-        text = "\n".join([sys.version, str(ROOT), self.requirements(), *declared])
+        version = (ROOT / VERSION).read_text(encoding="utf-8")
+        text = "\n".join([sys.version, str(ROOT), self.requirements(), version, *declared])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def set_up(self) -> None:
@@ -106,7 +117,8 @@ class Environment:
         subprocess.run([*pip, *upgrade, "-r", listed], check=True)
         editable: list[str | Path] = [word for folder in self.packages for word in ("-e", folder)]
         pip += ["--quiet", "--no-build-isolation", "--no-deps"]
-        subprocess.run([*pip, *editable], check=True)
+        if editable:
+            subprocess.run([*pip, *editable], check=True)
         mark.write_text(state)
 
     def _has_pip(self) -> bool:
@@ -133,6 +145,13 @@ def test(environment: Environment, words: Words) -> int:
     tests = {"pytest": environment.pytest("--dist", "loadfile", *words)}
     checks = check(environment, Path("."), environment.packages, ROOT / "tests/house/typed")
     return verdict({**checks, **tests})
+
+
+def docs(environment: Environment, words: Words) -> int:
+    """Build the site, where a broken link or an unknown name is an error. Or serve it."""
+    if "--serve" in words:
+        return environment.run("-m", "mkdocs", "serve", *[one for one in words if one != "--serve"])
+    return environment.run("-m", "mkdocs", "build", "--strict", *words)
 
 
 def test_with_another_torch(environment: Environment, words: Words) -> int:
@@ -174,6 +193,15 @@ def check(
     }
 
 
+def release(environment: Environment, words: Words) -> int:
+    return environment.run("-m", "release", "release", *words)
+
+
+def dists(environment: Environment, words: Words) -> int:
+    """What ``release`` builds, for the version that the checkout has."""
+    return environment.run("-m", "release", "dists", *words)
+
+
 def verdict(statuses: dict[str, int]) -> int:
     failed = [name for name, status in statuses.items() if status]
     say(f"failed: {', '.join(failed)}" if failed else "all passed")
@@ -182,9 +210,11 @@ def verdict(statuses: dict[str, int]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Set up torchbus in an environment of its own; run its demo or its tests."
+        description="Set up torchbus in an environment of its own; run its demo, tests or site.",
+        add_help=sys.argv[1:2] in ([], ["-h"], ["--help"]),
+        allow_abbrev=False,
     )
-    parser.add_argument("what", choices=("demo", "test", "quick", "gpu"), help="what to run")
+    parser.add_argument("what", choices=(*RUNS, "gpu"), help="what to run")
     parser.add_argument("--torch", metavar="VERSION", help=f"test: another torch, or '{NEWEST}'")
     given, words = parser.parse_known_args()
     if given.torch and given.what != "test":
@@ -193,15 +223,26 @@ def main() -> int:
         parser.error("quick takes a path, such as plugins/ddp")
     if given.what == "gpu":  # with the torch of this Python, which may be built for its GPU
         return subprocess.call([sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", *words])
-    environment = Environment("demo" if given.what == "demo" else "test", given.torch)
+    purpose = given.what if given.what in ("demo", "docs") else "test"
+    environment = Environment(purpose, given.torch)
     try:
         environment.set_up()
     except subprocess.CalledProcessError as error:
         what = " ".join(map(str, error.cmd))
         say(f"could not set up {environment.folder}: {what} failed, see above")
         return 1
-    runs = {"demo": demo, "test": test_with_another_torch if given.torch else test, "quick": quick}
-    return runs[given.what](environment, words)
+    run = test_with_another_torch if given.torch else RUNS[given.what]
+    return run(environment, words)
+
+
+RUNS = {
+    "demo": demo,
+    "test": test,
+    "quick": quick,
+    "docs": docs,
+    "release": release,
+    "dists": dists,
+}
 
 
 if __name__ == "__main__":

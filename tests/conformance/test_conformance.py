@@ -51,10 +51,6 @@ REFUSED: dict[str, dict[str, str]] = {
     },
 }
 """What each strategy refuses, and words of the message."""
-WRONG = {
-    ("fsdp", "not-a-number"): "a gradient that is NaN is reduced before it can be replaced",
-}
-"""Where a strategy breaks a rule today."""
 BY_HAND = {"AllReduce": ("no-sync", "accumulate"), "Inherits": ()}
 """By strategy, what it refuses."""
 QUICK_BY_HAND = ("ragged-end",)
@@ -84,11 +80,12 @@ def cases() -> Iterator[object]:
         for rule in RULES:
             for ranks in (2, 3):
                 quick = ranks == 2 and rule.name in QUICK[strategy]
-                wrong = WRONG.get((strategy, rule.name))
-                marks = [] if quick else [SLOW]
-                marks += [pytest.mark.xfail(reason=wrong, strict=True)] if wrong else []
                 yield pytest.param(
-                    strategy, rule, ranks, id=f"{strategy}-{rule}-{ranks}", marks=marks
+                    strategy,
+                    rule,
+                    ranks,
+                    id=f"{strategy}-{rule}-{ranks}",
+                    marks=[] if quick else SLOW,
                 )
 
 

@@ -44,6 +44,15 @@ def test_only_torch_differs(make: ModuleType, torch: str | None, line: str) -> N
     assert sorted({*lines} ^ {*rest}) == sorted({line, "torch==2.13.0"} if torch else ())
 
 
+def test_the_site_has_an_environment_without_torch(make: ModuleType) -> None:
+    environment = make.Environment("docs")
+    assert environment.folder.name == ".venv-docs" and environment.packages == []
+    lines = environment.requirements().splitlines()
+    assert any(line.startswith("mkdocs==") for line in lines)
+    assert not any(line.startswith("torch") for line in lines)
+    assert all("==" in line for line in lines if not line.startswith("#"))
+
+
 def test_the_package_of_a_path(make: ModuleType) -> None:
     assert make.package_of(ROOT / "plugins/ddp/src/torchbus_ddp/plugin.py") == ROOT / "plugins/ddp"
     assert make.package_of(ROOT / "core") == ROOT / "core"

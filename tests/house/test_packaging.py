@@ -5,6 +5,7 @@ same as the others.
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torchbus
 from torchbus.testing import empty_environment, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,6 +31,9 @@ PLUGINS = sorted(
     for path in (ROOT / folder).glob("*/pyproject.toml")
 )
 PACKAGES = [CORE, *PLUGINS]
+REPOSITORY = "https://github.com/torchbus/torchbus"
+MAJOR, MINOR = torchbus.__version__.split(".")[:2]
+PIN = f">={MAJOR}.{MINOR},<{MAJOR}.{int(MINOR) + 1}"
 GROUPS: dict[str, str] = runpy.run_path(str(CORE / "generate.py"))["GROUPS"]
 
 
@@ -42,7 +47,9 @@ def module(folder: Path) -> str:
 
 def test_the_root_is_the_core():
     """``pip install .`` at the root gives the core."""
-    assert project(ROOT) == project(CORE)
+    documentation = project(ROOT)["urls"].pop("Documentation")
+    assert documentation.endswith("/README.md")
+    assert {**project(ROOT), "urls": None} == {**project(CORE), "urls": None}
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
@@ -53,20 +60,48 @@ def test_what_each_package_has(folder):
     assert (package / "py.typed").exists()
     # hatchling puts it into the wheel
     assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert f'__version__ = "{ours["version"]}"' in (package / "__init__.py").read_text()
     assert list((folder / "tests").glob("test_*.py"))
-    assert {ours[key] == core[key] for key in ("version", "license", "requires-python")} == {True}
-    assert folder == CORE or f"torchbus=={core['version']}" in ours["dependencies"]
+    same = ("dynamic", "license", "requires-python", "authors", "classifiers")
+    assert {ours[key] == core[key] for key in same} == {True} and ours["dynamic"] == ["version"]
+    assert {key: ours["urls"][key] for key in ours["urls"] if key != "Documentation"} == {
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+    }
+    page = ours["urls"]["Documentation"].removeprefix(f"{REPOSITORY}/blob/main/")
+    assert ROOT / page == folder / "README.md"
+    assert folder == CORE or f"torchbus{PIN}" in ours["dependencies"]
+
+
+def test_one_file_has_the_version():
+    """All packages take theirs from it, and need others of the same minor version."""
+    for folder in [ROOT, *PACKAGES]:
+        declared = tomllib.loads((folder / "pyproject.toml").read_text())
+        path = folder / declared["tool"]["hatch"]["version"]["path"]
+        assert path.resolve() == CORE / "src/torchbus/__init__.py"
+        pins = re.findall(
+            r"\"torchbus[\w-]*([<>=~!][^\"]*)\"", (folder / "pyproject.toml").read_text()
+        )
+        assert set(pins) <= {PIN}
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_links_of_a_package_page_are_absolute(folder):
+    """The package index shows the page without the repository around it."""
+    links = re.findall(r"\]\(([^)#\s]+)", (folder / "README.md").read_text())
+    assert [link for link in links if not link.startswith("https://")] == []
+    own = [link.removeprefix(f"{REPOSITORY}/blob/main/") for link in links]
+    assert [path for path in own if "://" not in path and not (ROOT / path).exists()] == []
 
 
 def test_the_extras_name_every_plugin():
     core = project(CORE)
     expected = {
-        module(folder).removeprefix("torchbus_"): [f"{project(folder)['name']}=={core['version']}"]
+        module(folder).removeprefix("torchbus_"): [f"{project(folder)['name']}{PIN}"]
         for folder in PLUGINS
     }
     every = [line for lines in expected.values() for line in lines]
-    others = {"all", "testing-accelerator"}
+    others = {"all", "completion", "testing-accelerator", "toml"}
     assert {
         name: lines for name, lines in core["optional-dependencies"].items() if name not in others
     } == expected
@@ -117,7 +152,7 @@ def test_a_wheel_holds_the_sources_and_nothing_else(wheels):
         sources = {
             str(path.relative_to(packages))
             for path in packages.rglob("*")
-            if path.suffix in (".py", ".cpp", ".h") or path.name == "py.typed"
+            if path.suffix in (".py", ".cpp", ".h", ".txt") or path.name == "py.typed"
         }
         for name in (project(folder)["name"], *(["root"] if folder == CORE else [])):
             names = zipfile.ZipFile(wheels[name]).namelist()
@@ -209,4 +244,4 @@ def test_installed_beside_the_core_alone_it_is_discovered(folder, wheels, enviro
         if kind not in ("command", "testing")  # no part of a session
     }
     assert told["imported"] == [] and told["made"] == sorted(entry_points.get("torchbus", {}))
-    assert told["version"] == project(CORE)["version"] and told["file"].startswith(str(tmp_path))
+    assert told["version"] == torchbus.__version__ and told["file"].startswith(str(tmp_path))

@@ -93,6 +93,8 @@ def launch(session: Context) -> World | None:
 
     Sent once, before everything else. Only the strategy answers. Without an answer there is one
     rank, and it is an error if the call of ``session`` or a launcher asks for several.
+
+    Since 0.1.
     """
 
 
@@ -102,6 +104,8 @@ def session_start(session: Context) -> None:
 
     Sent once. Open files, process groups and threads here. Register their closing on
     ``session.on_close``, which runs whatever happens.
+
+    Since 0.1.
     """
 
 
@@ -113,6 +117,8 @@ def init_process_group(
 
     The strategy sends it once per session. Return True if you have made the group. Otherwise the
     strategy answers itself: ``torch.distributed.init_process_group`` makes it.
+
+    Since 0.1.
     """
 
 
@@ -122,6 +128,8 @@ def parameters_may_differ(session: Context) -> bool | None:
 
     The strategy asks a few times when the session starts. Parameters may then differ between ranks.
     Without an answer, a parameter that differs is an error.
+
+    Since 0.1.
     """
 
 
@@ -131,6 +139,8 @@ def own_tensors(optimizer: Optimizer, tensors: list[Tensor]) -> None:
 
     They differ between ranks, and nothing is sent for them. The strategy sends it before other
     plugins get ``parameters_added``.
+
+    Since 0.1.
     """
 
 
@@ -142,6 +152,8 @@ def parameters_added(optimizer: Optimizer | None, parameters: list[Tensor]) -> N
     each optimizer that a variable of the caller names. ``optimizer`` is None for tensors given to
     ``s.adopt``. A strategy that exchanges parameters (for parts of them) does so first, and
     replaces them in ``parameters`` too.
+
+    Since 0.1.
     """
 
 
@@ -150,6 +162,8 @@ def mode_changed(model: Module, training: bool) -> None:
     """``model.train()`` or ``model.eval()`` was called, and has done its work.
 
     Sent once per outermost call.
+
+    Since 0.1.
     """
 
 
@@ -159,6 +173,8 @@ def skip_pass(loader: DataLoader[object]) -> bool | None:
 
     Then nothing is drawn, no worker starts, and no other event of the pass is sent. Sent once per
     pass, before ``loader_start``.
+
+    Since 0.1.
     """
 
 
@@ -169,6 +185,8 @@ def optimizer_ready(optimizer: Optimizer) -> None:
     Sent once per optimizer, when the loop next iterates a loader, runs a new model, or calls
     ``zero_grad``, ``backward`` or ``step``. A group that comes later is told by
     ``parameters_added`` only.
+
+    Since 0.1.
     """
 
 
@@ -178,6 +196,8 @@ def loader_start(loader: DataLoader[object]) -> Pass | None:
 
     A returned ``Pass`` names attributes of the loader. They are replaced while the iterator of this
     pass is made. Sent once per pass.
+
+    Since 0.1.
     """
 
 
@@ -186,6 +206,8 @@ def loader_opened(loader: DataLoader[object], iterator: LoaderIterator) -> None:
     """The iterator of this pass is made and its workers are started. No batch was taken yet.
 
     Sent once per pass.
+
+    Since 0.1.
     """
 
 
@@ -194,6 +216,8 @@ def batches_skipped(loader: DataLoader[object], order: Pass | None, count: int) 
     """``iterator.skip(count)`` has skipped ``count`` batches, which the loop does not get.
 
     Sent once per call.
+
+    Since 0.1.
     """
 
 
@@ -203,6 +227,8 @@ def loader_bypassed(loader: DataLoader[object]) -> None:
 
     Its ``__iter__`` does not call DataLoader's, so no other event of the pass is sent. Sent once
     per pass.
+
+    Since 0.1.
     """
 
 
@@ -212,6 +238,8 @@ def batch_wanted(loader: DataLoader[object], iterator: LoaderIterator) -> None:
 
     The loop is done with the batch before. This process has drawn and read nothing for the next one
     yet. Sent once per batch, and once more at the end.
+
+    Since 0.1.
     """
 
 
@@ -224,6 +252,8 @@ def batch_ready(
     A value that is not None replaces the batch for the next listener and for the loop. ``order`` is
     what ``loader_start`` returned. ``iterator`` is what the loop iterates; it counts the batches.
     Sent once per batch.
+
+    Since 0.1.
     """
 
 
@@ -231,6 +261,8 @@ def batch_ready(
 def loader_length(loader: DataLoader[object]) -> int | None:
     """The script asks for ``len(loader)``. A returned number of batches (of this rank) is the
     answer.
+
+    Since 0.1.
     """
 
 
@@ -241,6 +273,8 @@ def model_found(model: Module, calling: bool) -> None:
     At entry, the event is sent for each module that a variable names. ``calling``: its forward has
     begun. Sent once per outermost module. Discovery ends when ``session.end_discovery()`` is
     called.
+
+    Since 0.1.
     """
 
 
@@ -250,6 +284,8 @@ def module_called(module: Module, inputs: tuple[object, ...]) -> None:
 
     Sent at every call of every module, parts of models included. Listen for a few steps only:
     ``session.seams.retire("module_called")`` ends it.
+
+    Since 0.1.
     """
 
 
@@ -259,6 +295,8 @@ def before_zero_grad(optimizer: Optimizer) -> bool | None:
 
     True: the listener has cleared every gradient of the optimizer, so torch has nothing left to
     clear. It may keep them elsewhere, for the rest of a window. Sent once per call.
+
+    Since 0.1.
     """
 
 
@@ -269,6 +307,8 @@ def gradients_cleared(optimizer: Optimizer, kept: bool) -> None:
     ``kept``: a listener has answered ``before_zero_grad``, because a window is open. An engine that
     has gradients outside of ``parameter.grad`` clears them here, unless they are ``kept``. Sent
     once per call.
+
+    Since 0.1.
     """
 
 
@@ -278,6 +318,8 @@ def before_backward(call: BackwardCall) -> None:
 
     A listener may set the call's ``weight``, ``factor`` and ``sync``. Sent once per call that is
     not nested in another one.
+
+    Since 0.1.
     """
 
 
@@ -287,6 +329,8 @@ def run_backward(call: BackwardCall, engine: Callable[..., None]) -> None:
 
     ``engine`` is torch's own ``autograd.backward``. At most one plugin (the strategy) listens to
     this event. A second listener is an error.
+
+    Since 0.1.
     """
 
 
@@ -295,6 +339,8 @@ def backward_failed(call: BackwardCall) -> None:
     """*Hot.* ``backward`` has raised, and the loop may catch the error.
 
     Some gradients may be there. Sent instead of ``after_backward``.
+
+    Since 0.1.
     """
 
 
@@ -303,6 +349,8 @@ def after_backward(call: BackwardCall) -> None:
     """*Hot.* Gradients are final, and ``call.loss`` is what the loop will read.
 
     Sent once per ``before_backward``.
+
+    Since 0.1.
     """
 
 
@@ -314,17 +362,25 @@ def clip_gradients(
 
     The listener has then dealt with the call. ``run(max_norm)`` does what torch does, and returns
     the norm; ``run(math.inf)`` clips nothing.
+
+    Since 0.1.
     """
 
 
 @hookspec(firstresult=True)
 def clip_gradient_values(parameters: list[Tensor], clip_value: float) -> bool | None:
-    """The loop has called ``clip_grad_value_``. True: the listener has dealt with the call."""
+    """The loop has called ``clip_grad_value_``. True: the listener has dealt with the call.
+
+    Since 0.1.
+    """
 
 
 @hookspec
 def gradient_norm(norm: Tensor) -> None:
-    """``clip_grad_norm_`` is over, and gives the loop this norm. Sent once per call."""
+    """``clip_grad_norm_`` is over, and gives the loop this norm. Sent once per call.
+
+    Since 0.1.
+    """
 
 
 @hookspec
@@ -336,6 +392,8 @@ def step_called(
     The first listener that returns an ``Answer`` has dealt with the call. Either it does not step,
     or it steps itself: by ``run(closure)``, or by ``run()`` without a closure. ``closure`` is None
     if the loop gave none. Other arguments of the loop (a loss) go to the step unseen.
+
+    Since 0.1.
     """
 
 
@@ -344,6 +402,8 @@ def before_optimizer_step(optimizer: Optimizer, closure: Callable[[], object] | 
     """*Hot.* ``optimizer.step`` is about to run. A closure has not been called yet.
 
     Sent once per step.
+
+    Since 0.1.
     """
 
 
@@ -353,6 +413,8 @@ def gradients_ready(optimizer: Optimizer, closure: Callable[[], object] | None) 
 
     Without a closure it is sent once per step, after ``before_optimizer_step``. With a closure it
     is sent inside the step, each time after the optimizer has called the closure.
+
+    Since 0.1.
     """
 
 
@@ -362,12 +424,17 @@ def step_failed(optimizer: Optimizer) -> None:
 
     A closure, a step hook or another listener may have raised it. Sent instead of
     ``after_optimizer_step``.
+
+    Since 0.1.
     """
 
 
 @hookspec
 def after_optimizer_step(optimizer: Optimizer) -> None:
-    """*Hot.* ``optimizer.step`` has run. Sent once per step."""
+    """*Hot.* ``optimizer.step`` has run. Sent once per step.
+
+    Since 0.1.
+    """
 
 
 @hookspec
@@ -375,12 +442,17 @@ def loader_end(loader: DataLoader[object], order: Pass | None) -> None:
     """The loop has exhausted a captured loader.
 
     Sent once per complete pass, not after ``break``.
+
+    Since 0.1.
     """
 
 
 @hookspec(firstresult=True)
 def skip_scheduler(scheduler: LRScheduler) -> bool | None:
-    """The loop has called ``step`` of a learning-rate scheduler. True: nothing happens."""
+    """The loop has called ``step`` of a learning-rate scheduler. True: nothing happens.
+
+    Since 0.1.
+    """
 
 
 @hookspec(firstresult=True)
@@ -388,6 +460,8 @@ def scheduler_metric(metric: object) -> object:
     """The loop has called ``ReduceLROnPlateau.step(metric)``.
 
     A value that is not None replaces the metric.
+
+    Since 0.1.
     """
 
 
@@ -396,6 +470,8 @@ def save_file(path: str, write: Callable[[str], None]) -> bool | None:
     """The script has called ``torch.save`` with a path; ``write(path)`` does the work.
 
     True: the listener has dealt with it.
+
+    Since 0.1.
     """
 
 
@@ -404,6 +480,8 @@ def explain_lines(session: Context) -> dict[str, list[str]] | None:
     """``s.explain()`` asks for lines to show.
 
     Return them by section: "strategy", "notes", or one of the plugin's own.
+
+    Since 0.1.
     """
 
 
@@ -411,6 +489,8 @@ def explain_lines(session: Context) -> dict[str, list[str]] | None:
 def describe(thing: Module | Optimizer | DataLoader[object]) -> str | None:
     """``s.explain()`` asks in a few words what the plugin does to a model, optimizer or loader, and
     why.
+
+    Since 0.1.
     """
 
 
@@ -420,4 +500,6 @@ def session_end(session: Context, error: BaseException | None) -> None:
     place.
 
     Sent once.
+
+    Since 0.1.
     """

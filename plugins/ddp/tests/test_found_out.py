@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .gradients_script import facts, run
 
 
@@ -64,3 +66,45 @@ def test_backward_in_two_threads_at_once_is_refused() -> None:
         found["refusals"] = refusals
     """)
     assert "two threads at once" in facts(result)["refusals"][0]
+
+
+def test_a_step_after_a_backward_that_one_rank_has_left_out_is_found_out() -> None:
+    result = run(
+        """
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = net(data[s.rank]).mean()
+            if s.rank == 0 or step != 2:
+                loss.backward()
+            optimizer.step()
+    """,
+        fails=True,
+    )
+    assert result.status == 1
+    assert "optimizer steps: 2 on rank 0, 3 on rank 1" in result.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_in_a_step_and_in_a_backward_are_found_out() -> None:
+    result = run(
+        """
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loss = net(data[s.rank]).mean()
+        if s.rank == 1:
+            loss.backward()
+        else:
+            for parameter, gradient in zip(
+                net.parameters(), torch.autograd.grad(loss, list(net.parameters()))
+            ):
+                parameter.grad = gradient
+            optimizer.step()
+    """,
+        fails=True,
+    )
+    assert result.status == 1
+    assert "RanksDiverged: the ranks wait for each other in different places" in result.stderr
+    assert "rank 0 waits in SGD.step() after backward 0" in result.stderr
+    assert "rank 1 waits in backward 1" in result.stderr

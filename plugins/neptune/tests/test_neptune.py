@@ -174,3 +174,36 @@ def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
     )
     (queue,) = (tmp_path / ".neptune" / "async").glob("*/data-*.log")
     assert queue.read_text().count('["metrics", "loss"]') == 100 > len(points(server, "loss"))
+
+
+NO_TOKEN = """
+import sys
+from torchbus import session
+from torchbus_neptune import NeptuneLogger
+
+with session(NeptuneLogger(on_error=sys.argv[1]), strategy=None) as s:
+    print("looped", s.explain())
+"""
+CLOSED = (
+    "no API token, and its hosted service was shut down in March 2026. Give NeptuneLogger the token"
+    " of a self-hosted server, or mode='offline'; `neptune sync` sends an offline folder to a"
+    " server later"
+)
+
+
+@pytest.mark.parametrize(
+    ("on_error", "told"),
+    [
+        ("warn", f"UserWarning: neptune goes on offline, in the folder .neptune: it has {CLOSED}"),
+        ("raise", f"torchbus.errors.PluginError: neptune has {CLOSED}"),
+    ],
+)
+def test_without_a_token_it_says_what_works_today(tmp_path, on_error, told):
+    """The client's own error is a page in colours, and sends people to a site that is closed."""
+    nothing = {"NEPTUNE_API_TOKEN": None, "NEPTUNE_MODE": None}
+    result = run_script(NO_TOKEN, on_error, env=nothing, cwd=tmp_path, timeout_s=PATIENCE_S)
+    assert told in result.stderr
+    assert "\x1b" not in result.stderr and "app.neptune.ai" not in result.stderr
+    if on_error == "warn":
+        assert result.ok() and "neptune: running" in result.stdout
+        assert list(tmp_path.glob(".neptune/*"))

@@ -26,6 +26,7 @@ WRITES = [
     "data, back again",
     "indices",
     "rows",
+    "named views",
     "init",
     "noise",
     "mask",

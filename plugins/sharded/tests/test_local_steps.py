@@ -50,3 +50,8 @@ def test_hooks_and_states_have_divided_tensors(found: dict[str, Any], way: str):
 
 def test_torch_is_put_back(found: dict[str, Any]):
     assert found["put back"]
+
+
+def test_optimizers_that_take_norms_of_whole_parameters():
+    found = fork_script(SCRIPTS / "whole_norms.py", timeout_s=115).json()
+    assert len(found) == 4 and all(apart < 1e-12 for apart in found.values()), found

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_tensorboard.logger import TensorBoardLogger
 
 __all__ = ["TensorBoardLogger"]
-__version__ = "0.1.0"

@@ -21,4 +21,3 @@ __all__ = [
     "SwanLabLogger",
     "TrackioLogger",
 ]
-__version__ = "0.1.0"

@@ -24,6 +24,8 @@ BUILT_IN = {
         ("doctor", "doctor"),
         ("options", "options.command"),
         ("stubs", "options.stubs_command"),
+        ("completion", "completion"),
+        ("new-plugin", "scaffold.command"),
     )
 }
 HELP = """usage: torchbus COMMAND ...
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(
             HELP.format(
-                commands=table([(f"  {entry.name}", _summary(entry)) for entry in _commands()])
+                commands=table([(f"  {entry.name}", _summary(entry)) for entry in commands()])
             )
         )
         return 0
@@ -67,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     return int(command(words) or 0)
 
 
-def _commands() -> list[EntryPoint]:
+def commands() -> list[EntryPoint]:
+    """Return the entry points of all commands, the core's first."""
     return [
         *BUILT_IN.values(),
         *(entry for name, entry in discovery.installed("command").items() if name not in BUILT_IN),

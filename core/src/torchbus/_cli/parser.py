@@ -10,6 +10,16 @@ from typing import Any, NoReturn
 
 from torchbus.errors import TorchbusError, UsageError
 
+FIND = "--torchbus-find-parser"
+
+
+class Found(Exception):
+    """Brings the parser of a command to ``torchbus completion``, which calls it with ``FIND``."""
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__()
+        self.parser = parser
+
 
 class Parser(argparse.ArgumentParser):
     """The parser of one command; ``examples`` end its help."""
@@ -26,16 +36,22 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse the words; the error for an unknown option suggests similar options."""
+        if argv == [FIND]:
+            raise Found(self)
         given, unknown = self.parse_known_args(argv)
         if unknown:
-            near = difflib.get_close_matches(
-                unknown[0], re.findall(r"--[a-z][a-z-]+", self.format_help()), 3
-            )
-            self.error(
-                f"unknown option {unknown[0]!r}"
-                + (f": did you mean {' or '.join(dict.fromkeys(near))}?" if near else "")
-            )
+            following = argv[argv.index(unknown[0]) + 1 :] if unknown[0] in argv else []
+            self.error(self.unknown(unknown[0], following[0] if following else ""))
         return given
+
+    def unknown(self, word: str, following: str) -> str:
+        """Return the error for a word that the command does not take."""
+        near = difflib.get_close_matches(word, self.flags(), 3)
+        return f"unknown option {word!r}" + (f": did you mean {' or '.join(near)}?" if near else "")
+
+    def flags(self) -> list[str]:
+        """Return the long options, each once."""
+        return list(dict.fromkeys(re.findall(r"--[a-z][a-z-]+", self.format_help())))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+import torchbus
 from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus._cli.fits import misfits
 from torchbus._cli.installed import InstalledPlugin, installed_plugins
 from torchbus._cli.parser import Parser
 from torchbus._cli.table import table
@@ -17,6 +19,7 @@ A session uses a plugin that it names, or whose strategy, logger or option it na
 is only installed costs nothing.
 """
 EXAMPLES = """  torchbus plugins
+  torchbus plugins --check                    which versions don't fit each other?
   torchbus plugins --json | python -m json.tool
   pip install torchbus-ddp                    adds a plugin
 """
@@ -28,10 +31,28 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--json", action="store_true", help="print a JSON list of objects instead of a table"
     )
-    as_json = parser.parse(argv).json
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="print only what doesn't fit or can't be imported; exit status 1 if there is any",
+    )
+    given = parser.parse(argv)
     found = installed_plugins()
-    print(json.dumps([asdict(plugin) for plugin in found], indent=2) if as_json else _text(found))
+    if given.check:
+        return _check(found, given.json)
+    print(json.dumps([asdict(one) for one in found], indent=2) if given.json else _text(found))
     return 0
+
+
+def _check(found: list[InstalledPlugin], as_json: bool) -> int:
+    wrong = [*misfits(), *(plugin.error for plugin in found if plugin.error is not None)]
+    if as_json:
+        print(json.dumps(wrong, indent=2))
+    else:
+        packages = {plugin.distribution for plugin in found}
+        fine = f"torchbus {torchbus.__version__} and {len(packages)} packages with plugins fit"
+        print("\n".join(wrong) or fine)
+    return int(bool(wrong))
 
 
 def _text(found: list[InstalledPlugin]) -> str:

@@ -22,6 +22,7 @@ EXAMPLES = """  torchbus run train.py --lr 0.1              on all visible GPUs,
   torchbus run --devices 0,2 -m pkg.train     GPUs 0 and 2, a module
   torchbus run --accelerator cpu --devices 4 --print-all-ranks train.py
   torchbus run --logger local -o log_dir=runs/a -o sync_loss=False train.py
+  torchbus run --config run.toml train.py     options from a file
   torchbus run --verbose train.py             explains the session after the first epoch
 """
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+from pathlib import Path
 from typing import Any
 
+from torchbus._bus import discovery
+from torchbus._bus.options import CORE_OPTIONS
 from torchbus._cli import program
+from torchbus._cli.config import Config
 from torchbus._cli.parser import Parser
 from torchbus._cli.program import Program
-from torchbus.errors import UsageError
+from torchbus.errors import PluginNotInstalled, TorchbusError, UsageError
 from torchbus.session import Session
 
 
@@ -40,12 +45,44 @@ def session_of(given: dict[str, Any]) -> Session:
     twice = sorted(given.keys() & options.keys())
     if twice:
         raise UsageError(f"{twice[0]} is given twice, as an option of the command and by -o")
-    return Session(*plugins, **given, **options)
+    path = given.pop("config", None)
+    if path is None:
+        return Session(*plugins, **given, **options)
+    return _by_config(Config(path), plugins, given | options)
+
+
+def _by_config(config: Config, plugins: list[str], given: dict[str, Any]) -> Session:
+    more = [name for name in config.plugins if name not in plugins]
+    try:
+        return Session(*plugins, *more, config, **config.merged(given))
+    except TorchbusError as error:
+        raise type(error)(f"{error}{config.blames(error)}") from error
+
+
+class SessionParser(Parser):
+    """Says how options of plugins are written, which have no ``--name`` of their own."""
+
+    def unknown(self, word: str, following: str) -> str:
+        name, _, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        told = super().unknown(word, following)
+        if name in CORE_OPTIONS or not difflib.get_close_matches(word, self.flags(), 1, 0.8):
+            try:
+                if name not in CORE_OPTIONS:
+                    discovery.find("option", name, CORE_OPTIONS)
+                return f"{word!r} is written -o {name}={value or following or '...'}"
+            except PluginNotInstalled as error:
+                return str(error)
+            except UsageError as error:
+                return f"{error}; options of plugins are written -o NAME=VALUE"
+        return told
 
 
 def session_parser(command: str, description: str, examples: str, usage: str) -> Parser:
     """Of a command that takes the options of a session, a script and its arguments."""
-    parser = Parser(command, description, examples, usage=usage, argument_default=argparse.SUPPRESS)
+    parser = SessionParser(
+        command, description, examples, usage=usage, argument_default=argparse.SUPPRESS
+    )
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
@@ -58,6 +95,12 @@ def session_parser(command: str, description: str, examples: str, usage: str) ->
         action="store_true",
         default=False,
         help="SCRIPT is the name of a module, as with python -m",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a TOML file whose keys are options of the session; the command line wins",
     )
     add_session_options(parser)
     return parser

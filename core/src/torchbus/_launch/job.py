@@ -49,6 +49,7 @@ class Job:
         self.launch_rule = request.launch_rule
         self.waiting: tuple[object, ...] | None = None
         self.backwards = 0
+        self._looked = self._looked_before = 0
         self._children = children or []
         self._forked = forked
         self._keep = keep
@@ -141,6 +142,7 @@ class Job:
                 raise self.guard.reason
             if time.monotonic() > deadline:
                 return False
+            self._looked += 1
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
         return True
@@ -223,8 +225,12 @@ class Job:
     def _rest(self) -> str:
         """Return the mark of module rest.
 
-        On an accelerator it is a constant, because threads that wait may spin.
+        On an accelerator it is a constant, because threads that wait may spin. While
+        ``wait_until`` looks again and again, it is one as well.
         """
+        if self._looked > self._looked_before:
+            self._looked_before = self._looked
+            return "looks at the store"
         return (
             rest.mark(self.world.shared.port)
             if self.world.device.type == "cpu"

@@ -60,6 +60,23 @@ def _outwards(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
-def warn(text: str) -> None:
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn as if the user's line had done it."""
-    warnings.warn(redacted(text), stacklevel=users_frame()[1] + 1)
+    warnings.warn(redacted(text), category, stacklevel=users_frame()[1] + 1)
+
+
+def deprecated(what: str, since: str, instead: str) -> None:
+    """Warn at the user's line that something is to go.
+
+    ``since``: the first version that warns, such as "0.2". ``instead``: what to write.
+    """
+    warn(str(going(what, since, instead)), FutureWarning)
+
+
+def going(what: str, since: str, instead: str) -> FutureWarning:
+    """Return that warning. For an event: ``hookspec(warn_on_impl=going(...))``."""
+    major, minor = since.split(".")
+    return FutureWarning(
+        f"{what} is deprecated since torchbus {since}, and will be gone in"
+        f" {major}.{int(minor) + 1}: {instead}"
+    )

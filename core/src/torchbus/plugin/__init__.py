@@ -29,11 +29,9 @@ from torchbus._compat import accelerators, local_variables
 from torchbus._compat.required import absent, private, require
 from torchbus._files.locks import OpenHere, try_lock
 from torchbus._launch.start.relaunch import visible_device
-from torchbus._launch.store.listening import gloo_on_loopback
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import thread_frames
 from torchbus._launch.watch.place import END
-from torchbus._launch.watch.sockets import shut, sockets_opened
 from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count, Scales
 from torchbus._loss.count import check_mode as check_loss_weight
@@ -54,9 +52,10 @@ from torchbus._seams.modules.forward import Surround
 from torchbus._seams.optimizers.skipping import Answer
 from torchbus._session import inventory
 from torchbus._session.context import Context
-from torchbus._session.notices import users_frame, warn
+from torchbus._session.notices import deprecated, going, users_frame, warn
 from torchbus._session.steps import Steps
 from torchbus._strategy import parts as strategies
+from torchbus._strategy.group.guarded import guarded_groups
 from torchbus._strategy.strategy import Strategy
 from torchbus.errors import (
     LaunchError,
@@ -118,8 +117,10 @@ __all__ = [
     "check_loss_weight",
     "collect",
     "complain",
+    "deprecated",
     "expect",
-    "gloo_on_loopback",
+    "going",
+    "guarded_groups",
     "hookimpl",
     "hookspec",
     "html_page",
@@ -146,8 +147,6 @@ __all__ = [
     "scale_all",
     "session_options",
     "session_parser",
-    "shut",
-    "sockets_opened",
     "strategies",
     "table",
     "thread_frames",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import Future
 
 from torchbus.trackers.room import NoRoom
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 RARER_AFTER_FAILURES, RAREST = 5, 64
 """After so many failures in a row, only every second call is made, then every fourth, and so on."""
 
@@ -49,3 +51,10 @@ class Calls:
         self.failures += 1
         self._failures_in_a_row += not isinstance(error, NoRoom)
         self.first_error = self.first_error or error
+
+
+def in_one_line(error: BaseException | None) -> str:
+    """Return an error without line breaks and colours; "" for one without a text."""
+    if error is None or not str(error):
+        return ""
+    return " ".join(COLOUR.sub("", f"{type(error).__name__}: {error}").split())

@@ -16,7 +16,7 @@ from torchbus._bus.options import expect
 from torchbus._redaction import Redactor
 from torchbus._session.notices import warn
 from torchbus.errors import PluginError, UsageError
-from torchbus.trackers.calls import Calls
+from torchbus.trackers.calls import Calls, in_one_line
 from torchbus.trackers.client import Client
 from torchbus.trackers.description import describe_run
 from torchbus.trackers.nothing import Nothing
@@ -81,7 +81,7 @@ class Tracker(Client, Plugin):
 
     @hookimpl
     def session_start(self, session: Context) -> None:
-        if not (session.is_main or self._ranks == "all"):
+        if not self._reports(session):
             return
         self._pid = os.getpid()
         self._redactor = session.redactor
@@ -122,6 +122,9 @@ class Tracker(Client, Plugin):
         }
 
     # Inside --------------------------------------------------------------------------------------
+
+    def _reports(self, session: Context) -> bool:
+        return session.is_main or self._ranks == "all"
 
     def _imported(self) -> bool:
         try:
@@ -240,9 +243,4 @@ class Tracker(Client, Plugin):
 
     def _words(self, error: BaseException | None) -> str:
         """Return an error as one line without secrets; "" for one without a text (a timeout)."""
-        text = (
-            " ".join(f"{type(error).__name__}: {error}".split())
-            if error is not None and str(error)
-            else ""
-        )
-        return self._redactor.text(text)
+        return self._redactor.text(in_one_line(error))

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_accumulate.plugin import Accumulate
 
 __all__ = ["Accumulate"]
-__version__ = "0.1.0"

@@ -24,7 +24,7 @@ class Averages:
     def __init__(self, optimizers: Optimizers) -> None:
         self._optimizers = optimizers
         self._looks = 0
-        self._before: dict[int, complex | None] = {}
+        self._before: dict[int, complex] = {}
         self.may_differ = False
         """A real step has moved the model."""
 
@@ -42,7 +42,7 @@ class Averages:
         now = self._values()
         return any(now[key] != before[key] for key in now.keys() & before.keys())
 
-    def _values(self) -> dict[int, complex | None]:
+    def _values(self) -> dict[int, complex]:
         held = {id(each) for one in self._optimizers.sums for each in one.parameters()}
         internal = filter(inventory.is_internal, inventory.alive(nn.Module))
         held |= {id(each) for module in internal for each in module.parameters()}
@@ -51,7 +51,8 @@ class Averages:
             for each in inventory.alive(nn.Parameter)
             if type(each) is nn.Parameter and id(each) not in held  # others may have no values
         ]
-        return {id(each): digest(each) for each in others}
+        values = {id(each): digest(each) for each in others}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 def digest(tensor: Tensor) -> complex | None:

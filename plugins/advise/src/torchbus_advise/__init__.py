@@ -1,5 +1,3 @@
 """torchbus-advise: which strategy a training script needs, found by running its first steps."""
 
 from __future__ import annotations
-
-__version__ = "0.1.0"

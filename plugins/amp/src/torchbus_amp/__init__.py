@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_amp.plugin import Precision
 
 __all__ = ["Precision"]
-__version__ = "0.1.0"

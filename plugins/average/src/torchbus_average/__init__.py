@@ -6,4 +6,3 @@ from torchbus_average.plugin import Average
 from torchbus_average.schedule_free import ScheduleFree
 
 __all__ = ["Average", "ScheduleFree"]
-__version__ = "0.1.0"

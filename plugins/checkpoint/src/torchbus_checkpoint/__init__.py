@@ -7,4 +7,3 @@ from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.plugin import Checkpoint
 
 __all__ = ["Checkpoint", "CheckpointError", "best", "latest"]
-__version__ = "0.1.0"

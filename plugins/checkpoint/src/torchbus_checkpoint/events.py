@@ -7,4 +7,7 @@ from torchbus.plugin import hookspec
 
 @hookspec(firstresult=True)
 def end_epochs() -> bool | None:
-    """``s.epochs`` is about to begin another epoch. True: the loop is over."""
+    """``s.epochs`` is about to begin another epoch. True: the loop is over.
+
+    Since 0.1.
+    """

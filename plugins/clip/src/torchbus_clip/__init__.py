@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_clip.plugin import Clip
 
 __all__ = ["Clip"]
-__version__ = "0.1.0"

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_compress.plugin import Compress
 
 __all__ = ["Compress"]
-__version__ = "0.1.0"

@@ -6,4 +6,3 @@ from torchbus_ddp.forms import DDPNotebook, DDPSpawn
 from torchbus_ddp.strategy import DDP
 
 __all__ = ["DDP", "DDPNotebook", "DDPSpawn"]
-__version__ = "0.1.0"

@@ -25,4 +25,6 @@ def configure_ddp(
     The last parameter of ``module`` holds what ranks tell each other, and must be averaged exactly:
     a hook that loses digits, or averages nothing, must leave it out. Set ``keeps_buckets = True``
     on the result if its buckets must keep their order after the first backward.
+
+    Since 0.1.
     """

@@ -12,4 +12,3 @@ from torchbus_deepspeed.strategy import (
 )
 
 __all__ = ["DeepSpeed", "Stage1", "Stage2", "Stage2Offload", "Stage3", "Stage3Offload"]
-__version__ = "0.1.0"

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_gpu.plugin import Gpu
 
 __all__ = ["Gpu"]
-__version__ = "0.1.0"

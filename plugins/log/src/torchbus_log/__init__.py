@@ -6,4 +6,3 @@ from torchbus_log.files.local import Local
 from torchbus_log.plugin import Log
 
 __all__ = ["Local", "Log"]
-__version__ = "0.1.0"

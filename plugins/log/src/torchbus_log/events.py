@@ -11,18 +11,26 @@ HOT = ("skip_logging", "log_metrics")
 
 @hookspec
 def hyperparameters(values: dict[str, Any]) -> None:
-    """``s.log_hyperparams`` was called: values as the user gave them. Once per call."""
+    """``s.log_hyperparams`` was called: values as the user gave them. Once per call.
+
+    Since 0.1.
+    """
 
 
 @hookspec(firstresult=True)
 def skip_logging() -> bool | None:
-    """*Hot.* ``s.log`` or ``s.log_dict`` was called. True: nothing is logged."""
+    """*Hot.* ``s.log`` or ``s.log_dict`` was called. True: nothing is logged.
+
+    Since 0.1.
+    """
 
 
 @hookspec
 def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
     """*Hot.* ``s.log`` or ``s.log_dict`` was called: values as the user gave them, and the keyword
     options of the call.
+
+    Since 0.1.
     """
 
 
@@ -37,4 +45,6 @@ def metrics_ready(
     loader from 0, and is None before the first. ``prog_bar`` are the names for a progress bar. Sent
     on every rank, from the loop's own thread, by torchbus-log. The last ones come after
     ``session_end``, when the ranks have met: close on ``session.on_close``.
+
+    Since 0.1.
     """

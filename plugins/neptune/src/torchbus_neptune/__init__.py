@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_neptune.logger import NeptuneLogger
 
 __all__ = ["NeptuneLogger"]
-__version__ = "0.1.0"

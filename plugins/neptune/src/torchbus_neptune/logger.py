@@ -9,13 +9,18 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import Context, PluginError, UsageError, expect, hookimpl, warn
 from torchbus.trackers import Tracker, chosen_by_rank0
 
 from torchbus_neptune.series import Run, Series, storable
 
 MODES = ("async", "sync", "offline", "read-only", "debug")
 MARGIN_S = 5.0
+NO_SERVER = (
+    "has no API token, and its hosted service was shut down in March 2026. Give NeptuneLogger the"
+    " token of a self-hosted server, or mode='offline'; `neptune sync` sends an offline folder to"
+    " a server later"
+)
 
 
 class NeptuneLogger(Tracker):
@@ -89,7 +94,21 @@ class NeptuneLogger(Tracker):
             self._given["custom_run_id"] = chosen_by_rank0(
                 session, "neptune/id", lambda: str(given or secrets.token_hex(8))
             )
+        if self._reports(session) and self._has_no_server():
+            self._stay_offline()
         super().session_start(session)
+
+    def _has_no_server(self) -> bool:
+        """Whether the client would look for the hosted service, which is closed."""
+        token = self._token or os.environ.get("NEPTUNE_API_TOKEN")
+        own = self._run is not None or self._client is not None
+        return not (own or token) and self.needs_network()
+
+    def _stay_offline(self) -> None:
+        if self._raises:
+            raise PluginError(f"neptune {NO_SERVER}")
+        self._given["mode"] = "offline"
+        warn(f"neptune goes on offline, in the folder {self.folder()}: it {NO_SERVER}")
 
     def import_client(self) -> None:
         if self._run is None and self._client is None:

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_pipeline.strategy import Pipeline, RpcSequential
 
 __all__ = ["Pipeline", "RpcSequential"]
-__version__ = "0.1.0"

@@ -12,10 +12,8 @@ from torchbus.plugin import (
     Context,
     RanksDiverged,
     all_gather_object,
-    gloo_on_loopback,
+    guarded_groups,
     hookimpl,
-    shut,
-    sockets_opened,
 )
 
 REMEDY = (
@@ -34,15 +32,12 @@ class Meeting:
         assert session.job is not None
         self._session, self._job = session, session.job
         everyone = list(range(session.world_size))
-        before = sockets_opened()
-        with gloo_on_loopback(session.world.one_host):
+        with guarded_groups(session):
             self._groups = [
                 (dist.new_group(ranks, backend="gloo", timeout=session.timeout), ranks)
                 for ranks in ([everyone] if len(pipelines) == 1 else [everyone, *pipelines])
             ]
         self._groups = [pair for pair in self._groups if session.rank in pair[1]]
-        own = sockets_opened() - before
-        self._job.on_release(lambda: shut(own))
         session.on_close.callback(self._groups.clear)
         session.bus.register(self, "pipeline.meeting")
         self._steps = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Context, gloo_on_loopback, shut, sockets_opened
+from torchbus.plugin import Context, guarded_groups
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,12 @@ def make_team(session: Context, size: int) -> Team:
         return Team(rank, tuple(range(world)), 1, None, None)
     pipelines = [list(range(part * size, (part + 1) * size)) for part in range(parts)]
     replicas = [list(range(place, world, size)) for place in range(size)]
-    groups = _groups(session, [*pipelines, *replicas])
+    with guarded_groups(session):
+        groups = [
+            dist.new_group(ranks, timeout=session.timeout) for ranks in [*pipelines, *replicas]
+        ]
     part, place = divmod(rank, size)
     return Team(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])
-
-
-def _groups(session: Context, teams: list[list[int]]) -> list[dist.ProcessGroup]:
-    """A group for each team. A rank that fails closes its connections, so that no other waits."""
-    before = sockets_opened()
-    with gloo_on_loopback(session.world.one_host):
-        groups = [dist.new_group(ranks, timeout=session.timeout) for ranks in teams]
-    own = sockets_opened() - before
-    assert session.job is not None
-    session.job.on_release(lambda: shut(own))
-    return groups
 
 
 @torch.no_grad()

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_progress.plugin import Progress
 
 __all__ = ["Progress"]
-__version__ = "0.1.0"

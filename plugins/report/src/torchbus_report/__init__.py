@@ -7,4 +7,3 @@ from torchbus_report.runs.reading import read
 from torchbus_report.runs.run import Run
 
 __all__ = ["Run", "page", "read"]
-__version__ = "0.1.0"

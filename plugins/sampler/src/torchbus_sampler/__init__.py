@@ -6,4 +6,3 @@ from torchbus_sampler.plugin import Sampler
 from torchbus_sampler.shares import share_sizes
 
 __all__ = ["Sampler", "share_sizes"]
-__version__ = "0.1.0"

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_scale.plugin import Scale
 
 __all__ = ["Scale"]
-__version__ = "0.1.0"

@@ -7,4 +7,3 @@ from torchbus_sharded.zero1.stages import ShardedGradients, ddp_sharded
 from torchbus_sharded.zero1.strategy import ShardedOptimizer
 
 __all__ = ["FSDP", "ShardedGradients", "ShardedOptimizer", "ddp_sharded"]
-__version__ = "0.1.0"

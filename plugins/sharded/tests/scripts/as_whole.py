@@ -36,6 +36,21 @@ def rows(model, weight):
     return [weight.grad.tolist(), weight.data[1].tolist(), last.tolist(), (last * 2).sum().item()]
 
 
+def named_views(model, weight):
+    weight.data.select(0, 1).zero_()
+    weight.data.narrow(0, 1, 2).add_(0.5)
+    weight.data.narrow(1, -1, 1).mul_(2.0)
+    weight.grad.unbind()[2].zero_()
+    weight.grad.unbind(1)[0].fill_(0.25)
+    for row in weight.data:
+        row.div_(row.norm())
+    first, second = weight.data.split([1, 2])
+    first.copy_(second[1:] * 3)
+    weight.grad.chunk(2)[1].sub_(1.0)
+    [part.neg_() for part in weight.grad.split(3, dim=1)]
+    return [weight.grad.tolist(), weight.data.tolist()]
+
+
 WAYS = {
     "numpy": lambda model, weight: weight.detach().cpu().numpy(),
     "numpy of a sum": lambda model, weight: weight.grad.abs().mean().numpy(),
@@ -54,6 +69,7 @@ WAYS = {
     ),
     "indices": lambda model, weight: assigned(weight),
     "rows": lambda model, weight: numpy.hstack([numpy.ravel(one) for one in rows(model, weight)]),
+    "named views": lambda model, weight: numpy.array(named_views(model, weight)),
     "init": lambda model, weight: (
         init(model),
         nn.init.xavier_uniform_(weight),

@@ -5,4 +5,3 @@ from __future__ import annotations
 from torchbus_tensor_parallel.strategy import TensorParallel
 
 __all__ = ["TensorParallel"]
-__version__ = "0.1.0"

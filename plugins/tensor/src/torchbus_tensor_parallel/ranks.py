@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torchbus.plugin import (
-    Context,
-    dtensors,
-    gloo_on_loopback,
-    shut,
-    sockets_opened,
-    strategies,
-)
+from torchbus.plugin import Context, dtensors, guarded_groups, strategies
 
 
 class Ranks:
@@ -27,15 +20,10 @@ class Ranks:
     def __init__(self, session: Context) -> None:
         self.world_size, self.parts = session.world_size, session.world.data.parts
         self.size = self.world_size // self.parts
-        before = sockets_opened()
-        with gloo_on_loopback(session.world.one_host):
+        with guarded_groups(session):
             self.mesh = init_device_mesh(
                 session.device.type, (self.parts, self.size), mesh_dim_names=("data", "tensor")
             )
-        own = sockets_opened() - before
-        assert session.job is not None
-        # a rank that fails closes its connections, so that no other one waits
-        session.job.on_release(lambda: shut(own))
         self.tensor = self.mesh["tensor"]
 
     @torch.no_grad()

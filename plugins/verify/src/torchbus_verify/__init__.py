@@ -8,4 +8,3 @@ from torchbus_verify.compare.difference import Difference
 from torchbus_verify.report.verdict import Verdict
 
 __all__ = ["Cause", "Difference", "Verdict", "verify"]
-__version__ = "0.1.0"

@@ -6,4 +6,3 @@ from torchbus_wandb.logger import WandbLogger
 from torchbus_wandb.one_run import OneRun
 
 __all__ = ["OneRun", "WandbLogger"]
-__version__ = "0.1.0"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torchbus
-from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus._cli.doctor.finding import Finding
+from torchbus._cli.fits import misfits
 from torchbus._cli.installed import InstalledPlugin, installed_plugins
 
 
@@ -13,7 +12,11 @@ def look() -> list[Finding]:
     found = installed_plugins()
     facts = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in found}
     return [
-        Finding("plugins", facts, [problem for plugin in found for problem in _problems(plugin)])
+        Finding(
+            "plugins",
+            facts,
+            [*misfits(), *(problem for plugin in found for problem in _problems(plugin))],
+        )
     ]
 
 
@@ -22,14 +25,5 @@ def _problems(plugin: InstalledPlugin) -> list[str]:
         return [
             f"{plugin.error}. Install it again: pip install --force-reinstall --no-deps"
             f" {plugin.distribution}"
-        ]
-    if (
-        plugin.distribution in DISTRIBUTIONS["plugin"].values()
-        and plugin.version != torchbus.__version__
-    ):
-        wanted = f"pip install {plugin.distribution}=={torchbus.__version__}"
-        return [
-            f"plugin {plugin.name} is version {plugin.version}, torchbus is {torchbus.__version__}:"
-            f" {wanted}"
         ]
     return []

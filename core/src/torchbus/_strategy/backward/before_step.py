@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from torchbus._bus.markers import hookimpl
 from torchbus._session.context import Context
+from torchbus._strategy.group.meeting_place import MeetingPlace
 from torchbus._strategy.parameters.assigned import Assigned
 from torchbus._strategy.parameters.trained import Trained
 
@@ -35,6 +36,7 @@ class StepAveraging:
         self._average_all = average
         self._local = local
         self._assigned = Assigned()
+        self._place = MeetingPlace(session)
         self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def synchronised(self) -> None:
@@ -48,7 +50,9 @@ class StepAveraging:
 
     @hookimpl
     def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
-        is_second = self._averaged_at.get(optimizer, 0) == self._job.backwards
+        is_second = self._averaged_at.get(optimizer, 0) == self._job.backwards and any(
+            parameter.grad is not None for parameter in self._shared_by(optimizer)
+        )
         self._averaged_at[optimizer] = self._job.backwards
         held = self._local_of(optimizer) if self._local else None
         if (
@@ -63,6 +67,8 @@ class StepAveraging:
     def _average(self, optimizer: Optimizer, weight: float) -> None:
         shared = self._shared_by(optimizer)
         if shared:
+            name = type(optimizer).__name__
+            self._place.meet(f"{name}.step() after backward", self._job.backwards)
             self._average_all(shared, weight)
 
     def _local_of(self, optimizer: Optimizer) -> set[int]:

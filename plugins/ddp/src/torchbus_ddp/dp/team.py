@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Context, all_gather_object, gloo_on_loopback, shut, sockets_opened
+from torchbus.plugin import Context, all_gather_object, guarded_groups
 
 SLOTS = 64
 
@@ -70,18 +70,11 @@ def of_node(session: Context, node_of_rank: Sequence[int]) -> Team:
 
 
 def _group(session: Context, teams: list[list[int]], backend: str | None) -> dist.ProcessGroup:
-    """Make a group for each team, on all ranks, and return this rank's.
-
-    A rank that fails closes its connections, so that no other one waits.
-    """
-    before = sockets_opened()
-    with gloo_on_loopback(session.world.one_host):
+    """Make a group for each team, on all ranks, and return this rank's."""
+    with guarded_groups(session):
         groups = [
             dist.new_group(ranks, backend=backend, timeout=session.timeout) for ranks in teams
         ]
-    own = sockets_opened() - before
-    assert session.job is not None
-    session.job.on_release(lambda: shut(own))
     mine: dist.ProcessGroup = next(
         group for group, ranks in zip(groups, teams, strict=True) if session.rank in ranks
     )

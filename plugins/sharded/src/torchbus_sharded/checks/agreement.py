@@ -15,11 +15,9 @@ from torchbus.plugin import (
     Context,
     RanksDiverged,
     all_gather_object,
-    gloo_on_loopback,
+    guarded_groups,
     hookimpl,
     loss_count,
-    shut,
-    sockets_opened,
 )
 
 from torchbus_sharded._compat.tensors import count_of_collectives
@@ -53,15 +51,12 @@ class Agreement:
 
     def __init__(self, session: Context) -> None:
         self._session = session
-        before = sockets_opened()
-        with gloo_on_loopback(session.world.one_host):
+        with guarded_groups(session):
             self._group: dist.ProcessGroup | None = dist.new_group(
                 backend="gloo", timeout=session.timeout
             )
-        own = sockets_opened() - before
         assert session.job is not None
         self._job = session.job
-        self._job.on_release(lambda: shut(own))
         session.bus.register(self, "fsdp.agreement")
         session.on_close.callback(self._forget)
         self._counted = _counter()

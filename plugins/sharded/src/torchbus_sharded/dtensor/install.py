@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchbus.plugin import Context, dtensors
 
 from torchbus_sharded._compat.tensors import DATA
+from torchbus_sharded.dtensor import named_views
 from torchbus_sharded.dtensor.deepcopy import copied
 from torchbus_sharded.dtensor.row_views import get_item
 from torchbus_sharded.dtensor.writing import set_data, set_item
@@ -14,6 +15,12 @@ METHODS: dict[str, object] = {
     **dtensors.METHODS,
     "__getitem__": get_item,
     "__setitem__": set_item,
+    "__iter__": named_views.rows,
+    "select": named_views.select,
+    "narrow": named_views.narrow,
+    "unbind": named_views.unbind,
+    "split": named_views.split,
+    "chunk": named_views.chunk,
     "data": property(DATA.__get__, set_data),
     "__deepcopy__": copied,
     "register_post_accumulate_grad_hook": refuse_accumulated,

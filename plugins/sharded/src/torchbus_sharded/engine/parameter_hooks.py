@@ -5,9 +5,11 @@ Under ddp it gets the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torchbus.plugin import Unsupported
@@ -48,6 +50,20 @@ def forward_to(part: Tensor) -> Callable[[Tensor], Tensor]:
         return gradient
 
     return call
+
+
+@contextmanager
+def zeros_instead(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Replace the gradients that a backward inside gives to tensors in the graph by zeros.
+
+    A weight of 0 would leave NaN as it is.
+    """
+    handles = [tensor.register_hook(torch.zeros_like) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def refuse_accumulated(tensor: Tensor, *_: object) -> NoReturn:

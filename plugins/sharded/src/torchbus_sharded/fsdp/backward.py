@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from torchbus.plugin import (
 )
 
 from torchbus_sharded.engine.forward_hooks import CLOSELY
+from torchbus_sharded.engine.parameter_hooks import zeros_instead
 from torchbus_sharded.fsdp.buffers import copy_from_rank0
 from torchbus_sharded.fsdp.loss_counts import LossCounts
 from torchbus_sharded.fsdp.mean_loss import MeanLoss
@@ -81,14 +82,18 @@ class ShardedBackward:
             self._unmanaged.averaged() as whole,
         ):
             self._models.used.begin()
-            engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
-            counts = not isinstance(count.weight, float) or count.weight != 0.0
-            means = loss.means(self._settle(counts, loss.numbers, constants))
+            with self._dropped() if count.is_zero else nullcontext():
+                engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
+            means = loss.means(self._settle(not count.is_zero, loss.numbers, constants))
             scale = self._counts.settle(call, count, means[1:], [*holders, *whole])
         loss.put(means[0] * scale)
         copy_from_rank0(self._models)
         self._models.undivided.refuse_gradients()
         self._end()
+
+    def _dropped(self) -> AbstractContextManager[None]:
+        """This rank has no samples of its own, and its gradients count nothing."""
+        return zeros_instead([*self._models.gathered(), *self._unmanaged.shared()])
 
     def _begin(self, count: Count) -> Count:
         """Compare now, or later in this backward, whether all ranks are at the same place.

@@ -108,6 +108,10 @@ class ShardedModels:
         """This rank's parts of all parameters. These have the gradients."""
         return [pair.sharded_param for model in self._models for pair in pairs_in(model)]
 
+    def gathered(self) -> list[Tensor]:
+        """The whole parameters in the graph."""
+        return [whole for model in self._models for whole, _ in gathered_in(model)]
+
     def end_backward(self) -> None:
         """Finish what the engine has left to do. All ranks call it."""
         for model in self._models:

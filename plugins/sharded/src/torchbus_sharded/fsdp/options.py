@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torchbus.plugin import Context, UsageError, expect, gloo_on_loopback
+from torchbus.plugin import Context, UsageError, expect, guarded_groups
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
@@ -65,7 +65,7 @@ class ShardingOptions:
 
     def mesh(self, session: Context) -> DeviceMesh:
         """One dimension, or nodes x ranks of a node. All ranks call it."""
-        with gloo_on_loopback(session.world.one_host):
+        with guarded_groups(session):
             if not self.hybrid:
                 return init_device_mesh(session.device.type, (session.world_size,))
             shape = (session.world.num_nodes, session.world.local_world_size)

@@ -65,6 +65,9 @@ class UnmanagedTensors:
         owned = {id(parameter) for model in models for parameter in model.parameters()}
         return [tensor for tensor in new if id(tensor) not in owned]
 
+    def shared(self) -> list[Tensor]:
+        return list(self._shared.values())
+
     @contextmanager
     def averaged(self) -> Iterator[list[Tensor]]:
         """Average over ranks what a backward inside adds to their gradients. All ranks call it.
@@ -74,7 +77,7 @@ class UnmanagedTensors:
         if not self._shared and not self._own:
             yield []
             return
-        tensors = list(self._shared.values())
+        tensors = self.shared()
         before = [tensor.grad for tensor in tensors]
         for tensor in tensors:
             tensor.grad = None

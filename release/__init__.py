@@ -1,0 +1,4 @@
+"""Makes a release: ``python3 make.py release 0.2.0 [--dry-run]``, or its files only: ``dists``.
+
+``tree`` writes the version into a checkout, ``dists`` builds, ``trial`` installs what was built.
+"""

@@ -1,0 +1,81 @@
+"""Release a version, or build the files of the version that the checkout has."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from release import dists, tree, trial
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAIN = "tests/house/scripts/packaged_train.py"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make.py", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    release = commands.add_parser("release", help="write the version, build, try, commit and tag")
+    release.add_argument("version", help="such as 0.2.0")
+    release.add_argument("--dry-run", action="store_true", help="change nothing in the checkout")
+    release.add_argument("--to", type=Path, help="where the files go (default: dist)")
+    release.set_defaults(run=_release)
+    files = commands.add_parser("dists", help="build and try the version of the checkout")
+    files.add_argument("--to", type=Path, default=ROOT / "dist", help="where the files go")
+    files.set_defaults(run=lambda given: _make(ROOT, given.to))
+    given = parser.parse_args()
+    try:
+        given.run(given)
+    except tree.Refused as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _release(given: argparse.Namespace) -> None:
+    _refuse_unclean(given.version)
+    day = datetime.datetime.now(datetime.timezone.utc).date()
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch, "checkout")
+        dists.copy(ROOT, copy)
+        tree.write(copy, given.version, day)
+        files = Path(scratch, "dist") if given.dry_run else ROOT / "dist"
+        _make(copy, given.to or files)
+    if given.dry_run:
+        print(f"release: {given.version} could be released; nothing was changed")
+        return
+    tree.write(ROOT, given.version, day)
+    _git("commit", "-qam", f"Release {given.version}")
+    _git("tag", "-a", f"v{given.version}", "-m", f"{given.version}\n\n{tree.notes(ROOT)}")
+    print("release: committed and tagged; to publish, run git push --follow-tags")
+
+
+def _make(root: Path, to: Path) -> None:
+    """Build, and try what was built."""
+    files = dists.build_twice(root, to)
+    print(f"release: {len(files)} files, twice with the same bytes", flush=True)
+    trial.check_metadata(files)
+    trial.install_each(root, to)
+    trial.install_all(root, to, ROOT / TRAIN)
+
+
+def _refuse_unclean(version: str) -> None:
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    if changed:
+        raise tree.Refused(f"commit or stash these changes first:\n{changed}")
+    if _git("tag", "--list", f"v{version}"):
+        raise tree.Refused(f"there is a tag v{version} already: choose another version")
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise tree.Refused(f"git {' '.join(words)} failed:\n{done.stderr}")
+    return done.stdout.rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

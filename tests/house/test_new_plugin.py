@@ -1,0 +1,85 @@
+"""What `torchbus new-plugin` writes installs, and passes all its checks as it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from torchbus.testing import run
+
+NAME = "first-try"
+PLUGIN = {
+    "listener": ["--torchbus-plugin", "first_try"],
+    "logger": ["--torchbus-plugin", "torchbus_first_try:FirstTry"],
+    "strategy": ["--torchbus-strategy", "first_try"],
+}
+PATIENCE_S = 900.0
+
+
+@pytest.fixture
+def written(tmp_path, request) -> Path:
+    """The folder of a new package, which is installed in ``site`` beside it."""
+    folder = tmp_path / "torchbus-first-try"
+    new = [sys.executable, "-m", "torchbus", "new-plugin", NAME, "--kind", request.param]
+    told = run(new, cwd=tmp_path)
+    assert told.ok() and told.stdout.startswith("written: torchbus-first-try\n")
+    words = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    target = ["--target", str(tmp_path / "site"), str(folder)]
+    install = [sys.executable, "-m", "pip", "install", *words, *target]
+    assert run(install, cwd=tmp_path, timeout_s=200).ok()
+    return folder
+
+
+def check(folder: Path, *words: str) -> str:
+    """Run a Python module in the package's folder, where the package is installed."""
+    path = os.pathsep.join([str(folder.parent / "site"), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "PYTEST_ADDOPTS": None}
+    done = run([sys.executable, "-m", *words], cwd=folder, env=environment, timeout_s=PATIENCE_S)
+    assert done.ok(), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("written", ["listener"], indirect=True)
+def test_a_listener_is_clean_and_passes_its_tests(written):
+    check(written, "ruff", "check", ".")
+    check(written, "ruff", "format", "--check", ".")
+    assert "3 passed" in check(written, "pytest", "-p", "no:cacheprovider")
+    assert "first_try" in check(written, "torchbus", "plugins")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("written", PLUGIN, indirect=True)
+def test_each_kind_passes_everything(written, request):
+    check(written, "ruff", "check", ".")
+    check(written, "ruff", "format", "--check", ".")
+    assert "Success" in check(written, "mypy")
+    assert " passed" in check(written, "pytest")
+    kind = request.node.callspec.params["written"]
+    told = check(written, "pytest", *PLUGIN[kind], "--torchbus-ranks", "2", "-q")
+    assert " passed" in told and "failed" not in told
+
+
+BAD = {
+    "Bad Name": "'Bad Name' is no name for a plugin: use small letters, digits and '-', such as",
+    "class": "'class' is no name for a plugin",
+    "ddp": "the name 'ddp' is taken: torchbus-ddp 0",
+    "torchbus-wandb": "the name 'torchbus-wandb' is taken: torchbus-wandb 0",
+    "precision": "the name 'precision' is taken: torchbus-amp 0",
+    "there": "torchbus-there exists already, and is not empty: name another folder",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_it_can_not_write_is_an_error(name, tmp_path, capsys, monkeypatch):
+    from torchbus._cli import main
+
+    (tmp_path / "torchbus-there").mkdir()
+    (tmp_path / "torchbus-there" / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-plugin", name]) == 2
+    assert capsys.readouterr().err.startswith(f"torchbus new-plugin: {BAD[name]}")
+    assert [path.name for path in tmp_path.rglob("*")] == ["torchbus-there", "mine.py"]
