@@ -57,3 +57,11 @@ def test_it_says_what_is_public():
         vars(torchbus)
     )
     assert all(getattr(torchbus, name).__doc__ for name in torchbus.__all__)
+
+
+@pytest.mark.parametrize(
+    ("door", "imported"), [("torchbus.plugin", False), ("torchbus.plugin.dtensors", True)]
+)
+def test_only_strategies_that_divide_parameters_import_dtensors(door: str, imported: bool) -> None:
+    result = run_script(f"import sys, {door}; print('torch.distributed.tensor' in sys.modules)")
+    assert result.ok() and result.stdout == f"{imported}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import UserDict
 from dataclasses import dataclass
 
 import pytest
@@ -145,6 +146,28 @@ def test_epoch_means_are_means_over_samples_and_evaluation_waits_for_a_log_point
         (0, frozenset({"x"})),
         (1, frozenset({"x"})),
     }
+
+
+@dataclass
+class Samples:
+    names: list[str]
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [lambda x: Samples(["a"], x), lambda x: UserDict(x=x), lambda x: (["a", "b"], {"x": x})],
+    ids=["dataclass", "mapping", "second"],
+)
+def test_epoch_means_count_the_samples_of_any_batch(batch):
+    hears = RecordingLogger()
+    with session(strategy=None, logger=hears, log_every_n_steps=100, autolog=False) as s:
+        data = DataLoader(
+            torch.arange(9.0), batch_size=4, collate_fn=lambda x: batch(torch.stack(x))
+        )
+        for index, _ in enumerate(data):
+            s.log("x", float(index), on_epoch=True)
+    assert hears.of("x") == [(0, pytest.approx((0 * 4 + 1 * 4 + 2) / 9))]
 
 
 def test_a_pass_left_by_break_is_told_by_what_it_had():

@@ -16,7 +16,7 @@ SCRIPT = SCRIPTS / "as_whole.py"
 
 @pytest.fixture(scope="module")
 def found():
-    return fork_script(SCRIPT).json()
+    return fork_script(SCRIPT, timeout_s=110).json()
 
 
 READS = ["numpy", "numpy of a sum", "numpy of a list", "tolist", "format", "deepcopy"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
 
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, Share
+from torchbus.plugin import Context, LoaderIterator, Share, collect
 
 from torchbus_log.metrics.totals import Total
 from torchbus_log.metrics.values import Metric
@@ -167,15 +166,6 @@ class Passes:
 
 def rows(batch: object) -> int:
     """Return the number of samples in a batch: dim 0 of its first tensor, or 1 without a tensor."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else 1
-    inside = (
-        batch.values()
-        if isinstance(batch, Mapping)
-        else batch
-        if isinstance(batch, list | tuple)
-        else ()
-    )
-    return next(
-        (rows(item) for item in inside if isinstance(item, Tensor | Mapping | list | tuple)), 1
-    )
+    tensors: list[Tensor] = []
+    collect(batch, tensors)
+    return len(tensors[0]) if tensors and tensors[0].dim() else 1
