@@ -18,8 +18,8 @@ MODES = ("async", "sync", "offline", "read-only", "debug")
 MARGIN_S = 5.0
 NO_SERVER = (
     "neptune has no API token, and its hosted service was shut down in March 2026. Give"
-    " NeptuneLogger the token of a self-hosted server, or mode='offline'; `neptune sync` sends an offline folder to"
-    " a server later"
+    " NeptuneLogger the token of a self-hosted server, or mode='offline'; `neptune sync` sends an"
+    " offline folder to a server later"
 )
 
 
