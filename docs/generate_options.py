@@ -23,8 +23,27 @@ INTRODUCTION = """\
 <!-- docs/generate_options.py writes this page from the constructors of the plugins. -->
 
 Pass them by keyword: `session(strategy="ddp", precision="bf16-mixed")`. An option brings its
-plugin. `torchbus run` takes the same ones as words: `torchbus run --precision bf16-mixed train.py`.
-`torchbus options` prints what is installed where you are, plugins of others included.
+plugin. `torchbus options` prints what is installed where you are, plugins of others included.
+
+`torchbus run` takes the same ones, those of plugins after `-o`:
+
+```sh
+torchbus run --devices 2 -o precision=bf16-mixed train.py
+```
+
+Or write them into a TOML file, for `torchbus run --config run.toml train.py`:
+
+```toml
+strategy = "ddp"
+devices = 2
+precision = "bf16-mixed"
+plugins = ["gpu"]
+```
+
+The command line wins over the file. `s.explain()` lists what comes from the file, and what was overridden. A name that is
+no option is an error. On Python 3.10, this needs `pip install "torchbus[toml]"`. For completion of commands, options and
+names in a shell, `pip install "torchbus[completion]"` and write a script: `torchbus completion bash >
+~/.local/share/bash-completion/completions/torchbus`.
 
 Type checkers and editors know all of these, and the verbs of `s.`. Run `torchbus stubs` once to
 tell them of plugins of others.

@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _release(given: argparse.Namespace) -> None:
-    _refuse_unclean(given.version)
+    refuse_unclean(ROOT, given.version)
     day = datetime.datetime.now(datetime.timezone.utc).date()
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch, "checkout")
@@ -47,10 +47,23 @@ def _release(given: argparse.Namespace) -> None:
     if given.dry_run:
         print(f"release: {given.version} could be released; nothing was changed")
         return
-    tree.write(ROOT, given.version, day)
-    _git("commit", "-qam", f"Release {given.version}")
-    _git("tag", "-a", f"v{given.version}", "-m", f"{given.version}\n\n{tree.notes(ROOT)}")
+    commit(ROOT, given.version, day)
     print("release: committed and tagged; to publish, run git push --follow-tags")
+
+
+def commit(root: Path, version: str, day: datetime.date) -> None:
+    """Write the version into a checkout, commit it and tag it."""
+    tree.write(root, version, day)
+    _git(root, "commit", "-qam", f"Release {version}")
+    _git(
+        root,
+        "tag",
+        "-a",
+        f"v{version}",
+        "--cleanup=verbatim",
+        "-m",
+        f"{version}\n\n{tree.notes(root)}",
+    )
 
 
 def _make(root: Path, to: Path) -> None:
@@ -62,16 +75,17 @@ def _make(root: Path, to: Path) -> None:
     trial.install_all(root, to, ROOT / TRAIN)
 
 
-def _refuse_unclean(version: str) -> None:
-    changed = _git("status", "--porcelain", "--untracked-files=no")
+def refuse_unclean(root: Path, version: str) -> None:
+    """Refuse changes that are not committed, and a version that has a tag."""
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
     if changed:
         raise tree.Refused(f"commit or stash these changes first:\n{changed}")
-    if _git("tag", "--list", f"v{version}"):
+    if _git(root, "tag", "--list", f"v{version}"):
         raise tree.Refused(f"there is a tag v{version} already: choose another version")
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise tree.Refused(f"git {' '.join(words)} failed:\n{done.stderr}")
     return done.stdout.rstrip()

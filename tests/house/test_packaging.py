@@ -47,9 +47,7 @@ def module(folder: Path) -> str:
 
 def test_the_root_is_the_core():
     """``pip install .`` at the root gives the core."""
-    documentation = project(ROOT)["urls"].pop("Documentation")
-    assert documentation.endswith("/README.md")
-    assert {**project(ROOT), "urls": None} == {**project(CORE), "urls": None}
+    assert project(ROOT) == project(CORE)
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
@@ -69,7 +67,7 @@ def test_what_each_package_has(folder):
         "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
     }
     page = ours["urls"]["Documentation"].removeprefix(f"{REPOSITORY}/blob/main/")
-    assert ROOT / page == folder / "README.md"
+    assert ROOT / page == (ROOT if folder == CORE else folder) / "README.md"
     assert folder == CORE or f"torchbus{PIN}" in ours["dependencies"]
 
 

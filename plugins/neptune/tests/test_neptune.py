@@ -185,7 +185,7 @@ with session(NeptuneLogger(on_error=sys.argv[1]), strategy=None) as s:
     print("looped", s.explain())
 """
 CLOSED = (
-    "no API token, and its hosted service was shut down in March 2026. Give NeptuneLogger the token"
+    "neptune has no API token, and its hosted service was shut down in March 2026. Give NeptuneLogger the token"
     " of a self-hosted server, or mode='offline'; `neptune sync` sends an offline folder to a"
     " server later"
 )
@@ -194,8 +194,8 @@ CLOSED = (
 @pytest.mark.parametrize(
     ("on_error", "told"),
     [
-        ("warn", f"UserWarning: neptune goes on offline, in the folder .neptune: it has {CLOSED}"),
-        ("raise", f"torchbus.errors.PluginError: neptune has {CLOSED}"),
+        ("warn", f"UserWarning: {CLOSED}. Now it goes on offline, in the folder .neptune"),
+        ("raise", f"torchbus.errors.PluginError: {CLOSED}"),
     ],
 )
 def test_without_a_token_it_says_what_works_today(tmp_path, on_error, told):

@@ -17,9 +17,9 @@ from torchbus_neptune.series import Run, Series, storable
 MODES = ("async", "sync", "offline", "read-only", "debug")
 MARGIN_S = 5.0
 NO_SERVER = (
-    "has no API token, and its hosted service was shut down in March 2026. Give NeptuneLogger the"
-    " token of a self-hosted server, or mode='offline'; `neptune sync` sends an offline folder to"
-    " a server later"
+    "neptune has no API token, and its hosted service was shut down in March 2026. Give"
+    " NeptuneLogger the token of a self-hosted server, or mode='offline'; `neptune sync` sends an"
+    " offline folder to a server later"
 )
 
 
@@ -106,9 +106,9 @@ class NeptuneLogger(Tracker):
 
     def _stay_offline(self) -> None:
         if self._raises:
-            raise PluginError(f"neptune {NO_SERVER}")
+            raise PluginError(NO_SERVER)
         self._given["mode"] = "offline"
-        warn(f"neptune goes on offline, in the folder {self.folder()}: it {NO_SERVER}")
+        warn(f"{NO_SERVER}. Now it goes on offline, in the folder {self.folder()}")
 
     def import_client(self) -> None:
         if self._run is None and self._client is None:
