@@ -40,10 +40,14 @@ precision = "bf16-mixed"
 plugins = ["gpu"]
 ```
 
-The command line wins over the file. `s.explain()` lists what comes from the file, and what was overridden. A name that is
-no option is an error. On Python 3.10, this needs `pip install "torchbus[toml]"`. For completion of commands, options and
-names in a shell, `pip install "torchbus[completion]"` and write a script: `torchbus completion bash >
-~/.local/share/bash-completion/completions/torchbus`.
+The command line wins over the file. `s.explain()` lists what comes from the file, and what was
+overridden. A name that is no option is an error. On Python 3.10, this needs `torchbus[toml]`.
+
+A shell completes commands, options and names with `torchbus[completion]` installed:
+
+```sh
+torchbus completion bash > ~/.local/share/bash-completion/completions/torchbus
+```
 
 Type checkers and editors know all of these, and the verbs of `s.`. Run `torchbus stubs` once to
 tell them of plugins of others.

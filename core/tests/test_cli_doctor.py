@@ -123,7 +123,9 @@ class Loose:
 """)
     info = tmp_path / "torchbus_ddp-0.0.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchbus-ddp\nVersion: 0.0.1\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchbus-ddp\nVersion: 0.0.1\nRequires-Dist: torchbus<0.0.2\n"
+    )
     groups = {"torchbus": "ddp", "torchbus.strategy": "ddp", "torchbus.option": "backend"}
     (info / "entry_points.txt").write_text(
         "".join(f"[{group}]\n{name} = loose_ddp:Loose\n" for group, name in groups.items())
@@ -139,4 +141,4 @@ def test_ranks_that_learn_different_things_and_a_plugin_of_another_version(site:
     assert problems(findings)["self-test"][0].startswith(
         "two ranks learn different parameters than one process"
     )
-    assert "is version 0.0.1, torchbus is" in problems(findings)["plugins"][0]
+    assert "torchbus-ddp 0.0.1 needs torchbus<0.0.2, and" in problems(findings)["plugins"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import importlib
 import sys
@@ -80,6 +81,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield dist.Reducer, "_rebuild_buckets"
     yield DistributedDataParallel, "_build_params_for_reducer"
     yield Saved, " ".join(f"_saved_{name}" for name in SAVED.split())
+    yield argparse.ArgumentParser(), "_actions"
     yield sys, "_getframe _current_frames"
     yield atexit, "_clear _run_exitfuncs"
     yield torch.cuda, "_is_in_bad_fork"

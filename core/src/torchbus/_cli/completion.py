@@ -11,6 +11,7 @@ from torchbus._bus import discovery
 from torchbus._bus.options import CORE_OPTIONS
 from torchbus._cli import parser as parsers
 from torchbus._cli.parser import Parser, complain
+from torchbus._compat.cpython import arguments_of
 from torchbus.errors import PluginError, TorchbusError
 
 DESCRIPTION = """Print a script that completes commands, options, names of plugins and files of
@@ -82,7 +83,7 @@ def _complete(parser: argparse.ArgumentParser, shtab: Any) -> None:
         "options": [f"{name}=" for name in (*CORE_OPTIONS, *discovery.installed("option"))],
         "accelerator": ("auto", "cpu", "gpu"),
     }
-    for action in parser._actions:
+    for action in arguments_of(parser):
         if action.dest in names:
             action.choices = sorted(names[action.dest])
         elif action.dest in FILES:

@@ -18,7 +18,9 @@ def misfits() -> list[str]:
 
     Only requirements of packages of torchbus are read: ``torchbus`` and ``torchbus-...``.
     """
-    installed = {_name(one.metadata["Name"]): one for one in distributions()}
+    installed: dict[str, Distribution] = {}
+    for one in distributions():
+        installed.setdefault(_name(one.metadata["Name"]), one)  # the first is imported
     return [
         sentence
         for name, one in sorted(installed.items())

@@ -1,10 +1,11 @@
-"""CPython's own: frames, and what pathlib and atexit keep to themselves.
+"""CPython's own: frames, and what pathlib, atexit and argparse keep to themselves.
 
 All were seen in Python 3.10 to 3.13.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import pathlib
 import sys
@@ -24,3 +25,8 @@ imported. Without it: pathlib asks ``os`` and ``io``.
 
 run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
 """Without it: AttributeError in ``torchbus.testing``."""
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return what a parser takes. Without it: AttributeError in ``torchbus completion``."""
+    return parser._actions
