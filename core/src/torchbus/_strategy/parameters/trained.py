@@ -17,7 +17,7 @@ from torchbus._checks import hyperparameters
 from torchbus._checks.hyperparameters import Settings
 from torchbus._session import inventory
 from torchbus._session.context import Context
-from torchbus._strategy.parameters.batchnorm import convert
+from torchbus._strategy.parameters.batchnorm import convert, count_only_samples
 from torchbus._strategy.parameters.per_rank import OwnTensors
 from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_empty
 
@@ -43,6 +43,8 @@ class Trained:
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
         self.own = OwnTensors(session)
+        if sync_batchnorm:
+            count_only_samples(session)
 
     @property
     def has_optimizers(self) -> bool:
