@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ranks import facts
-from torchbus.testing import fork_script
+from torchbus.testing import accelerator, fork_script
 
 SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "counted_losses.py"
@@ -100,6 +100,34 @@ def test_ranks_and_windows_equal_the_big_batch(asked: dict[str, Any]) -> None:
         name: differences for name, differences in found.items() if not max(differences) < 1e-12
     }
     assert not apart and len(found) > 1
+
+
+ON_DEVICES = ("ignored", "masked mean", "several terms", "sum over a constant", "mean")
+
+
+@pytest.mark.skipif(accelerator.missing() is not None, reason=str(accelerator.missing()))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("strategy", "case", "samples"),
+    [
+        pytest.param(
+            strategy,
+            case,
+            samples,
+            marks=[] if (strategy, case, samples) == ("ddp", ON_DEVICES[3], 45) else SLOW,
+        )
+        for strategy in ("ddp", "fsdp")
+        for case in ON_DEVICES
+        for samples in (41, 45, 46)  # the last batch: 1 and 0, 3 and 2, 3 and 3
+    ],
+)
+def test_devices_count_without_waiting(strategy: str, case: str, samples: int) -> None:
+    """After the first backwards the host does not read what the ranks tell each other."""
+    asked = {"strategy": strategy, "devices": 2, "accelerator": "sim"}
+    found = fork_script(
+        SCRIPT, json.dumps(asked | {"cases": [case], "samples": samples}), timeout_s=280
+    ).json()
+    assert max(found[case]) < 1e-12, found
 
 
 def test_samples_may_be_said_to_count() -> None:

@@ -111,6 +111,7 @@ devices=4, but torch sees 3 sim devices: ask for at most 3
 backend='nccl'
 backend='gloo' does not serve sim: use backend='simccl', or leave it out
 prefetch=2: it must be 0 or 1
+launch="fork", but this process has called backward() while torch sees an accelerator
 sim:0 sim:2 sim:1 cpu cpu
 [0, 1, 2]
 launch="fork", but sim is already initialised in this process: move the first .sim()"""
@@ -123,4 +124,4 @@ def test_what_is_refused_before_anything_starts() -> None:
     assert [
         line.startswith(words) for line, words in zip(lines, REFUSED.splitlines(), strict=True)
     ] == [True] * len(lines), lines
-    assert 'the first line that uses it is line 36: x = torch.ones(3).to("sim")' in lines[-1]
+    assert 'the first line that uses it is line 38: x = torch.ones(3).to("sim")' in lines[-1]

@@ -2,8 +2,8 @@
 big batch in one process.
 
 Called with a JSON dict: strategy, devices, window, batch ("per_device" or "global"), cases, but
-(cases to leave out); prints the largest difference of any parameter, and of the printed losses, for
-each case.
+(cases to leave out), accelerator ("sim": the ranks compute on simulated devices); prints the
+largest difference of any parameter, and of the printed losses, for each case.
 """
 
 import json
@@ -16,10 +16,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+from torchbus.testing import accelerator
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 asked = json.loads(sys.argv[1])
+KIND = asked.get("accelerator", "cpu")
+if KIND == "sim":
+    accelerator.load(devices=asked["devices"])
 B, SAMPLES = 4, asked.get("samples", 45)
 g = torch.Generator().manual_seed(5)
 X = torch.randn(SAMPLES, 6, generator=g, dtype=torch.float64)
@@ -61,9 +65,11 @@ def detr(z, y):
 
 CASES = {
     "ignored": lambda z, y: ce(z, y),
-    "class weights": lambda z, y: ce(z, y.clamp(min=0), weight=CLASS_WEIGHTS),
+    "class weights": lambda z, y: ce(z, y.clamp(min=0), weight=CLASS_WEIGHTS.to(z.device)),
     "smoothed": lambda z, y: ce(z, y, label_smoothing=0.1),
-    "smoothed, class weights": lambda z, y: ce(z, y, label_smoothing=0.1, weight=CLASS_WEIGHTS),
+    "smoothed, class weights": lambda z, y: ce(
+        z, y, label_smoothing=0.1, weight=CLASS_WEIGHTS.to(z.device)
+    ),
     "2d": lambda z, y: F.cross_entropy(
         z.view(-1, 5, 3).transpose(1, 2).unsqueeze(2), y.unsqueeze(1)
     ),
@@ -77,7 +83,7 @@ CASES = {
     ),
     "several terms": lambda z, y: 0.5 * ce(z, y) + torch.stack([ce(2 * z, y), 3 * ce(z, y)]).mean(),
     "bce": lambda z, y: F.binary_cross_entropy_with_logits(
-        z, (z.detach() > 0).double(), pos_weight=torch.tensor(2.0, dtype=torch.float64)
+        z, (z.detach() > 0).double(), pos_weight=torch.tensor(2.0, dtype=torch.float64).to(z.device)
     ),
     "sum over rows": lambda z, y: squares(z, y).sum() / len(z),
     "batchmean": lambda z, y: F.kl_div(
@@ -94,28 +100,26 @@ CASES = {
 }
 
 
-def train(loss, batch):
+def train(loss, batch, device="cpu"):
     torch.manual_seed(0)
-    model = rows["model"] = Net().double()
+    model = rows["model"] = Net().double().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     rows["size"] = batch
     printed = []
     for x, y in DataLoader(TensorDataset(X, LABELS), batch_size=batch):
         optimizer.zero_grad()
-        value = loss(model(x), y)
+        value = loss(model(x.to(device)), y.to(device))
         value.backward()
         printed.append(value.item())
         optimizer.step()
-    return torch.cat([p.detach().reshape(-1) for p in model.state_dict().values()]), torch.tensor(
-        printed, dtype=torch.float64
-    )
+    state = [p.detach().reshape(-1).cpu() for p in model.state_dict().values()]
+    return torch.cat(state), torch.tensor(printed, dtype=torch.float64)
 
 
 def difference(name):
     window, whole = asked.get("window", 1), asked.get("batch") == "global"
     batch = B * asked["devices"] if whole else B
     parts = 1 if whole or asked["strategy"] == "dp" else asked["devices"]
-    want, losses = train(CASES[name], batch * parts * window)
     options = {
         name: asked[name]
         for name in ("strategy", "devices", "batch", "loss_weight")
@@ -123,11 +127,12 @@ def difference(name):
     }
     with session(
         **options,
-        accelerator="cpu",
+        accelerator=KIND,
         launch="fork",
         **({"accumulate_grad_batches": window} if window > 1 else {}),
     ):
-        got, told = train(CASES[name], batch)
+        got, told = train(CASES[name], batch, KIND)
+    want, losses = train(CASES[name], batch * parts * window)
     return [
         float((got - want).abs().max()),
         float((told - losses).abs().max()) if window == 1 else 0.0,

@@ -29,6 +29,8 @@ refused(devices=4)
 refused(devices=2, backend="nccl")
 refused(devices=2, backend="gloo")
 refused(prefetch=2)
+torch.ones(3, requires_grad=True).sum().backward()
+refused(devices=2)
 for devices, kind in ((1, "auto"), ([2], accelerator.NAME), ("1,", "gpu"), (1, "cpu"), (0, "auto")):
     plan(devices, kind)
 print()

@@ -126,6 +126,17 @@ class CommonDivisor:
     def is_found(self) -> bool:
         return self._always_alike and self._is_no_count
 
+    def expect(self, number: Number | None, samples: int, parts: int) -> bool:
+        """What ``judge`` would find, should all ranks divide by ``number``.
+
+        On a GPU the host does not wait to know whether they do. A number that is on the GPU itself
+        is judged by earlier ones.
+        """
+        if number is None or isinstance(number, Tensor):
+            return self.is_found
+        is_count = bool(samples) and same(float(number), samples / _sharers(samples, parts))
+        return self._always_alike and (self._is_no_count or not is_count)
+
     def judge(self, alike: bool, number: Number | None, samples: int, parts: int) -> bool:
         """Whether all ranks divide by one number that counts.
 

@@ -43,6 +43,7 @@ class Unit:
         self._divisors: Divisors = ()
         self._sizes: tuple[int, ...] = ()
         self.value, self.agreed = 1.0, False
+        self._usual_count = 0
 
     def take(self, term: Term | None) -> None:
         """Keep what the latest loss counted."""
@@ -87,14 +88,27 @@ class Unit:
             self.value *= base / target
         return Scales(one(target / base), one(target / loss))
 
+    @property
+    def settles_on_device(self) -> bool:
+        """Whether factors follow a backward for which the host does not wait, on all ranks.
+
+        So it is once a backward has counted by a graph, and for batches of another size than the
+        first: these have counts of their own.
+        """
+        count = self._session.share.count
+        self._usual_count = self._usual_count or count
+        return self.agreed or count not in (0, self._usual_count)
+
     def scales_on_device(self, mean: Tensor, windows: bool) -> Scales | None:
         """Return the same factors on a GPU, without waiting for the numbers."""
-        if not self.agreed:
+        if not self.settles_on_device:
             return None
         alike = (mean[ALL] > 0.0) & (
             mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED]
         )
-        alike = alike & self._common.is_found
+        alike = alike & self._common.expect(
+            self._own, self._session.share.count, self._session.world.data.parts
+        )
         target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
         loss = mean[WEIGHT] if windows else torch.where(alike, mean[ALL], mean[WEIGHT])
         base = torch.where(alike, mean[ALL], mean[NORM])

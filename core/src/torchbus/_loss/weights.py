@@ -152,7 +152,7 @@ class LossWeights:
         if count.counted:
             kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
             self.note = self.note or messages.WORDS[kind]
-            if not settles and not self._waits and not self._unit.agreed:
+            if not settles and not self._waits and not self._unit.settles_on_device:
                 return self.take(Count(share.weight, True))
         return count
 

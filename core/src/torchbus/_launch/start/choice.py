@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from torchbus._compat import accelerators
 from torchbus._launch.request import Request
 from torchbus._launch.start import relaunch
 from torchbus._launch.start.device_use import is_lost_in_a_fork
+from torchbus._launch.start.forking import names_of_tasks
 from torchbus._ranks.devices import threads_per_rank
 from torchbus.errors import UsageError
 
@@ -69,12 +68,5 @@ def _threads_lost_in_a_fork() -> Iterator[str]:
     yield from (
         thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
     )
-    with contextlib.suppress(OSError):
-        own = _name_of_task(os.getpid())
-        names = map(_name_of_task, map(int, os.listdir("/proc/self/task")))
-        yield from (name for name in names if name != own)
-
-
-def _name_of_task(number: int) -> str:
-    with open(f"/proc/self/task/{number}/comm", encoding="utf-8", errors="replace") as file:
-        return file.read().strip()
+    names = list(names_of_tasks())  # the main thread's is the first
+    yield from (name for name in names if name != names[0])

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 
 from torchbus._compat import accelerators
-from torchbus._launch.start.forking import fork
+from torchbus._launch.start.forking import fork, names_of_tasks
 
 USES = r"\.{0}\(|[\"']{0}|torch\.{0}\.(?!is_|device_count)"
+BACKWARD_THREAD = "pt_autograd_"
 COUNTS = r"torch\.{0}\.is_available|torch\.accelerator\.is_available"
 
 
@@ -32,6 +33,14 @@ def is_lost_in_a_fork(kind: str) -> bool:
     if pid == 0:
         os._exit(int(is_in_bad_fork()))
     return bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def has_backward_threads() -> bool:
+    """Return whether a backward, of whatever device, has started torch's thread for each GPU.
+
+    Then backward raises in a forked process. torch has no other sign of it.
+    """
+    return any(name.startswith(BACKWARD_THREAD) for name in names_of_tasks())
 
 
 def first_use(kind: str) -> str:

@@ -13,7 +13,7 @@ from torchbus._launch.job import Job
 from torchbus._launch.join.nodes import find_nodes
 from torchbus._launch.request import Request
 from torchbus._launch.start.children import Child, error_file, standard_input
-from torchbus._launch.start.device_use import first_use, is_lost_in_a_fork
+from torchbus._launch.start.device_use import first_use, has_backward_threads, is_lost_in_a_fork
 from torchbus._launch.start.forking import fork, write_to_no_file_of_the_parent
 from torchbus._launch.start.relaunch import wait_until_joined
 from torchbus._launch.store.roll_call import RollCall
@@ -27,6 +27,12 @@ LATE = (
     " launch='script'"
 )
 
+BACKWARD_BEFORE = (
+    'launch="fork", but this process has called backward() while torch sees an accelerator: it then'
+    " has threads that a forked rank lacks. Move the first backward() into the block, or use"
+    " launch='script'"
+)
+
 
 def start(request: Request) -> Job:
     """Fork the other local ranks, and return the job in every rank; this process is local rank 0.
@@ -35,6 +41,8 @@ def start(request: Request) -> Job:
     """
     if is_lost_in_a_fork(request.devices.kind):
         raise UsageError(_was_used(request.devices.kind))
+    if has_backward_threads():
+        raise UsageError(BACKWARD_BEFORE)
     nodes = find_nodes(request)
     store = nodes.open_store(request)
     children: list[Child] = []

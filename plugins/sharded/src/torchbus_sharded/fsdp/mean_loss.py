@@ -38,11 +38,12 @@ class MeanLoss:
         if loss.device.type == "cpu":
             self.numbers = [float(number) for number in told]
         else:
+            dtype = torch.promote_types(loss.dtype, torch.float32)
             self._totals = torch.stack(
                 [
-                    number.to(torch.float32)
+                    number.to(dtype)
                     if isinstance(number, Tensor)
-                    else torch.full((), number, dtype=torch.float32, device=loss.device)
+                    else torch.full((), number, dtype=dtype, device=loss.device)
                     for number in told
                 ]
             )
