@@ -65,6 +65,7 @@ class Unit:
 
     def judge(self, mean: Sequence[float]) -> tuple[bool, list[str]]:
         """Whether all ranks divide by one number, and warnings about it."""
+        self._usual_count = self._usual_count or self._session.share.count
         same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
         alike = self._common.judge(
             same_everywhere, self._own, self._session.share.count, self._session.world.data.parts
@@ -93,11 +94,9 @@ class Unit:
         """Whether factors follow a backward for which the host does not wait, on all ranks.
 
         So it is once a backward has counted by a graph, and for batches of another size than the
-        first: these have counts of their own.
+        first one: they have counts of their own.
         """
-        count = self._session.share.count
-        self._usual_count = self._usual_count or count
-        return self.agreed or count not in (0, self._usual_count)
+        return self.agreed or self._session.share.count not in (0, self._usual_count)
 
     def scales_on_device(self, mean: Tensor, windows: bool) -> Scales | None:
         """Return the same factors on a GPU, without waiting for the numbers."""
