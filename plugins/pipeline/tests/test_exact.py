@@ -11,6 +11,7 @@ from torchbus.testing import fork_script
 
 EXACT = Path(__file__).parent / "scripts" / "exact.py"
 WAYS = EXACT.parent / "ways.py"
+SPARSE = EXACT.parent / "sparse.py"
 BOUND = 1e-10  # Adam enlarges the rounding of gradients that are zero but for that
 
 RUNS = [
@@ -43,6 +44,10 @@ def test_two_pipelines_of_two_stages_divide_the_data(schedule):
     found = run(EXACT, 4, options)
     wrong = {name: one for name, one in found.items() if one[0] > BOUND or not one[1]}
     assert {*wrong} == {*OF_PARTS}
+
+
+def test_two_pipelines_average_sparse_gradients():
+    assert run(SPARSE, 4, {})["table"][0] < BOUND
 
 
 @pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "1f1b"])

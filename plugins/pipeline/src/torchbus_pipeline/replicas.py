@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl
+from torchbus.plugin import Context, hookimpl, strategies
 
 from torchbus_pipeline._compat import buffers
 from torchbus_pipeline.model.marks import mark_of
 from torchbus_pipeline.model.models import Models
-from torchbus_pipeline.team import Team, average
+from torchbus_pipeline.team import Team
 
 
 class Replicas:
@@ -38,9 +38,8 @@ class Replicas:
         dist.all_reduce(present, group=group)
         made = [one for one, count in zip(trained, present.tolist(), strict=True) if count]
         for one in made:
-            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-        if made:
-            average([one.grad.to_dense() for one in made if one.grad is not None], group)
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+        strategies.mean_over([one.grad for one in made if one.grad is not None], group)
 
     def copy_buffers(self) -> None:
         """Give all pipelines the buffers of the first. All ranks call it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchbus.plugin import Context, guarded_groups
@@ -56,15 +55,3 @@ def make_team(session: Context, size: int) -> Team:
         ]
     part, place = divmod(rank, size)
     return Team(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])
-
-
-@torch.no_grad()
-def average(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
-    """Replace each tensor by its mean over the group, in one collective per dtype and device."""
-    for kind in dict.fromkeys((one.dtype, one.device) for one in tensors):
-        chosen = [one for one in tensors if (one.dtype, one.device) == kind]
-        packed = torch.cat([one.reshape(-1) for one in chosen])
-        dist.all_reduce(packed, group=group)
-        packed /= dist.get_world_size(group)
-        for one, mean in zip(chosen, packed.split([one.numel() for one in chosen]), strict=True):
-            one.copy_(mean.view_as(one))
