@@ -149,12 +149,15 @@ class LossWeights:
         )
         count.apart, count.term = apart, term
         self.take(count)
-        if count.counted:
-            kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
-            self.note = self.note or messages.WORDS[kind]
-            if not settles and not self._waits and not self._unit.settles_on_device:
-                return self.take(Count(share.weight, True))
-        return count
+        return self._late(count, term, settles) if count.counted else count
+
+    def _late(self, count: Count, term: Term, settles: bool) -> Count:
+        """Count by samples, if the host would not wait for what the other ranks have counted."""
+        kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
+        self.note = self.note or messages.WORDS[kind]
+        if settles or self._waits or self._unit.settles_on_device:
+            return count
+        return self.take(Count(self._shared.weight, True))
 
     def of_sum(self, loss: Tensor | None) -> Count:
         """Return the count of a sum over samples.

@@ -37,12 +37,9 @@ BACKWARD_BEFORE = (
 def start(request: Request) -> Job:
     """Fork the other local ranks, and return the job in every rank; this process is local rank 0.
 
-    Raises UsageError if the accelerator was used, because it does not survive a fork.
+    Raises UsageError if what this process has begun does not survive a fork.
     """
-    if is_lost_in_a_fork(request.devices.kind):
-        raise UsageError(_was_used(request.devices.kind))
-    if has_backward_threads():
-        raise UsageError(BACKWARD_BEFORE)
+    _refuse_what_is_lost(request.devices.kind)
     nodes = find_nodes(request)
     store = nodes.open_store(request)
     children: list[Child] = []
@@ -76,6 +73,13 @@ def _become_a_rank(request: Request, store: SealedStore, error_fd: int) -> Seale
     if not request.print_all_ranks:
         _silence(error_fd)
     return store.connection(request.timeout)
+
+
+def _refuse_what_is_lost(kind: str) -> None:
+    if is_lost_in_a_fork(kind):
+        raise UsageError(_was_used(kind))
+    if has_backward_threads():
+        raise UsageError(BACKWARD_BEFORE)
 
 
 def _was_used(kind: str) -> str:
