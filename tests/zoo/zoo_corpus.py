@@ -49,6 +49,10 @@ OF_CORPUS = [
         refused=r"model\.train\(\)",
         why="every rank would compute the same batches",
     ),
-    Loop("attack_in_eval_mode", whole=("TensorDataset[19]",), values=("correct",)),
+    Loop(
+        "attack_in_eval_mode",
+        whole=("TensorDataset[19]",),
+        values=("correct", "sensitivity"),
+    ),
     Loop("grpo", refused=r"content|hold", why="each rank fills a buffer of its own"),
 ]

@@ -1,5 +1,5 @@
 """How strong a model is against FGSM: in eval mode, with backward for the gradients of inputs, over
-the same loader several times.
+the same loader several times, between epochs of training.
 """
 
 import argparse
@@ -22,23 +22,31 @@ def main():
     test = DataLoader(TensorDataset(x[41:], y[41:]), batch_size=5)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for xb, yb in train:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(xb), yb).backward()
-        optimizer.step()
-    model.eval()
-    correct = {}
-    for strength in (0.0, 0.1, 0.3):
-        correct[strength] = 0
-        for xb, yb in test:
-            xb.requires_grad_()
-            model.zero_grad()
+    correct, sensitivity = [], []
+    for epoch in range(2):
+        model.train()
+        for xb, yb in train:
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(xb), yb).backward()
-            correct[strength] += (
-                (model(xb + strength * xb.grad.sign()).argmax(1) == yb).sum().item()
-            )
-        print(f"strength {strength}: {correct[strength]} of {len(test.dataset)} are right")
-    return {"model": model, "optimizer": optimizer, "correct": torch.tensor(list(correct.values()))}
+            optimizer.step()
+        model.eval()
+        for strength in (0.1, 0.3):
+            right = 0
+            for xb, yb in test:
+                xb.requires_grad_()
+                model.zero_grad()
+                loss = nn.functional.cross_entropy(model(xb), yb)  # it lives while others train
+                loss.backward()
+                sensitivity.append(xb.grad.abs().sum())
+                right += (model(xb + strength * xb.grad.sign()).argmax(1) == yb).sum().item()
+            correct.append(right)
+            print(f"epoch {epoch} strength {strength}: {right} of {len(test.dataset)} are right")
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "correct": torch.tensor(correct),
+        "sensitivity": torch.stack(sensitivity),
+    }
 
 
 if __name__ == "__main__":

@@ -123,15 +123,17 @@ class Taken:
     @property
     def is_in_graph(self) -> bool:
         """Whether a graph has saved a tensor of it (or a view of one is alive)."""
-        return any(
-            tensor is not None and use_count(tensor) > 1
-            for tensor in (reference() for reference in self._tensors)
-        )
+        return any(map(_is_saved, self.tensors))
 
     @property
     def is_last(self) -> bool:
         """Whether it is known to be the last one of its pass."""
         return self.number == self.origin.length
+
+
+def _is_saved(tensor: Tensor) -> bool:
+    # the node that gathers a tensor's gradient holds it too, as long as an old loss lives
+    return use_count(tensor) > 1 + (tensor.requires_grad and tensor.is_leaf)
 
 
 def is_plain(tensor: Tensor) -> bool:

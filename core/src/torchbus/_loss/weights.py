@@ -128,6 +128,8 @@ class LossWeights:
     def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
         self._each.let_go()
         self._unit.forget_own()
+        if self._session.batches.evaluate:
+            return Count(1.0)
         parts = self._session.world.data.parts
         self._shared, apart = self._behind.find(loss, self.mode != "samples", expected > 0.0)
         if apart is not None:
@@ -165,6 +167,8 @@ class LossWeights:
         It is in full, unless this rank's batch only fills in for missing samples.
         """
         self._each.let_go()
+        if self._session.batches.evaluate:
+            return Count(1.0)
         parts = float(self._session.world.data.parts)
         share, apart = self._behind.find(loss, False, False)
         apart = apart and apart._replace(
