@@ -46,13 +46,6 @@ def test_loop(strategy, loop, tmp_path):
     ("strategy", "options", "name", "words"),
     [
         (
-            "fsdp",
-            {},
-            "forward_unused",
-            "ActorCritic.loss uses parameters outside forward. There a rank has only a part of each, under strategy='fsdp'",
-        ),
-        ("fsdp", {}, "forward_unused", "say forward_methods=('loss',)"),
-        (
             "dp",
             {"batch_dim": 1},
             "rnn_carried_hidden",

@@ -50,6 +50,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "save_whole_model": "pickling Model under strategy='fsdp'",
         "pickled_optimizer": "pickling Sequential under strategy='fsdp'",
         "deepcopy_model": "copy.deepcopy of Sequential under strategy='fsdp'",
+        "batchnorm_update": "mixes parts of parameters or gradients with whole tensors",
     },
     "ddp_sharded": {
         "lbfgs_closure": LBFGS,
@@ -66,7 +67,6 @@ Those that ddp refuses are refused by ddp_sharded too, in its words.
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "dp": {},
     "fsdp": {
-        "forward_unused": {"forward_methods": ["loss"]},
         "vae": {"forward_methods": ["decode"]},
     },
     "ddp_sharded": {},

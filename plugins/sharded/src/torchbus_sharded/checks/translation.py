@@ -66,7 +66,8 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
             )
     return Unsupported(
         f"{_line(places)} mixes parts of parameters or gradients with whole tensors, which does not"
-        " work under strategy='fsdp': take tensor.full_tensor(), or use strategy='ddp'"
+        " work under strategy='fsdp': take tensor.full_tensor(), or use strategy='ddp'. For an"
+        " average of the weights, use ema_decay= or swa_start= of torchbus-average"
     )
 
 
