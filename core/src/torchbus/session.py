@@ -151,7 +151,7 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
         """Return one screen: what the session found, what it does to each object, and why."""
         return explain(self._context)
 
-    def adopt(self, *things: Any) -> Any:
+    def adopt(self, *things: object) -> Any:
         """Tell the session of models, optimizers, loaders or tensors, and return them.
 
         Needed with ``capture=False``, and for parameters that no module and no optimizer holds. All

@@ -16,7 +16,7 @@ from torch import Tensor
 TENSORS_AT_MOST = 16
 
 
-def map_leaves(value: object, change: Callable[[Any], object]) -> Any:
+def map_leaves(value: object, change: Callable[[object], object]) -> Any:
     """The same nesting with other leaves, changed in the order in which they stand.
 
     A container in which no leaf has changed is the same object as before.

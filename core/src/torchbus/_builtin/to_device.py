@@ -37,7 +37,7 @@ class BatchesToDevice:
     def __init__(self, session: Context) -> None:
         self._session = session
         self._ahead = session.options["prefetch"] > 0 and accelerators.has_streams(session.device)
-        self._stream: Any = None
+        self._stream: object = None
         self._next: Moved | None = None
         self._latest: tuple[weakref.ref[LoaderIterator], int] | None = None
 

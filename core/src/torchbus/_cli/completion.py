@@ -45,7 +45,7 @@ def _shtab() -> Any:
         ) from None
 
 
-def _everything(shtab: Any) -> argparse.ArgumentParser:
+def _everything(shtab: object) -> argparse.ArgumentParser:
     """Return one parser with all commands."""
     from torchbus._cli import commands
 
@@ -74,7 +74,7 @@ def _parser(entry: Any) -> Parser | None:
     return None
 
 
-def _complete(parser: argparse.ArgumentParser, shtab: Any) -> None:
+def _complete(parser: argparse.ArgumentParser, shtab: object) -> None:
     """Tell what the values of options may be."""
     names: dict[str, Iterable[str]] = {
         "strategy": (*discovery.installed("strategy"), "auto", "None"),

@@ -41,7 +41,7 @@ class Config:
         except TorchbusError as error:
             raise type(error)(f"{self._path}: {error}") from None
 
-    def merged(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def merged(self, given: Mapping[str, object]) -> dict[str, Any]:
         """Return all options: those of the command line win."""
         self._overridden = {name: given[name] for name in self.options if name in given}
         return {**self.options, **given}
@@ -76,7 +76,7 @@ def _read(path: Path) -> dict[str, Any]:
     toml = _toml()
     try:
         with path.open("rb") as file:
-            found: dict[str, Any] = toml.load(file)
+            found: dict[str, object] = toml.load(file)
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from None
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -51,7 +51,7 @@ def session_of(given: dict[str, Any]) -> Session:
     return _by_config(Config(path), plugins, given | options)
 
 
-def _by_config(config: Config, plugins: list[str], given: dict[str, Any]) -> Session:
+def _by_config(config: Config, plugins: list[str], given: dict[str, object]) -> Session:
     more = [name for name in config.plugins if name not in plugins]
     try:
         return Session(*plugins, *more, config, **config.merged(given))

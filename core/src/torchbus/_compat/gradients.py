@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor, _utils
@@ -19,7 +18,7 @@ from torch.utils.data import dataloader
 
 from torchbus._compat.required import private, require
 
-run_engine: Callable[..., Any] = private(
+run_engine: Callable[..., object] = private(
     graph, "_engine_run_backward", "runs a backward without checks that a scalar does not need"
 )
 """Without it: UsageError at the first backward."""
@@ -39,7 +38,7 @@ foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = private(
 or UsageError at the first broadcast.
 """
 
-DATA_ITERATOR: type[Any] = dataloader._BaseDataLoaderIter
+DATA_ITERATOR: type[object] = dataloader._BaseDataLoaderIter
 """Without it: AttributeError when ddp is imported."""
 
 BATCH_NORM: type[Module] = batchnorm._BatchNorm
@@ -48,7 +47,7 @@ BATCH_NORM: type[Module] = batchnorm._BatchNorm
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 """Of one module, by name. Without it: AttributeError when a model is found."""
 
-post_accumulate_hooks: Callable[[Tensor], dict[int, Any] | None] = attrgetter(
+post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
     "_post_accumulate_grad_hooks"
 )
 """Without it: AttributeError at the first backward."""
@@ -57,7 +56,7 @@ REDUCTION = "_saved_reduction"
 """How a loss function has reduced its samples. Without it: UsageError at the first backward."""
 
 
-def reduction(node: Any) -> int | None:
+def reduction(node: object) -> int | None:
     """A number for "none", "mean" or "sum"; None of a node that doesn't reduce a loss."""
     return getattr(node, REDUCTION, None)
 

@@ -40,7 +40,7 @@ dataset_kind = attrgetter("_dataset_kind")
 """Without it: AttributeError when batches are skipped."""
 
 
-def read_from(iterator: Any, indices: Any) -> None:
+def read_from(iterator: Any, indices: object) -> None:
     """An iterator's indices from now on. Without ``_sampler_iter``: see ``sampler_iter``."""
     iterator._sampler_iter = indices
 
@@ -60,7 +60,7 @@ def give_sampler(iterator: Any, loader: DataLoader[object]) -> None:
     iterator._index_sampler = loader._index_sampler
 
 
-def yielded(iterator: Any) -> int:
+def yielded(iterator: object) -> int:
     """Batches that an iterator has given; torchdata's may go on from a state.
 
     Without ``_num_yielded``: UsageError when the loaders' seam is installed.
@@ -80,7 +80,7 @@ def has_early_iterator(loader: object) -> bool:
     return getattr(loader, name, False) is True
 
 
-def workers(iterator: Any) -> list[Any]:
+def workers(iterator: object) -> list[Any]:
     """The processes of an iterator, [] of one without.
 
     Without ``_workers``: UsageError when the loaders' seam is installed.
@@ -88,7 +88,7 @@ def workers(iterator: Any) -> list[Any]:
     return getattr(iterator, "_workers", [])
 
 
-def batches_come(iterator: Any) -> int | None:
+def batches_come(iterator: object) -> int | None:
     """How many have come from the workers. Without ``_rcvd_idx``: UsageError when the loaders' seam
     is installed.
     """

@@ -16,10 +16,12 @@ from torch.distributed.tensor import DTensor
 from torchbus._dtensors.values import like
 
 aten = torch.ops.aten
-Operator = Callable[..., Any]
+Operator = Callable[..., object]
 
 
-def _fill(operator: Operator, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> DTensor:
+def _fill(
+    operator: Operator, arguments: tuple[Any, ...], keywords: Mapping[str, object]
+) -> DTensor:
     tensor: DTensor = arguments[0]
     drawn = like(operator(_room_for(tensor), *arguments[1:], **keywords), tensor)
     tensor.to_local().copy_(drawn.to_local())
@@ -27,7 +29,7 @@ def _fill(operator: Operator, arguments: tuple[Any, ...], keywords: Mapping[str,
 
 
 def _made_like(
-    operator: Operator, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    operator: Operator, arguments: tuple[Any, ...], keywords: Mapping[str, object]
 ) -> Tensor:
     tensor: DTensor = arguments[0]
     made: Tensor = like(operator(_room_for(tensor), *arguments[1:], **keywords), tensor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ class LocalSteps:
 
 
 def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
-    def update(params: list[Any], *args: Any, **kwargs: Any) -> None:
+    def update(params: list[object], *args: object, **kwargs: object) -> None:
         lists = [value for value in (params, *args, *kwargs.values()) if isinstance(value, list)]
         if torch.is_grad_enabled() or not _divided_alike(lists):
             return original(params, *args, **kwargs)

@@ -71,11 +71,11 @@ def _own(module: Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def _placed(entry: Any, parameter: Tensor) -> Any:
+def _placed(entry: object, parameter: Tensor) -> Any:
     return _changed(entry, lambda value: like(value, parameter))
 
 
-def _changed(entry: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(entry: object, change: Callable[[object], object]) -> Any:
     if not isinstance(entry, dict):
         return entry
     return {key: change(value) for key, value in entry.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
-def whole(value: Any) -> Any:
+def whole(value: object) -> Any:
     """The whole of a DTensor, gathered, without a graph. Anything else as it is.
 
     All ranks of its mesh call it.
@@ -23,7 +23,7 @@ def whole(value: Any) -> Any:
 
 
 @torch.no_grad()
-def like(value: Any, parameter: Tensor) -> Any:
+def like(value: object, parameter: Tensor) -> Any:
     """Divide a value, or make it whole, as its parameter is, if they have the same shape.
 
     Dividing takes each rank's own values, which must be the same on all.

@@ -153,7 +153,7 @@ def begun() -> int | None:
     None without a group, or if its backend does not count them.
     """
     try:
-        group: Any = dist.group.WORLD
+        group: object = dist.group.WORLD
         return None if group is None else groups.collectives_begun(group)
     except RuntimeError:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -43,7 +43,7 @@ def making_internal() -> Iterator[None]:
 
 
 def _marking(original: Callable[..., None]) -> Callable[..., None]:
-    def mark(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def mark(optimizer: Optimizer, *args: object, **kwargs: object) -> None:
         if not vars(optimizer).get("param_groups"):  # it is being made
             mark_internal(optimizer)
         original(optimizer, *args, **kwargs)

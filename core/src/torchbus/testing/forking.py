@@ -69,12 +69,12 @@ class ForkServer:
             )
         return Result(**found)
 
-    def _ask(self, **request: Any) -> dict[str, Any]:
+    def _ask(self, **request: object) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            answer: dict[str, object] = json.loads(self._process.stdout.readline())
             return answer
         except BaseException:  # a test's time limit: the next answer would be this one's
             self._process.terminate()

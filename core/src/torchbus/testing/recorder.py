@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torchbus import events
 from torchbus._bus.markers import hookimpl
@@ -37,7 +36,7 @@ class RecordingLogger:
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, int | None, dict[str, float], frozenset[str]]] = []
-        self.values: list[dict[str, Any]] = []
+        self.values: list[dict[str, object]] = []
 
     @hookimpl(optionalhook=True)
     def metrics_ready(
@@ -46,7 +45,7 @@ class RecordingLogger:
         self.lines.append((step, epoch, metrics, prog_bar))
 
     @hookimpl(optionalhook=True)
-    def hyperparameters(self, values: dict[str, Any]) -> None:
+    def hyperparameters(self, values: dict[str, object]) -> None:
         self.values.append(values)
 
     def of(self, name: str) -> list[tuple[int, float]]:

@@ -24,7 +24,7 @@ REQUESTS = "requests.jsonl"
 
 class Handler(BaseHTTPRequestHandler):
     folder: Path
-    answer: Callable[[str, Any, str], Any]
+    answer: Callable[[str, object, str], object]
     lock = threading.Lock()
 
     def do_GET(self) -> None:
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_GET
 
-    def note(self, request: dict[str, Any]) -> None:
+    def note(self, request: dict[str, object]) -> None:
         with self.lock, open(self.folder / REQUESTS, "a") as file:
             file.write(json.dumps(request) + "\n")
 
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 

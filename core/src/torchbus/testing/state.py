@@ -8,7 +8,6 @@ import sys
 import threading
 import types
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,7 @@ from torchbus._compat.modules import HOOK_TABLES
 from torchbus._compat.optimizers import is_hooked
 from torchbus._session import active
 
-OWNERS: dict[str, Any] = {
+OWNERS: dict[str, object] = {
     "torch": torch,
     "torch.autograd": torch.autograd,
     "torch.distributed": dist,

@@ -28,7 +28,7 @@ class Client:
         """
         return True
 
-    def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Any:
+    def open_run(self, session: Context, config: dict[str, object], offline: bool) -> Any:
         """Start the run with the session's description ``config``, and return it.
 
         ``offline``: the first start failed, so use only local files. Let the client's errors pass.
@@ -39,7 +39,7 @@ class Client:
         """Send the arguments of ``metrics_ready``."""
         raise NotImplementedError
 
-    def send_hyperparameters(self, values: dict[str, Any]) -> None:
+    def send_hyperparameters(self, values: dict[str, object]) -> None:
         """Send the arguments of ``s.log_hyperparams``, as plain JSON."""
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:

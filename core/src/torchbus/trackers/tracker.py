@@ -98,7 +98,7 @@ class Tracker(Client, Plugin):
         self._call(self.send_metrics, dict(metrics), step, epoch)
 
     @hookimpl(optionalhook=True)
-    def hyperparameters(self, values: dict[str, Any]) -> None:
+    def hyperparameters(self, values: dict[str, object]) -> None:
         self._call(self.send_hyperparameters, self._redactor.plain(values))
 
     @hookimpl(optionalhook=True)
@@ -134,7 +134,7 @@ class Tracker(Client, Plugin):
             return False
         return True
 
-    def _started(self, session: Context, config: dict[str, Any], offline: bool) -> bool:
+    def _started(self, session: Context, config: dict[str, object], offline: bool) -> bool:
         """Try to start the run, and return whether that succeeded.
 
         A client that has not started in time is left behind on its thread.
@@ -161,7 +161,7 @@ class Tracker(Client, Plugin):
         warn(f"{self.name} did not start, {instead}: {told}")
 
     def _open(
-        self, session: Context, config: dict[str, Any], offline: bool, attempt: object
+        self, session: Context, config: dict[str, object], offline: bool, attempt: object
     ) -> None:
         """Open the run, on the tracker's thread.
 

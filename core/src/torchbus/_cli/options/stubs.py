@@ -122,7 +122,10 @@ def imports(modules: Iterable[str]) -> str:
 
 Names = Mapping[str, Iterable[str]]
 COLUMNS = 100
-STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+STARS: dict[object, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
 
 
 def _verb(name: str, maker: object, modules: set[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ in such a fork would raise.
 """
 
 
-def add_module(name: str, module: ModuleType, begin: Any, is_in_bad_fork: Any) -> None:
+def add_module(name: str, module: ModuleType, begin: object, is_in_bad_fork: object) -> None:
     """Make ``torch.NAME``. Without ``_register_device_module``: AttributeError at ``load``."""
     module.__dict__.update(zip(ASKED_BY_TORCH, (begin, is_in_bad_fork), strict=True))
     torch._register_device_module(name, module)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 AFTER = "after.json"
 
@@ -18,8 +17,8 @@ class Record:
     ``error``: with what it left the loop, or "". ``refusal``: the message, if that was a refusal.
     """
 
-    facts: Mapping[str, Any]
-    draws: Mapping[str, Any]
+    facts: Mapping[str, object]
+    draws: Mapping[str, object]
     bound: float
     parts: int
     error: str = ""
@@ -66,7 +65,7 @@ class Evidence:
         return self.ended and not self.status and len(self.ranks) == self.world_size
 
 
-def write(path: Path, **found: Any) -> None:
+def write(path: Path, **found: object) -> None:
     """Write what was found, whole or not at all."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(found))

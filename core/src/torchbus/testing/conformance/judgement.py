@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,7 +105,7 @@ def _draws(evidence: Evidence) -> Iterator[str]:
                 yield f"rank {rank} drew another {name} than rank 0 for the same samples"
 
 
-def _numbers(value: Any) -> Tensor | None:
+def _numbers(value: object) -> Tensor | None:
     """A tensor, if the value is a number or a nested list of numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float | list):
         return None
@@ -116,14 +115,14 @@ def _numbers(value: Any) -> Tensor | None:
         return None
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     a, b = _numbers(one), _numbers(other)
     if a is None or b is None:
         return bool(one == other)
     return a.shape == b.shape and bool(torch.equal(a.nan_to_num(1e300), b.nan_to_num(1e300)))
 
 
-def _near(one: Any, other: Any, bound: float, scale: float) -> bool:
+def _near(one: object, other: object, bound: float, scale: float) -> bool:
     a, b = _numbers(one), _numbers(other)
     if a is None or b is None or a.shape != b.shape:
         return _same(one, other)
@@ -133,12 +132,12 @@ def _near(one: Any, other: Any, bound: float, scale: float) -> bool:
     return bool((a - b).abs().max() <= allowed)
 
 
-def _largest(value: Any) -> float:
+def _largest(value: object) -> float:
     numbers = _numbers(value)
     return 0.0 if numbers is None or not numbers.numel() else float(numbers.abs().max())
 
 
-def _apart(one: Any, other: Any) -> str:
+def _apart(one: object, other: object) -> str:
     """In words, how one value differs from another."""
     a, b = _numbers(one), _numbers(other)
     if a is None or b is None or a.shape != b.shape:
@@ -147,7 +146,7 @@ def _apart(one: Any, other: Any) -> str:
     return f"by {error:.3g}, where the largest value is {largest:.3g}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     numbers = _numbers(value)
     if numbers is not None and numbers.numel() > 6:
         return f"an array of shape {tuple(numbers.shape)}"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -102,7 +101,7 @@ def _words(error: BaseException | None) -> dict[str, str]:
     }
 
 
-def _changed(before: Mapping[str, Any]) -> str:
+def _changed(before: Mapping[str, object]) -> str:
     try:
         assert_torch_unchanged(before)
     except AssertionError as difference:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchbus.testing.conformance import judgement
 from torchbus.testing.conformance.evidence import Evidence
@@ -37,7 +36,7 @@ class Rule:
     name: str
     loop: Callable[[Run], None]
     remedy: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     judge: Callable[[Evidence], list[str]] = judgement.same_as_one_process
     essential: bool = False

@@ -42,8 +42,8 @@ class Run:
         self.objects = objects
         self.dtype = dtype
         self.bound = bounds.of_values(rounding.unit(dtype))
-        self.facts: dict[str, Any] = {}
-        self.draws: dict[str, Any] = {}
+        self.facts: dict[str, object] = {}
+        self.draws: dict[str, object] = {}
 
     @property
     def is_alone(self) -> bool:
@@ -113,7 +113,7 @@ class Run:
 
     # What it found -------------------------------------------------------------------------------
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: object) -> None:
         """Write down what must be the same on all ranks and in the plain process."""
         self.facts[name] = plain(value)
 
@@ -154,7 +154,7 @@ class Run:
         self.bound = bounds.of_movement(rounding.unit(dtype))
 
 
-def tensors(state: Any, prefix: str = "") -> Iterable[tuple[str, Tensor]]:
+def tensors(state: object, prefix: str = "") -> Iterable[tuple[str, Tensor]]:
     """All tensors of a nested state, by the names that lead there."""
     if isinstance(state, Tensor):
         yield prefix, state
@@ -164,6 +164,6 @@ def tensors(state: Any, prefix: str = "") -> Iterable[tuple[str, Tensor]]:
             yield from tensors(value, f"{prefix}.{key}".removeprefix("."))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON has it; a tensor of any kind by what a loop reads of it."""
     return value.tolist() if isinstance(value, Tensor) else value

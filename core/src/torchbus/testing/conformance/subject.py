@@ -25,11 +25,11 @@ class Subject:
 
     strategy: str | None = DEFAULT_STRATEGY
     plugins: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     numbers_of_its_own: bool = False
 
     def session(
-        self, ranks: int, options: Mapping[str, Any], objects: tuple[object, ...]
+        self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
     ) -> Session:
         """A session of so many ranks on this machine's CPU, with a rule's options and plugins."""
         words: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
@@ -54,7 +54,7 @@ class Subject:
         return ", ".join([*words, *(f"plugin {name!r}" for name in self.plugins)])
 
 
-def import_from(name: str, options: Mapping[str, Any]) -> object:
+def import_from(name: str, options: Mapping[str, object]) -> object:
     """Import ``module:attribute``; call it with the options if it is a class or a function."""
     made = EntryPoint(name, name, "torchbus").load()
     return made(**options) if callable(made) else made
