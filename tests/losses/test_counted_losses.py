@@ -66,9 +66,7 @@ IN_WINDOWS = [  # one of each kind: counted by torch, by a mask, by both, by the
             id="ddp, 3 ranks, windows",
             marks=SLOW,
         ),
-        pytest.param(
-            {"strategy": "fsdp", "devices": 2, "cases": UNDER_FSDP}, id="fsdp", marks=SLOW
-        ),
+        pytest.param({"strategy": "fsdp", "devices": 2, "cases": UNDER_FSDP}, id="fsdp"),
         pytest.param(
             {"strategy": "fsdp", "devices": 2, "window": 3, "cases": ["ignored", "masked mean"]},
             id="fsdp, windows",
