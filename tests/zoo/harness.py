@@ -73,7 +73,7 @@ def run_forked(argv: list[str], work: Path, out: Path, rank: int = 0) -> tuple[i
     torch imported: a tenth of the time of starting Python.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runner", "torch._dynamo"])
+    context.set_forkserver_preload(["runner", "torch._dynamo", "frozen"])
     process = context.Process(target=become_runner, args=(argv, work, out, rank))
     with ONE_AT_A_TIME:
         process.start()

@@ -24,8 +24,8 @@ from torchbus._seams.internal import is_marked
 T = TypeVar("T")
 
 
-def alive(kind: type[T]) -> list[T]:
-    """Return all objects of a class that the garbage collector knows."""
+def alive(*kinds: type[T]) -> list[T]:
+    """Return all objects of these classes that the garbage collector knows."""
     # One call of C, which keeps the GIL: otherwise a thread of gloo could free a tensor that is in
     # the list, and torch 2.4 would warn.
     collects = gc.isenabled()
@@ -34,7 +34,7 @@ def alive(kind: type[T]) -> list[T]:
         listed = chain.from_iterable(map(gc.get_objects, (None,)))
         twice = chain.from_iterable(map(repeat, listed, repeat(2)))
         # isinstance would call code of proxies
-        return list(compress(twice, map(issubclass, map(type, twice), repeat(kind))))
+        return list(compress(twice, map(issubclass, map(type, twice), repeat(kinds))))
     finally:
         if collects:
             gc.enable()

@@ -7,6 +7,7 @@ fields of a ``Result``.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -27,6 +28,7 @@ from torchbus.testing.processes import kill
 
 ORPHANS_S = 8.0
 compiler()  # loaded once, and not in each script
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
 
 
 def run(

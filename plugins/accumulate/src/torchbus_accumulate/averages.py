@@ -43,12 +43,14 @@ class Averages:
         return any(now[key] != before[key] for key in now.keys() & before.keys())
 
     def _values(self) -> dict[int, complex]:
+        alive = inventory.alive(nn.Module, nn.Parameter)
         held = {id(each) for one in self._optimizers.sums for each in one.parameters()}
-        internal = filter(inventory.is_internal, inventory.alive(nn.Module))
-        held |= {id(each) for module in internal for each in module.parameters()}
+        for one in alive:
+            if isinstance(one, nn.Module) and inventory.is_internal(one):
+                held |= {id(each) for each in one.parameters()}
         others = [
             each
-            for each in inventory.alive(nn.Parameter)
+            for each in alive
             if type(each) is nn.Parameter and id(each) not in held  # others may have no values
         ]
         values = {id(each): digest(each) for each in others}

@@ -123,5 +123,5 @@ def _gradient_of(one: WindowSum) -> Tensor | None:
 def _are_renormalised(parameters: Sequence[Tensor]) -> bool:
     """Whether a forward changes one of them, as that of an Embedding with ``max_norm`` does."""
     own = set(map(id, parameters))
-    tables = [*inventory.alive(nn.Embedding), *inventory.alive(nn.EmbeddingBag)]
+    tables = inventory.alive(nn.Embedding, nn.EmbeddingBag)
     return any(one.max_norm is not None and id(one.weight) in own for one in tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -107,6 +108,7 @@ def _become(
     request: Request, folder: Path, mirror: Mirror, alone: bool, changes: Sequence[Change]
 ) -> NoReturn:
     """This process, just forked, becomes the run."""
+    gc.freeze()  # what was there before is not the script's: no session looks through it
     status = 1
     try:
         clear_exit_functions()  # what the parent does at its end is not this process's
