@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 from torchbus.testing import run, run_script
 
 RANKS = """
@@ -56,10 +57,11 @@ def test_it_forks_where_nothing_stands_against_it() -> None:
 @pytest.mark.parametrize(
     ("before", "env", "reason"),
     [
-        (
+        pytest.param(
             "",
             {"OMP_NUM_THREADS": "2"},
             "each rank has 2 CPU threads, and a forked one can use only one",
+            marks=pytest.mark.skipif(torch.version.cuda is not None, reason="has own threads"),
         ),
         (
             "threading.Thread(target=threading.Event().wait, name='a writer', daemon=True).start()",

@@ -46,7 +46,8 @@ def test_the_return_value_that_was_lost_comes_back(trained):
 
 
 def test_one_fit_only_is_as_many_as_one_likes(trained):
-    assert trained.stdout == TOLD + TOLD and not trained.stderr
+    assert trained.stdout == TOLD + TOLD
+    assert not trained.stderr or "torch.load" in trained.stderr  # torch 2.4 warns of its own calls
 
 
 CULPRITS = SCRIPTS / "spawn_culprits.py"

@@ -93,6 +93,7 @@ def test_a_backend_that_can_not_be(backend):
     assert (
         "see `torchbus doctor` for those that are" in error[0]
         or "use backend='gloo' on CPU" in error[0]
+        or "does not serve cpu: use backend='gloo'" in error[0]
     )
 
 

@@ -22,6 +22,7 @@ from torchbus.errors import UsageError
 
 SOURCES = Path(__file__).with_name("simulated")
 NAME = "torchbus_simulated_accelerator"
+ALLOCATOR = "c10/core/CachingDeviceAllocator.h"
 FLAGS = ["-O0", "-g0"]
 LOAD = f"""
 import sys
@@ -40,6 +41,8 @@ def missing() -> str | None:
         return "ninja was not found: pip install 'torchbus[testing-accelerator]'"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python.h was not found: install Python's headers (python3-dev)"
+    if not Path(torch.__file__).with_name("include").joinpath(ALLOCATOR).exists():
+        return f"torch {torch.__version__} has no allocators for devices of extensions: upgrade it"
     return None
 
 
