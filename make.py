@@ -17,15 +17,12 @@ site, ``.venv-docs``.
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036
-    sys.exit(
-        "torchbus needs Python 3.10 or later;"
-        f" this is Python {sys.version_info[0]}.{sys.version_info[1]}"
-    )
+    found = ".".join(map(str, sys.version_info[:2]))
+    sys.exit(f"torchbus needs Python 3.10 or later; this is Python {found}")
 
 import argparse
 import hashlib
 import os
-import re
 import subprocess
 import time
 import venv
@@ -33,8 +30,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from release import tree
+
 ROOT = Path(__file__).resolve().parent
-VERSION = "core/src/torchbus/__init__.py"
 WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
 NEWEST = "newest"
 QUICK_S = 50.0
@@ -67,12 +65,14 @@ class Environment:
             return []
         if self.purpose == "demo":
             return [ROOT / folder for folder in ("core", "plugins/ddp", "plugins/sampler")]
-        return [folder for folder in all_packages() if serves(folder, self.torch)]
+        return [one for one in tree.packages(ROOT) if one not in self.left_out]
 
     @property
     def left_out(self) -> list[Path]:
         """The folders of the packages that need a newer torch."""
-        return [folder for folder in all_packages() if not serves(folder, self.torch)]
+        if self.torch in (None, NEWEST):
+            return []
+        return [one for one in tree.packages(ROOT) if tree.torch_of(one) > tree.numbers(self.torch)]
 
     def requirements(self) -> str:
         """What pip installs, with the torch of this environment."""
@@ -97,7 +97,7 @@ class Environment:
         declared = [
             (folder / "pyproject.toml").read_text(encoding="utf-8") for folder in self.packages
         ]
-        version = (ROOT / VERSION).read_text(encoding="utf-8")
+        version = (ROOT / tree.VERSION).read_text(encoding="utf-8")
         text = "\n".join([sys.version, str(ROOT), self.requirements(), version, *declared])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -135,25 +135,6 @@ class Environment:
         return self.run("-m", "pytest", "-n", WORKERS, *words)
 
 
-def all_packages() -> list[Path]:
-    found = [
-        path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/pyproject.toml")
-    ]
-    return [ROOT / "core", *(path.parent for path in sorted(found))]
-
-
-def serves(package: Path, torch: str | None) -> bool:
-    """Whether a package works with this torch, as it declares."""
-    needed = re.search(r'"torch>=([\d.]+)', (package / "pyproject.toml").read_text("utf-8"))
-    if torch in (None, NEWEST) or needed is None:
-        return True
-    return numbers(needed[1]) <= numbers(torch)
-
-
-def numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)[:3]]
-
-
 def say(text: str) -> None:
     print(f"make.py: {text}", flush=True)
 
@@ -176,18 +157,14 @@ def docs(environment: Environment, words: Words) -> int:
 
 
 def test_with_another_torch(environment: Environment, words: Words) -> int:
-    """Only the tests: the sources are checked against the types of the torch that is pinned.
-
-    If packages are left out, so is tests/, which needs all of them.
-    """
+    """Only the tests: the sources are checked against the types of the torch that is pinned."""
     environment.run("-c", "import torch; print('torch', torch.__version__)")
-    folders: list[Path] = []
     if environment.left_out:
         names = ", ".join(folder.name for folder in environment.left_out)
         say(f"left out, because they need a newer torch: {names}, and tests/, which needs all")
         if not any((ROOT / word.partition("::")[0]).exists() for word in map(str, words)):
-            folders = [folder / "tests" for folder in environment.packages]
-    return verdict({"pytest": environment.pytest("--dist", "loadfile", *folders, *words)})
+            words = [*(folder / "tests" for folder in environment.packages), *words]
+    return verdict({"pytest": environment.pytest("--dist", "loadfile", *words)})
 
 
 def quick(environment: Environment, words: Words) -> int:
@@ -265,14 +242,7 @@ def main() -> int:
     return run(environment, words)
 
 
-RUNS = {
-    "demo": demo,
-    "test": test,
-    "quick": quick,
-    "docs": docs,
-    "release": release,
-    "dists": dists,
-}
+RUNS = {run.__name__: run for run in (demo, test, quick, docs, release, dists)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The places of a checkout that say its version.
 
-The version stands in ``core/src/torchbus/__init__.py``, from where every package takes it.
+The version of all packages stands in ``core/src/torchbus/__init__.py``, from where each takes it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,17 @@ def packages(root: Path) -> list[Path]:
     groups = ("plugins", "contrib")
     found = [path for group in groups for path in sorted(root.glob(f"{group}/*/pyproject.toml"))]
     return [root / "core", *(path.parent for path in found)]
+
+
+def torch_of(package: Path) -> list[int]:
+    """The numbers of the oldest torch that a package declares; [] if it leaves that to the core."""
+    text = (package / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'"torch>=([\d.]+)', text)
+    return numbers(found[1]) if found else []
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def version(root: Path) -> str:

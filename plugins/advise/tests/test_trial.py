@@ -94,29 +94,11 @@ def test_the_second_step_of_fake_tensors_has_half_the_batch(tmp_path: Path) -> N
     assert found.loader is not None and (found.loader.batch_size, found.loader.workers) == (16, 2)
 
 
-VALUES = """
-import numpy
-import torch
-
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(20):
-    x = torch.randn(6, 4)
-    losses = model(x[x[:, 0] > 0]).square()
-    loss = losses.mean()
-    if torch.isnan(loss) or torch.isinf(loss).any() or not torch.isfinite(loss).all():
-        raise ArithmeticError("the loss is no number")
-    loss.backward()
-    optimizer.step()
-    print(f"{loss:.3f}", loss.item(), losses.tolist()[0], losses.detach().numpy().mean())
-    while loss.item() < 0.5:
-        raise AssertionError("would take for ever")
-"""
+VALUES = Path(__file__).parent / "scripts" / "values.py"
 
 
 def test_what_a_loop_reads_from_fake_tensors_is_plausible(tmp_path: Path) -> None:
-    found = facts(tmp_path, VALUES)
+    found = facts(tmp_path, VALUES.read_text())
     assert found.steps == 2 and found.loader is None
     assert "answered 1 or True" in found.notes[0] and "train.py" in found.notes[0]
     assert "adam.py" not in found.notes[0] and "sgd.py" not in found.notes[0]

@@ -25,24 +25,7 @@ from torchbus_checkpoint.disk.parts import refuse_gaps
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.completeness import held, keeps_state, refuse_apart
 
-ALONE = """
-    import os
-    import torch
-    from torch import nn
-    from torch.optim import Adam
-    from torchbus import session
-
-    with session(devices=2, launch="fork") as s:
-        model = nn.Linear(2, 1)
-        optimizer = Adam(model.parameters())
-        for x in torch.utils.data.DataLoader(torch.ones(4, 2)):
-            optimizer.zero_grad()
-            model(x).sum().backward()
-            optimizer.step()
-        if s.rank:
-            optimizer.state.pop(model.bias)
-        s.save("checkpoint")
-"""
+ALONE = Path(__file__).parent / "scripts" / "state_of_one_rank.py"
 
 
 def test_a_state_that_only_some_ranks_have_is_refused(tmp_path: Path) -> None:

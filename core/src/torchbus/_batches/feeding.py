@@ -6,15 +6,14 @@ A batch is known by its tensors: their reference counts show what a graph has sa
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchbus._batches.copies import Copies
 from torchbus._batches.kept import Kept
-from torchbus._batches.share import Share, Sharing
-from torchbus._batches.taken import Counting, Origin, Taken, first_of_each_pass
+from torchbus._batches.share import Sharing
+from torchbus._batches.taken import Counting, Origin, Taken, first_of_each_pass, share_of
 from torchbus._batches.unknown import refuse
 from torchbus._bus.markers import hookimpl
 
@@ -74,7 +73,7 @@ class Batches:
     def took(self, taken: Taken) -> None:
         """Note a batch that the loop, or a wrapper of its loader, was handed."""
         if not self._follows:
-            self._session.share = _share_of([taken]) or self._session.share
+            self._session.share = share_of([taken]) or self._session.share
             return
         self._kept.add(taken)
         if threading.get_ident() != self._thread:
@@ -218,7 +217,7 @@ class Batches:
         """
         self._kept.use_only(one)
         self.feeding, self._looked = (one,), self.count
-        self._session.share = _share_of([one]) or self._session.share
+        self._session.share = share_of([one]) or self._session.share
 
     def _use(self, chosen: tuple[Taken, ...]) -> None:
         before, self.feeding = self.feeding, chosen
@@ -233,19 +232,7 @@ class Batches:
             elif one not in before:
                 one.origin.kept = True
             one.origin.fed = True
-        self._session.share = _share_of(chosen) or self._session.share
-
-
-def _share_of(feeding: Sequence[Taken]) -> Share | None:
-    """Return the share of the batch that was taken last. A batch of evaluation is whole."""
-    shared = [one for one in feeding if one.share is not None]
-    if shared:
-        return max(shared, key=_serial).share
-    return Share() if all(one.origin.evaluates for one in feeding) else None
-
-
-def _serial(one: Taken) -> int:
-    return one.serial
+        self._session.share = share_of(chosen) or self._session.share
 
 
 class Fed(Sharing):

@@ -141,6 +141,14 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
 
 
+def share_of(feeding: Sequence[Taken]) -> Share | None:
+    """Return the share of the batch that was taken last. A batch of evaluation is whole."""
+    shared = [one for one in feeding if one.share is not None]
+    if shared:
+        return max(shared, key=lambda one: one.serial).share
+    return Share() if all(one.origin.evaluates for one in feeding) else None
+
+
 def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
     """Return the first batch of each pass.
 

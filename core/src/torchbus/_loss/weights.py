@@ -59,8 +59,7 @@ class LossWeights:
         number of samples of a rank, if the share does not say.
         """
         count = self._of(loss, settles, expected)
-        # alike on all ranks, whatever this one has found: all must keep earlier gradients apart, or
-        # none
+        # alike on all ranks: all must keep earlier gradients apart, or none
         count.anew = self.mode != "samples"
         return count
 
@@ -141,10 +140,9 @@ class LossWeights:
         may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
         term, ratio, apart = self._find(loss, rows, may_meet)
         expected = expected or (share.count / parts if share.count else 1.0)
-        if term is None or term.number is None:
+        if loss is None or term is None or term.number is None:
             return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
         ratio = ratio if self._behind.is_told else UNTOLD
-        assert loss is not None
         scale = expected * self._unit.value
         count = self._weighted(
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
@@ -167,9 +165,7 @@ class LossWeights:
         It is in full, unless this rank's batch only fills in for missing samples.
         """
         self._each.let_go()
-        if self._session.batches.evaluate:
-            return Count(1.0)
-        parts = float(self._session.world.data.parts)
+        parts = 1.0 if self._session.batches.evaluate else float(self._session.world.data.parts)
         share, apart = self._behind.find(loss, False, False)
         apart = apart and apart._replace(
             weights=[parts if weight else 0.0 for weight in apart.weights]
