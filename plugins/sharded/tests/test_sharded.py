@@ -149,6 +149,12 @@ def test_training_a_model_that_is_not_divided_is_refused():
     )
 
 
+def test_a_parameter_without_a_dimension_is_refused_by_fsdp():
+    body = "m = Mlp(); m.scale = nn.Parameter(torch.tensor(1.0)); torch.optim.SGD(m.parameters())"
+    result = fork_script(HEAD + f"with opened('fsdp') as s:\n    {body}\n")
+    assert result.ok(1) and "Mlp.scale has no dimension" in result.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "optimizer"), [("fsdp", "LBFGS"), ("ddp_sharded", "LBFGS"), ("fsdp", "Adafactor")]

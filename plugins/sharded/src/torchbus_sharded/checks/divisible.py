@@ -28,4 +28,11 @@ def can_be_divided(model: Module) -> bool:
             f"{type(model).__name__}.{sparse} has sparse gradients, which strategy='fsdp' can't"
             " divide: use sparse=False, or 'ddp'"
         )
+    scalar = next((name for name, one in model.named_parameters() if not one.dim()), None)
+    if scalar is not None:
+        raise UsageError(
+            f"{type(model).__name__}.{scalar} has no dimension, and strategy='fsdp' divides dim 0:"
+            " make it a tensor of one element (torch.tensor([value])), or use 'ddp' or"
+            " 'ddp_sharded'"
+        )
     return True
