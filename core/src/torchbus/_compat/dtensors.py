@@ -23,8 +23,8 @@ NEED = "forgets the ranks of an earlier session"
 
 def is_divided(tensor: Tensor) -> bool:
     """Whether it is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return divided is not None and isinstance(tensor, divided)
 
 
 def own_part(tensor: Tensor) -> Tensor:

@@ -66,10 +66,13 @@ def kinds_of_dcp() -> tuple[Any, ...]:
     """What torch.distributed.checkpoint writes about each part of a file. Slow to import.
 
     Without ``_StoragePrefix`` or ``_StorageInfo``: AttributeError at the first divided checkpoint.
+    ``BytesIOWriteData`` is newer than torch 2.4, whose plans do without.
     """
-    from torch.distributed.checkpoint import filesystem
+    from torch.distributed.checkpoint import filesystem, planner
 
-    return filesystem._StoragePrefix, filesystem._StorageInfo
+    newer = getattr(planner, "BytesIOWriteData", None)
+    found = filesystem._StoragePrefix, filesystem._StorageInfo
+    return found if newer is None else (*found, newer)
 
 
 @cache

@@ -93,7 +93,6 @@ def _kinds() -> dict[str, Callable[..., Any]]:
         planner.WriteItem,
         planner.WriteItemType,
         planner.TensorWriteData,
-        planner.BytesIOWriteData,
         storage.WriteResult,
         metadata.MetadataIndex,
         metadata.ChunkStorageMetadata,
