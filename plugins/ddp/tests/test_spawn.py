@@ -32,7 +32,8 @@ TOLD = "from rank 0\n{'ranks': 2, 'note': 'kept', 'agree': True}\nTrue True\n"
 
 @pytest.fixture(scope="module")
 def trained() -> Result:
-    result = run_script(TRAIN)
+    # torch 2.4 warns of its own torch.load
+    result = run_script(TRAIN, env={"PYTHONWARNINGS": "ignore::FutureWarning:torch.storage"})
     assert result.ok()
     return result
 
@@ -46,8 +47,7 @@ def test_the_return_value_that_was_lost_comes_back(trained):
 
 
 def test_one_fit_only_is_as_many_as_one_likes(trained):
-    assert trained.stdout == TOLD + TOLD
-    assert not trained.stderr or "torch.load" in trained.stderr  # torch 2.4 warns of its own calls
+    assert trained.stdout == TOLD + TOLD and not trained.stderr
 
 
 CULPRITS = SCRIPTS / "spawn_culprits.py"

@@ -13,7 +13,14 @@ from torch import Tensor
 from torchbus._batches.copies import Copies
 from torchbus._batches.kept import Kept
 from torchbus._batches.share import Sharing
-from torchbus._batches.taken import Counting, Origin, Taken, first_of_each_pass, share_of
+from torchbus._batches.taken import (
+    Counting,
+    Origin,
+    Taken,
+    first_of_each_pass,
+    only_evaluate,
+    share_of,
+)
 from torchbus._batches.unknown import refuse
 from torchbus._bus.markers import hookimpl
 
@@ -53,9 +60,9 @@ class Batches:
         self.feeding = ()
 
     @property
-    def evaluate(self) -> bool:
+    def only_evaluate(self) -> bool:
         """Whether only batches of evaluation feed this backward. No rank has a share of them."""
-        return bool(self.feeding) and all(one.origin.evaluates for one in self.feeding)
+        return only_evaluate(self.feeding)
 
     @property
     def count(self) -> int:

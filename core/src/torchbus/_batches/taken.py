@@ -146,7 +146,11 @@ def share_of(feeding: Sequence[Taken]) -> Share | None:
     shared = [one for one in feeding if one.share is not None]
     if shared:
         return max(shared, key=lambda one: one.serial).share
-    return Share() if all(one.origin.evaluates for one in feeding) else None
+    return Share() if only_evaluate(feeding) else None
+
+
+def only_evaluate(feeding: Sequence[Taken]) -> bool:
+    return bool(feeding) and all(one.origin.evaluates for one in feeding)
 
 
 def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:

@@ -127,7 +127,7 @@ class LossWeights:
     def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
         self._each.let_go()
         self._unit.forget_own()
-        if self._session.batches.evaluate:
+        if self._session.batches.only_evaluate:
             return Count(1.0)
         parts = self._session.world.data.parts
         self._shared, apart = self._behind.find(loss, self.mode != "samples", expected > 0.0)
@@ -149,10 +149,10 @@ class LossWeights:
         )
         count.apart, count.term = apart, term
         self.take(count)
-        return self._late(count, term, settles) if count.counted else count
+        return self._in_time(count, term, settles) if count.counted else count
 
-    def _late(self, count: Count, term: Term, settles: bool) -> Count:
-        """Count by samples, if the host would not wait for what the other ranks have counted."""
+    def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
+        """The count, or one by samples if the host does not wait for what other ranks count."""
         kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
         self.note = self.note or messages.WORDS[kind]
         if settles or self._waits or self._unit.settles_on_device:
@@ -165,7 +165,7 @@ class LossWeights:
         It is in full, unless this rank's batch only fills in for missing samples.
         """
         self._each.let_go()
-        parts = 1.0 if self._session.batches.evaluate else float(self._session.world.data.parts)
+        parts = float(1 if self._session.batches.only_evaluate else self._session.world.data.parts)
         share, apart = self._behind.find(loss, False, False)
         apart = apart and apart._replace(
             weights=[parts if weight else 0.0 for weight in apart.weights]
