@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
-WINDOW, WINDOWS, WIDTH, BATCH = 4, 3, 64, 32
+WINDOW, WINDOWS, WIDTH, BATCH = 4, 12, 64, 32
 Counts = list[int]
 
 

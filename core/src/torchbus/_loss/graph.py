@@ -125,7 +125,7 @@ def _with_count(node: Node, divisors: Divisors) -> Term:
         return _summed(tuple(saved.target(node).shape), divisors, node)
     count = saved.total_weight(node)
     return Term(
-        "mean", count.item() if count.device.type == "cpu" else count, over=divisors, node=node
+        "mean", count.item() if count.is_cpu else count, over=divisors, node=node
     )
 
 
@@ -205,7 +205,7 @@ def _product(node: Node, name: str, rows: int, divisors: Divisors, depth: int) -
     number = saved.other(node) if getattr(node, saved.SELF, None) is None else saved.own(node)
     if len(children) != 1 or number is None or (isinstance(number, Tensor) and number.numel() != 1):
         return [UNKNOWN]
-    if isinstance(number, Tensor) and number.device.type == "cpu":
+    if isinstance(number, Tensor) and number.is_cpu:
         number = number.item()
     if isinstance(number, complex):
         return [UNKNOWN]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ class World:
     member: int = 0
     one_host: bool = False
 
-    @property
+    @cached_property
     def data(self) -> DataPlace:
         """Which part of the data this rank gets.
 

@@ -62,7 +62,7 @@ class OwnTensors:
 
     def tensors(self) -> list[Tensor]:
         """The ones that are alive."""
-        return list(self._tensors.values())
+        return list(self._tensors.values()) if self._tensors else []
 
     def find(self, loose: Sequence[Tensor], what: str) -> list[Tensor]:
         """Find the tensors, of those that no module owns, which belong to this rank's samples.

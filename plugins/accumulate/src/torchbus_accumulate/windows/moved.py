@@ -61,7 +61,7 @@ class Changes:
     def _compare(self, one: WindowSum, optimizer: Optimizer) -> None:
         parameters = one.parameters()
         versions = sum(map(version, parameters))
-        value = self._value(_smallest(parameters))
+        value = self._value(_smallest(parameters)) if self._reads_values else None
         before = self._marks.get(optimizer)
         self._marks[optimizer] = Mark(one.calls, len(parameters), versions, value)
         if before is None or before.size != len(parameters):
@@ -76,7 +76,7 @@ class Changes:
 
     @hookimpl
     def after_backward(self, call: BackwardCall) -> None:
-        if self._backwards <= VALUES_READ:
+        if self._reads_values:
             for one in self._optimizers.sums:
                 self._note(one)
 
@@ -87,8 +87,9 @@ class Changes:
 
     def before_commit(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Compare the gradients with what the last backward has left."""
-        before, now = self._gradients.pop(optimizer, None), self._value(_gradient_of(one))
-        if before is not None and now is not None and now != before:
+        before = self._gradients.pop(optimizer, None)
+        now = None if before is None else self._value(_gradient_of(one))
+        if now is not None and now != before:
             self._say(TOUCHED.format(type(optimizer).__name__))
         self._averages.note()
 
@@ -97,6 +98,10 @@ class Changes:
         self._averages.may_differ = True
         self._marks.clear()  # another optimizer may hold the same parameters
         self._gradients.pop(optimizer, None)
+
+    @property
+    def _reads_values(self) -> bool:
+        return self._backwards <= VALUES_READ
 
     def _value(self, tensor: Tensor | None) -> complex | None:
         """Return a sum of the values, in the first backwards; a GPU's makes the host wait."""
