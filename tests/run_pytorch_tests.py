@@ -100,7 +100,7 @@ def run(folder: Path, file: str, select: str, mode: str) -> Outcomes:
             capture_output=True,
             text=True,
         )
-        if done.returncode not in (0, 1):
+        if done.returncode not in (0, 1) or not told.read_text():
             raise SystemExit(
                 f"{file} does not run here, {mode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
             )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from torchbus import session
-from torchbus._bus import discovery, elsewhere
-from torchbus.errors import UsageError
+from torchbus._bus import catalog, discovery, elsewhere
+from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.session import Session
 
 
@@ -16,6 +16,10 @@ def test_an_option(name: str, hint: str) -> None:
             UsageError, match=rf"{name}: an option of .* or leave it out \({hint}\)"
         ):
             session(**{name: "bf16"})
+        return
+    if name in catalog.DISTRIBUTIONS["option"]:
+        with pytest.raises(PluginNotInstalled, match=rf"pip install .* \({hint}\)$"):
+            session(**{name: 1})
         return
     with pytest.raises(UsageError) as error:
         session(**{name: 1})
@@ -41,8 +45,9 @@ def test_a_strategy_or_logger(kind: str) -> None:
 
 def test_what_a_hint_names_is_there() -> None:
     """Every option and verb that a hint names exists."""
-    options = {*discovery.installed("option"), *vars(session()._context)["options"]}
-    verbs = {*discovery.installed("verb"), *dir(Session)}
+    known = catalog.DISTRIBUTIONS
+    options = {*known["option"], *vars(session()._context)["options"]}
+    verbs = {*known["verb"], *dir(Session)}
     for hints in elsewhere.HERE.values():
         for hint in hints.values():
             words = hint.replace("(", " ").replace(",", " ").replace(")", " ").split()

@@ -82,7 +82,7 @@ def test_a_name_of_ours_that_another_package_offers_too(install):
         PluginConflict,
         match=r"^plugin 'sampler' is offered by stranger 1\.2 .* and torchbus-sampler ",
     ):
-        session(strategy="fsdp")
+        session("sampler")
     with session(strategy=None, gradient_clip_val=1.0):
         pass
 

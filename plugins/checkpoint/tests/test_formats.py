@@ -47,6 +47,8 @@ def test_one_of_each_format_is_kept() -> None:
 def test_every_format_is_gone_on_from(
     run: Any, tmp_path: Path, plain: Any, kind: str, number: int
 ) -> None:
+    if torch.__version__ < "2.13":
+        pytest.skip("torch 2.13 wrote them, and others draw other numbers")
     if kind == "parts" and not saving.HAS_SAFE_PARTS:
         pytest.skip("needs torch 2.6")
     pytest.importorskip(

@@ -132,6 +132,7 @@ def test_refused_beside_strategies_that_do_not_use_it(
     strategy, options, algorithms, words, ranks
 ) -> None:
     """Before the loop begins."""
+    pytest.importorskip("torchbus_sharded")
     for algorithm in algorithms if ranks == 1 else algorithms[:1]:
         given = {
             "strategy": strategy,

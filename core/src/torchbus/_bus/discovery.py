@@ -66,14 +66,15 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
         refuse_contested(kind, name)
         return entry
     distribution = DISTRIBUTIONS.get(kind, {}).get(name)
-    what = _what(kind, name)
+    what, called = _what(kind, name), elsewhere.hint(kind, name)
     if distribution is not None:
         raise PluginNotInstalled(
             f"{what} needs a plugin that is not installed: pip install {distribution}"
+            + (f" ({called})" if called else "")
         )
     known = sorted({*installed(kind), *DISTRIBUTIONS.get(kind, {}), *also})
     near = difflib.get_close_matches(name, known, 3, 0.5)
-    hint = elsewhere.hint(kind, name) or (
+    hint = called or (
         f"did you mean {' or '.join(repr(word) for word in near)}?"
         if near
         else f"known are {', '.join(known) or 'none'}"

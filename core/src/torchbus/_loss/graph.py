@@ -124,9 +124,7 @@ def _with_count(node: Node, divisors: Divisors) -> Term:
     if saved.reduction(node) != MEAN:
         return _summed(tuple(saved.target(node).shape), divisors, node)
     count = saved.total_weight(node)
-    return Term(
-        "mean", count.item() if count.is_cpu else count, over=divisors, node=node
-    )
+    return Term("mean", count.item() if count.is_cpu else count, over=divisors, node=node)
 
 
 def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:

@@ -1,6 +1,7 @@
 import logging
 import sys
 import time
+import warnings
 
 import torch
 from torch.utils.data import DataLoader
@@ -9,6 +10,8 @@ from torchbus import session
 from torchbus_progress import Progress, listener
 from torchbus_progress.outputs import terminal
 
+# torch 2.4 warns of its own torch.load
+warnings.filterwarnings("ignore", "You are using `torch.load`", FutureWarning)
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 
 listener.LARGEST_PART = 1e6  # so that every batch is drawn, however slow the machine is

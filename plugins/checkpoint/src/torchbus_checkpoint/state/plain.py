@@ -15,6 +15,7 @@ State = dict[str, Any]
 """Plain values by name, as a file of a checkpoint has them."""
 Value = TypeVar("Value")
 ARRAY, DTYPE, BYTES = "torchbus ndarray", "torchbus dtype", "torchbus bytes"
+SET = "torchbus set"
 AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
@@ -45,8 +46,10 @@ def encode(value: Any, what: str) -> Any:
         return value.detach()
     if kind is bytes:  # torch.load takes only some bytes
         return {BYTES: value.decode("latin-1")}
-    if kind in (list, tuple, set):
+    if kind in (list, tuple):
         return kind(encode(item, what) for item in value)
+    if kind is set:  # torch 2.4 does not load one
+        return {SET: [encode(item, what) for item in value]}
     if kind in (dict, OrderedDict, Counter):
         return kind({encode(key, what): encode(item, what) for key, item in value.items()})
     return _encode_numpy(value, what)
@@ -83,6 +86,8 @@ def decode(value: Any) -> Any:
         return value[ARRAY].numpy().view(value[DTYPE])
     if kind is dict and set(value) == {BYTES}:
         return value[BYTES].encode("latin-1")
+    if kind is dict and set(value) == {SET}:
+        return set(decode(value[SET]))
     if kind in (dict, OrderedDict, Counter):
         return kind({key: decode(item) for key, item in value.items()})
     return value
