@@ -8,7 +8,6 @@ import hashlib
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -89,7 +88,11 @@ def keeps_state(optimizer: Optimizer) -> bool:
     vars(trial).pop("step", None)
     trial.state = defaultdict(dict)
     trial.param_groups = [{**optimizer.param_groups[0], "params": [weight]}]
-    with suppress(Exception), torch.no_grad():  # one that needs a closure, or more
-        inspect.unwrap(type(optimizer).step)(trial)
-        return bool(trial.state.get(weight))
-    return False
+    try:
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(trial)
+    except KeyError:  # its constructor makes the state, as that of Adagrad in torch 2.4
+        return True
+    except Exception:  # it needs a closure, or more
+        return False
+    return bool(trial.state.get(weight))
