@@ -106,17 +106,7 @@ print({name: s._context.options[name] for name in ("devices", "accelerator", "la
     assert "model: Linear, 2 parameters" in output
 
 
-CALLS = """
-import contextlib, io, json, sys
-from torchbus._cli import main
-said = []
-for argv in json.load(sys.stdin):
-    with contextlib.redirect_stderr(io.StringIO()) as errors:
-        try: status = main(argv)
-        except SystemExit as end: status = end.code
-    said.append([status, errors.getvalue()])
-print(json.dumps(said))
-"""
+CALLS = (SCRIPTS / "cli_run_calls.py").read_text()
 BAD = {
     "rnu x.py": "torchbus: unknown command 'rnu': did you mean 'run'",
     "--devices 2": "torchbus: --devices is no command: options come after it, as in torchbus run --devices 2 train.py",

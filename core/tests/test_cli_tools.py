@@ -49,17 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-CALLS = """
-import contextlib, io, json, sys
-from torchbus._cli import main
-said = {}
-for call in json.load(sys.stdin):
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        try: status = main(call.split())
-        except SystemExit as end: status = end.code
-    said[call] = [status, output.getvalue()]
-print(json.dumps(said))
-"""
+CALLS = (SCRIPTS / "cli_tools_calls.py").read_text()
 
 
 def environ(site: Path) -> dict[str, str]:

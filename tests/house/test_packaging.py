@@ -193,19 +193,7 @@ def test_ddp_brings_what_it_trains_with_and_needs_no_numpy(wheels, tmp_path):
         assert "loaders are not divided" not in result.stderr
 
 
-LOOK = """
-import json, sys
-import torchbus
-from torchbus import session
-from torchbus._bus import discovery
-found = {kind: {name: entry.dist.name for name, entry in discovery.installed(kind).items()} for kind in discovery.KINDS}
-imported = sorted(name for name in sys.modules if name.startswith("torchbus_"))
-made = []
-for name in discovery.installed("plugin"):
-    with session(name, strategy=None) as s:
-        made += [plugin for plugin, _ in s._context.bus.plugins() if plugin == name]
-print(json.dumps({"found": found, "imported": imported, "made": made, "version": torchbus.__version__, "file": torchbus.__file__}))
-"""
+LOOK = (SCRIPTS / "packaging_look.py").read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("aim") is None, reason="aim is not installed"),
 ]
 
-READ = """
-import json
-from aim import Repo, Run
-from torchbus_trackers.aim import QUIET
-print(json.dumps([{
-    "id": run.hash, "name": run.name, "project": run.experiment,
-    "hyperparameters": run["hyperparameters"], "config": run["torchbus"],
-    "metrics": {
-        metric.name: [(int(step), value) for step, (value, _, _) in metric.data.items()]
-        for metric in run.metrics()
-    },
-} for run in [Run(one, repo=".", **QUIET) for one in Repo(".").list_all_runs()]]))
-"""
+READ = (SCRIPTS / "aim_read.py").read_text()
 
 
 def test_two_ranks_have_one_run_which_goes_on(log, read, values):

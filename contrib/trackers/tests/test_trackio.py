@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed"),
 ]
 
-READ = """
-import json, sys
-from trackio.sqlite_storage import SQLiteStorage
-project = sys.argv[1]
-print(json.dumps([{
-    "name": run,
-    "rows": SQLiteStorage.get_logs(project, run),
-    "system": SQLiteStorage.get_system_logs(project, run),
-    "config": SQLiteStorage.get_run_config(project, run),
-} for run in SQLiteStorage.get_runs(project)]))
-"""
+READ = (SCRIPTS / "trackio_read.py").read_text()
 
 
 def test_two_ranks_have_one_run(log, read, values):

@@ -6,22 +6,14 @@ from pathlib import Path
 
 from torchbus.testing import Result, fork_script
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 COMMAND = """
 import sys
 from torchbus._cli import main
 sys.exit(main(["explain", *sys.argv[1:]]))
 """
-LOOP = """
-import torch
-from pathlib import Path
-
-model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    model(torch.ones(2, 3)).mean().backward()
-    optimizer.step()
-    Path("trained").touch()
-"""
+LOOP = (SCRIPTS / "explain_loop.py").read_text()
 
 
 def explain(folder: Path, script: str, *words: str) -> Result:

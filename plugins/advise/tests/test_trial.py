@@ -11,16 +11,7 @@ from torchbus.testing import fork_script
 from torchbus_advise.observing.facts import Facts
 from torchbus_advise.trial.outcome import Outcome, read_outcome
 
-TRIAL = """
-import sys
-from pathlib import Path
-from torchbus_advise.trial.child import run
-from torchbus_advise.trial.outcome import Request
-
-kind, steps = sys.argv[1:]
-outcome = run(Request("train.py", [], False, kind == "fake", int(steps)))
-outcome.write(Path("outcome.json"))
-"""
+TRIAL = (Path(__file__).parent / "scripts" / "prints_outcome.py").read_text()
 MEASURE = Path(__file__).parent / "scripts" / "saved_bytes.py"
 LOOP = """
 import torch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torchbus import Session, session
@@ -9,6 +11,8 @@ from torchbus.errors import PluginConflict, UsageError
 from torchbus.testing import run_script
 
 from torchbus_ddp import DDP
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def strategy(s: Session) -> DDP:
@@ -97,16 +101,7 @@ def test_a_backend_that_can_not_be(backend):
     )
 
 
-META = """
-import torch
-from torchbus import session
-with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork"):
-    lone = torch.nn.Linear(2, 2, device="meta")
-    lone(torch.ones(1, 2, device="meta"))  # nobody trains it
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"))
-    print("made")
-    torch.optim.SGD(model.parameters(), lr=0.1)
-"""
+META = (SCRIPTS / "strategy_meta.py").read_text()
 
 
 def test_a_model_on_the_meta_device_is_refused():

@@ -10,37 +10,15 @@ from pathlib import Path
 import pytest
 from torchbus.testing import recording_server, run_script
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 pytestmark = [pytest.mark.timeout(900)]
 PATIENCE_S = 600.0
 ANSWERS = Path(__file__).with_name("answers.py")
 
-SCRIPT = """
-import os, signal, sys
-from torchbus import session
-from torchbus_neptune import NeptuneLogger
+SCRIPT = (SCRIPTS / "logs_steps.py").read_text()
 
-logger = NeptuneLogger(project="team/digits", api_token=sys.argv[1], start_timeout_s=float(sys.argv[2]), finish_timeout_s=float(sys.argv[3]))
-with session(logger, strategy=None) as s:
-    for step in range(100):
-        s._context.bus.hook.metrics_ready(metrics={"loss": 1 / (step + 1)}, step=step, epoch=0, prog_bar=frozenset())
-        if step == 10 and len(sys.argv) > 4:
-            os.kill(int(sys.argv[4]), signal.SIGKILL)
-    print("looped", s.explain())
-print("ended")
-"""
-
-RANKS = """
-import sys
-from torchbus import session
-from torchbus_neptune import NeptuneLogger
-
-logger = NeptuneLogger(project="team/digits", api_token=sys.argv[1], ranks=sys.argv[4], finish_timeout_s=float(sys.argv[3]))
-with session(strategy="ddp", devices=3, launch="fork", logger=logger, autolog=False) as s:
-    for step in range(20):
-        s.log(f"rank{s.rank}", step / 2, step=step)
-    print("looped")
-print("ended")
-"""
+RANKS = (SCRIPTS / "logs_on_ranks.py").read_text()
 
 
 @pytest.fixture

@@ -70,16 +70,7 @@ def test_a_run_offline(tmp_path):
     assert run_file.read_bytes().count(b"last.pt") >= 1
 
 
-OWN_CALLS = """
-import wandb
-from torchbus import session
-
-with session(devices=2) as s:
-    run = wandb.init(project="digits", mode="offline")
-    for step in range(3):
-        wandb.log({"loss": 1.0 + s.rank, "rank": s.rank})
-    wandb.finish()
-"""
+OWN_CALLS = (SCRIPTS / "wandb_own_calls.py").read_text()
 
 
 @pytest.mark.timeout(900)

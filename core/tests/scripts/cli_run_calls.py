@@ -1,0 +1,16 @@
+import contextlib
+import io
+import json
+import sys
+
+from torchbus._cli import main
+
+said = []
+for argv in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            status = main(argv)
+        except SystemExit as end:
+            status = end.code
+    said.append([status, errors.getvalue()])
+print(json.dumps(said))
