@@ -106,7 +106,7 @@ print({name: s._context.options[name] for name in ("devices", "accelerator", "la
     assert "model: Linear, 2 parameters" in output
 
 
-CALLS = (SCRIPTS / "cli_run_calls.py").read_text()
+CALLS = (SCRIPTS / "cli_calls.py").read_text()
 BAD = {
     "rnu x.py": "torchbus: unknown command 'rnu': did you mean 'run'",
     "--devices 2": "torchbus: --devices is no command: options come after it, as in torchbus run --devices 2 train.py",
@@ -144,7 +144,7 @@ def test_bad_input_is_answered_in_one_line(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    for (call, expected), (status, errors) in zip(
+    for (call, expected), (status, _, errors) in zip(
         BAD.items(), json.loads(done.stdout), strict=True
     ):
         assert status == 2, call

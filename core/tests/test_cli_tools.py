@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-CALLS = (SCRIPTS / "cli_tools_calls.py").read_text()
+CALLS = (SCRIPTS / "cli_calls.py").read_text()
 
 
 def environ(site: Path) -> dict[str, str]:
@@ -60,15 +60,19 @@ def environ(site: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def said(site: Path) -> dict[str, tuple[int, str]]:
     """Exit status and output of each call, all made by one process."""
-    calls = json.dumps(
-        ["--help", "run --help", "plugins --help", "doctor --help", "plugins --json", "plugins"]
-    )
+    calls = ["--help", "run --help", "plugins --help", "doctor --help", "plugins --json", "plugins"]
     command = [sys.executable, "-c", CALLS]
     done = subprocess.run(
-        command, input=calls, env=environ(site), capture_output=True, text=True, timeout=100
+        command,
+        input=json.dumps([call.split() for call in calls]),
+        env=environ(site),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    return {call: (status, output) for call, (status, output) in json.loads(done.stdout).items()}
+    told = zip(calls, json.loads(done.stdout), strict=True)
+    return {call: (status, output) for call, (status, output, _) in told}
 
 
 def test_help_lists_the_commands_of_all_packages(said: dict[str, tuple[int, str]]) -> None:

@@ -65,11 +65,9 @@ class Deciding:
 
     def warnings(self, term: Term | None, rows: int) -> list[str]:
         """Return what is to be said of the latest loss, whose deciding term is ``term``."""
-        times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
-        if not (self.hidden or self.mixed):
-            return times
         kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
         mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
+        times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
         return [*kinds, *mixed, *times]
 
     def _has_rows_as_factor(self, term: Term | None, rows: int) -> bool:

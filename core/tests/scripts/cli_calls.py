@@ -7,10 +7,13 @@ from torchbus._cli import main
 
 said = []
 for argv in json.load(sys.stdin):
-    with contextlib.redirect_stderr(io.StringIO()) as errors:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
         try:
             status = main(argv)
         except SystemExit as end:
             status = end.code
-    said.append([status, errors.getvalue()])
+    said.append([status, output.getvalue(), errors.getvalue()])
 print(json.dumps(said))
