@@ -66,4 +66,9 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
     if tuple(impl.argnames) == tuple(names):
         return function
     picked = [names.index(argument) for argument in impl.argnames]
+    if not picked:
+        return lambda *_: function()
+    if len(picked) == 1:
+        only = picked[0]
+        return lambda *arguments: function(arguments[only])
     return lambda *arguments: function(*[arguments[i] for i in picked])

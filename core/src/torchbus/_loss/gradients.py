@@ -13,6 +13,8 @@ from torchbus._compat.autograd import foreach_mul_
 from torchbus._compat.dtensors import own_part
 from torchbus._loss.graph import Number
 
+Gradients = list[tuple[Any, Tensor]]
+
 
 @contextmanager
 def made_anew(holders: Sequence[Any]) -> Iterator[None]:
@@ -20,18 +22,25 @@ def made_anew(holders: Sequence[Any]) -> Iterator[None]:
 
     ``holders``: tensors that have a ``grad``.
     """
-    before = [holder.grad for holder in holders]
-    if not any(gradient is not None for gradient in before):
-        yield
-        return
-    for holder in holders:
-        holder.grad = None
+    before = set_apart(holders)
     try:
         yield
     finally:
-        for holder, old in zip(holders, before, strict=True):
-            if old is not None:
-                holder.grad = _sum(old, holder.grad)
+        add_again(before)
+
+
+def set_apart(holders: Sequence[Any]) -> Gradients:
+    """Take the gradients from before off their holders, and return both."""
+    before = [(holder, holder.grad) for holder in holders if holder.grad is not None]
+    for holder, _ in before:
+        holder.grad = None
+    return before
+
+
+def add_again(before: Gradients) -> None:
+    """Add the gradients from before to what has been made since then."""
+    for holder, old in before:
+        holder.grad = _sum(old, holder.grad)
 
 
 @torch.no_grad()

@@ -63,8 +63,10 @@ class BackwardCall:
 
     @property
     def loss(self) -> torch.Tensor | None:
-        tensors = as_list(self.tensors)
-        return tensors[0] if len(tensors) == 1 and isinstance(tensors[0], torch.Tensor) else None
+        if isinstance(self.tensors, torch.Tensor):
+            return self.tensors
+        first = self.tensors[0] if len(self.tensors) == 1 else None
+        return first if isinstance(first, torch.Tensor) else None
 
     def start(self, weight: float | torch.Tensor = 1.0) -> tuple[list[Any], list[Any]]:
         """Return the tensors to start from, and their gradients times ``weight`` and ``factor``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,7 +12,7 @@ from torchbus._bus.markers import hookimpl
 from torchbus._checks.common_constants import Constants
 from torchbus._compat.gradients import is_view
 from torchbus._loss.count import Count
-from torchbus._loss.gradients import made_anew
+from torchbus._loss.gradients import add_again, set_apart
 from torchbus._loss.graph import Number
 from torchbus._seams.backward import BackwardCall, as_list
 from torchbus._session.context import Context
@@ -103,11 +102,14 @@ class GradientSync:
                 "backward is called in two threads at once: call it in one, or use s.no_sync() in"
                 " both"
             )
-        held = user_hooks.take_off(self._trained.parameters)
-        anew = count.anew and not call.create_graph
+        parameters = self._trained.parameters
+        held = user_hooks.take_off(parameters)
+        before = set_apart(parameters) if count.anew and not call.create_graph else []
         try:
-            with made_anew(self._trained.parameters) if anew else nullcontext():
+            try:
                 self._synchronised(call, engine, count)
+            finally:
+                add_again(before)
             self._before_step.synchronised()
         finally:
             self._job.go_on()

@@ -57,8 +57,8 @@ class StepAveraging:
         held = self._local_of(optimizer) if self._local else None
         if (
             closure is None
-            and self._session.captures(optimizer)
             and (held or is_second or self._assigned.found(optimizer))
+            and self._session.captures(optimizer)
         ):
             self._average(optimizer, 1.0 if held else self._session.share.weight)
             self._local -= held or set()

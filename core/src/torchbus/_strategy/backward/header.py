@@ -198,17 +198,14 @@ def make_header(first: Tensor, parameters: int) -> Header:
 
 def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
     """Whether all ranks gave the same progress and position."""
-    return _is_same(mean, sent, PROGRESS) and _is_same(mean, sent, POSITION)
+    return told_alike(sent[PROGRESS], mean[PROGRESS], mean[PROGRESS_SQUARED]) and told_alike(
+        sent[POSITION], mean[POSITION], mean[POSITION_SQUARED]
+    )
 
 
 def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
     """Whether all ranks gave the same checksum of constants."""
-    return _is_same(mean, sent, CONSTANTS)
-
-
-def _is_same(mean: Sequence[float], sent: Sequence[float], slot: int) -> bool:
-    """Its square is in the next slot."""
-    return told_alike(sent[slot], mean[slot], mean[slot + 1])
+    return told_alike(sent[CONSTANTS], mean[CONSTANTS], mean[CONSTANTS_SQUARED])
 
 
 def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:

@@ -21,6 +21,8 @@ def take_off(parameters: Iterable[Any]) -> Held:
     Returns them with their parameters, in the order in which backward reaches these.
     """
     found = [(parameter, hooks) for parameter in parameters if (hooks := hooks_of(parameter))]
+    if not found:
+        return []
     held = [(parameter, dict(hooks)) for parameter, hooks in reversed(found)]
     for _, hooks in found:
         hooks.clear()

@@ -119,6 +119,8 @@ class Buffers:
 
     def copy_from_rank0(self) -> None:
         """All of them, in one broadcast per device. All ranks call it."""
+        if not self._holders:
+            return
         present = [
             buffer
             for module in self._holders
