@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensor
 from torchbus.testing import fork_script
 
 from torchbus_advise.observing.facts import Facts
@@ -86,8 +88,10 @@ def test_the_second_step_of_fake_tensors_has_half_the_batch(tmp_path: Path) -> N
 
 
 VALUES = Path(__file__).parent / "scripts" / "values.py"
+LISTS_ONLY_VECTORS = "NYI" in inspect.getsource(FakeTensor.tolist)
 
 
+@pytest.mark.skipif(LISTS_ONLY_VECTORS, reason="this torch can't list a fake matrix")
 def test_what_a_loop_reads_from_fake_tensors_is_plausible(tmp_path: Path) -> None:
     found = facts(tmp_path, VALUES.read_text())
     assert found.steps == 2 and found.loader is None
