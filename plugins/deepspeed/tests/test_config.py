@@ -155,6 +155,10 @@ REFUSED = """
             {"options": "config={'zero_optimization': {'offload_optimizer': {'device': 'nvme'}}}"},
             "needs offload_optimizer.nvme_path",
         ),
+        (
+            {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}"},
+            "DeepSpeed has none on this device (cpu): use config={'bf16': {'enabled': True}}",
+        ),
     ],
     ids=str,
 )

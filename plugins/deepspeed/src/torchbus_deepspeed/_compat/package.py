@@ -112,6 +112,11 @@ def has_async_io() -> bool:
     return bool(AsyncIOBuilder().is_compatible(verbose=False))
 
 
+def takes_fp16() -> bool:
+    """Whether DeepSpeed trains in fp16 on the device that it has found."""
+    return bool(deepspeed().accelerator.get_accelerator().is_fp16_supported())
+
+
 def use_cpu() -> Callable[[], None]:
     """Let DeepSpeed compute on the CPU, also where there is a GPU. Returns what undoes it."""
     deepspeed()

@@ -16,6 +16,10 @@ from torchbus_deepspeed.config import agreement, known, optimizers, reading
 STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 CPU_OFFLOAD = {"device": "cpu"}
+NO_FP16 = (
+    "fp16 is enabled, by config or by precision='16-true', and DeepSpeed has none on this device"
+    " ({}): use config={{'bf16': {{'enabled': True}}}}"
+)
 
 
 class Config:
@@ -83,6 +87,8 @@ class Config:
                 "config: zero_optimization.stage=0 divides nothing, so bf16, fp16 and offload have"
                 " no effect: use stage 1, 2 or 3"
             )
+        if self.dtype == torch.float16 and not _compat.takes_fp16():
+            raise UsageError(NO_FP16.format(session.device.type))
         if self.stage == 3 and session.options.get("accumulate_grad_batches", 1) != 1:
             raise UsageError(
                 "accumulate_grad_batches at stage 3: parameters are empty outside of forwards, and"

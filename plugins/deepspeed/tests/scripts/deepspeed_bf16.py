@@ -1,0 +1,27 @@
+"""Half precision by the config: the model is in bf16, and the optimizer's parts in float32."""
+
+import json
+import sys
+
+import torch
+from deepspeed_head import F, batches, difference, found, net, opened
+
+
+def train(size):
+    torch.manual_seed(1)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for x, y in batches(size):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+    return torch.cat([value.float().reshape(-1) for value in model.state_dict().values()]), model
+
+
+whole, _ = train(8)
+with opened(sys.argv[1], 2, config={"bf16": {"enabled": True}}):
+    parts, model = train(4)
+found["apart"] = difference(whole, parts)
+found["dtypes"] = sorted({str(one.dtype) for one in model.parameters()})
+print(json.dumps(found))
