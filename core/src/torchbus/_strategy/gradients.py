@@ -243,10 +243,7 @@ class GradientSync:
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         notes = [note for note in (self._loss_note, self._counts.note) if note]
-        if (
-            self._job.backwards
-            and not self._session.share.indices
-            and self._session.world.data.parts > 1
-        ):
+        is_divided = self._session.share.indices or self._session.world.data.parts == 1
+        if self._job.backwards and not is_divided:
             notes.append(NOT_DIVIDED)
         return {"notes": notes} if notes else {}
