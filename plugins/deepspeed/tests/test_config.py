@@ -157,7 +157,7 @@ REFUSED = """
         ),
         (
             {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}"},
-            "DeepSpeed has none on this device (cpu): use config={'bf16': {'enabled': True}}",
+            "DeepSpeed has none on this device (cpu): enable bf16 instead",
         ),
     ],
     ids=str,

@@ -18,7 +18,7 @@ AUTO = "auto"
 CPU_OFFLOAD = {"device": "cpu"}
 NO_FP16 = (
     "fp16 is enabled, by config or by precision='16-true', and DeepSpeed has none on this device"
-    " ({}): use config={{'bf16': {{'enabled': True}}}}"
+    " ({}): enable bf16 instead"
 )
 
 
