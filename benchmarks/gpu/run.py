@@ -14,7 +14,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from release import tree  # noqa: E402  (make.py runs this file by its path)
+
 SITE = ROOT / ".gpu-site"
+NAME = re.compile(r'^name = "(.+)"$', re.M)
 LINE = re.compile(r'^"?([\w.-]+)"? = "(.+)"$')
 
 
@@ -30,15 +35,16 @@ def entry_points(text: str) -> str:
     return "\n".join(told) + "\n"
 
 
-def describe(package: Path) -> None:
+def describe(package: Path, site: Path = SITE) -> None:
     """Write down what Python would know of the package if it were installed."""
     text = (package / "pyproject.toml").read_text("utf-8")
-    name, version = (re.search(rf'^{key} = "(.+)"$', text, re.M) for key in ("name", "version"))
-    assert name is not None and version is not None
-    folder = SITE / f"{name[1].replace('-', '_')}-{version[1]}.dist-info"
+    found = NAME.search(text)
+    assert found is not None, package
+    name, version = found[1], tree.version(ROOT)
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: {version[1]}\n", "utf-8"
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8"
     )
     (folder / "entry_points.txt").write_text(entry_points(text), "utf-8")
 
@@ -46,7 +52,7 @@ def describe(package: Path) -> None:
 def main() -> int:
     if importlib.util.find_spec("torch") is None:
         sys.exit(f"{sys.executable} has no torch: run make.py gpu with a Python that has one")
-    packages = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("*/*/pyproject.toml"))]
+    packages = tree.packages(ROOT)
     for package in packages:
         describe(package)
     path = [str(SITE), *(str(package / "src") for package in packages)]

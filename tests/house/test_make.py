@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from release import tree
+
 ROOT = Path(__file__).resolve().parents[2]
+GPU_RUN = ROOT / "benchmarks/gpu/run.py"
 
 
 @pytest.fixture
@@ -87,3 +91,32 @@ def test_fast_tests_come_first_and_those_without_time_are_skipped(tmp_path: Path
     first, second = run(), run()
     assert "test_slow PASSED" in first and "test_fast SKIPPED" in first
     assert second.index("test_fast PASSED") < second.index("test_slow SKIPPED")
+
+
+@pytest.fixture(scope="module")
+def gpu_run() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_run", GPU_RUN)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def torchbus_entries(one: Distribution) -> set[tuple[str, str, str]]:
+    return {
+        (entry.group, entry.name, entry.value)
+        for entry in one.entry_points
+        if entry.group.startswith("torchbus")
+    }
+
+
+@pytest.mark.parametrize("package", tree.packages(ROOT), ids=lambda path: path.name)
+def test_make_gpu_describes_a_package_as_pip_does(
+    gpu_run: ModuleType, package: Path, tmp_path: Path
+) -> None:
+    """It installs nothing, and Python knows each package as if it were installed."""
+    gpu_run.describe(package, tmp_path)
+    described = PathDistribution(next(tmp_path.glob("*.dist-info")))
+    installed = distribution(described.metadata["Name"])
+    assert described.version == installed.version
+    assert torchbus_entries(described) == torchbus_entries(installed)

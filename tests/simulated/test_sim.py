@@ -23,6 +23,8 @@ EVERYTHING = {
 }
 STEADY = 6
 """Batches after which nothing is new: three steps of two batches."""
+LEARNING = 10
+"""Steps in which ranks under fsdp compare what the terms of a loss count."""
 
 
 def waits_of(**options: Any) -> tuple[list[list[str]], bool, float]:
@@ -45,6 +47,25 @@ def test_a_loop_that_reads_its_loss_waits_for_that_alone() -> None:
     assert [len(step) for step in steps[3:]] == [1] * (len(steps) - 3)
     assert all("item at sim_steady.py" in step[0] for step in steps[3:])
     assert equal and distance < 2e-6
+
+
+@pytest.mark.slow
+def test_the_loss_scaler_reads_one_number_in_each_step() -> None:
+    """As torch's GradScaler, which skips a step by the host."""
+    steps, equal, distance = waits_of(precision="16-mixed")
+    assert [len(step) for step in steps[STEADY:]] == [1] * (len(steps) - STEADY)
+    assert all("item at scaling.py" in step[0] for step in steps[STEADY:])
+    assert equal and distance < 0.01  # float16 against float32
+
+
+@pytest.mark.slow
+def test_fsdp_waits_for_nothing_as_fully_shard_by_hand(tmp_path: Path) -> None:
+    def waits(how: str) -> Any:
+        result = fork_script(SCRIPTS / "sim_fsdp.py", how, tmp_path / "store", timeout_s=380)
+        assert result.ok(), result
+        return json.loads(result.stdout.splitlines()[-1])
+
+    assert waits("session")[LEARNING:] == waits("hand")[LEARNING:] == [[]] * 14
 
 
 @pytest.mark.slow
@@ -88,15 +109,30 @@ def test_a_full_device_gives_a_smaller_batch() -> None:
     assert result.stdout.splitlines() == ["444 True True", "True", "0 True"]
 
 
+KINDS = [
+    {"strategy": "ddp", "precision": "bf16-mixed"},
+    {"strategy": "ddp", "precision": "16-mixed"},
+    {"strategy": "fsdp", "sharded_save": True},
+]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_resumed_loop_draws_the_numbers_of_the_device_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", KINDS)
+def test_a_resumed_loop_draws_the_numbers_of_the_device_again(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also if each rank writes its shards with torch.distributed.checkpoint."""
+
     def run(folder: str, cut: int) -> Any:
-        return fork_script(SCRIPTS / "sim_resume.py", tmp_path / folder, cut, timeout_s=280)
+        words = (tmp_path / folder, cut, json.dumps(options))
+        return fork_script(SCRIPTS / "sim_resume.py", *words, timeout_s=280)
 
     whole = run("whole", 0)
     assert whole.ok(), whole
     assert "['sim:0', 'sim:0'] sim:0" in whole.stdout
+    shards = [path.name for path in (tmp_path / "whole").rglob("*.distcp")]
+    assert bool(shards) == ("sharded_save" in options)
     assert run("cut", 4).status == 3
     resumed = run("cut", 0)
     assert resumed.ok() and resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]

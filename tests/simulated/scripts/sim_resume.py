@@ -1,6 +1,10 @@
-"""Noise of the device's own generator, in a loop that is cut, and resumes: `FOLDER CUT_AFTER`."""
+"""Noise of the device's own generator, in a loop that is cut, and resumes.
+
+The arguments: a folder, the number of steps before the cut, and options of the session as JSON.
+"""
 
 import hashlib
+import json
 import sys
 
 import torch
@@ -10,15 +14,8 @@ from torchbus import session
 from torchbus.testing import accelerator
 
 accelerator.load(devices=2)
-folder, cut = sys.argv[1], int(sys.argv[2])
-with session(
-    checkpoint=folder,
-    every_n_steps=1,
-    precision="bf16-mixed",
-    strategy="ddp",
-    devices=2,
-    launch="fork",
-) as s:
+folder, cut, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+with session(checkpoint=folder, every_n_steps=1, devices=2, launch="fork", **options) as s:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -33,7 +30,7 @@ with session(
             steps += 1
             if steps == cut:
                 sys.exit(3)
-    values = torch.cat([value.detach().flatten() for value in model.parameters()]).cpu()
+    values = torch.cat([value.detach().flatten() for value in model.state_dict().values()]).cpu()
     states = [value for state in optimizer.state.values() for value in state.values()]
     s.print(steps, [str(value.device) for value in states[1:3]], x.device)
     s.print(hashlib.sha256(values.numpy().tobytes()).hexdigest())
