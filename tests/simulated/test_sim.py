@@ -10,6 +10,7 @@ import pytest
 from torchbus.testing import accelerator, fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 REASON = accelerator.missing()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
@@ -21,6 +22,7 @@ EVERYTHING = {
     "gradient_clip_val": 1.0,
     "accumulate_grad_batches": 2,
 }
+OTHERS = ("ddp_sharded", "dp")
 STEADY = 6
 """Batches after which nothing is new: three steps of two batches."""
 LEARNING = 10
@@ -68,8 +70,19 @@ def test_fsdp_waits_for_nothing_as_fully_shard_by_hand(tmp_path: Path) -> None:
     assert waits("session")[LEARNING:] == waits("hand")[LEARNING:] == [[]] * 14
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded", "dp"])
+def test_digits_equal_one_process_on_the_cpu() -> None:
+    pytest.importorskip("sklearn")
+    result = fork_script(SCRIPTS / "sim_digits.py", EXAMPLES, timeout_s=380)
+    assert result.ok(), result
+    placed, compared = result.stdout.splitlines()
+    distance, same_accuracy = compared.split()
+    assert placed == "sim:0 True"
+    assert float(distance) < 1e-4 and same_accuracy == "True"
+
+
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_other_strategies_are_exact(strategy: str) -> None:
     result = fork_script(
         SCRIPTS / "sim_loops.py", "to", json.dumps({"strategy": strategy}), timeout_s=380
@@ -110,13 +123,12 @@ def test_a_full_device_gives_a_smaller_batch() -> None:
 
 
 KINDS = [
-    {"strategy": "ddp", "precision": "bf16-mixed"},
+    pytest.param({"strategy": "ddp", "precision": "bf16-mixed"}, marks=pytest.mark.slow),
     {"strategy": "ddp", "precision": "16-mixed"},
-    {"strategy": "fsdp", "sharded_save": True},
+    pytest.param({"strategy": "fsdp", "sharded_save": True}, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("options", KINDS)
 def test_a_resumed_loop_draws_the_numbers_of_the_device_again(

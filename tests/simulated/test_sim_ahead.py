@@ -13,11 +13,10 @@ REASON = accelerator.missing()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.timeout(400),
-    pytest.mark.slow,
 ]
 
 
-@pytest.mark.parametrize("prefetch", [1, 0])
+@pytest.mark.parametrize("prefetch", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_batches_ahead_change_no_number(prefetch: int) -> None:
     result = fork_script(SCRIPT, prefetch, timeout_s=380)
     assert result.ok(), result
