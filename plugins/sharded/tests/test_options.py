@@ -143,3 +143,14 @@ def test_refused(case):
         HEAD + f"with opened({options.removeprefix(', ')}) as s:\n    {body}\n", timeout_s=60
     )
     assert result.ok(1) and words in result.stderr
+
+
+@pytest.mark.slow
+def test_a_count_of_all_tensors_passes_over_what_is_empty():
+    """The usual report of memory, which asks the garbage collector for every tensor."""
+    body = """
+        m = Net(); old = list(m.parameters()); o = torch.optim.SGD(m.parameters(), 0.1)
+        print(sum(one.untyped_storage().nbytes() for one in old))
+    """
+    result = fork_script(HEAD + f"with opened() as s:{body}", timeout_s=60)
+    assert result.ok() and result.stdout == "0\n"

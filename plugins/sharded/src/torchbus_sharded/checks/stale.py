@@ -14,7 +14,7 @@ from torchbus_sharded._compat.tensors import as_plain_tensors
 
 GETTER = "__get__"
 EMPTIED = [getattr(Tensor, name).__get__ for name in ("grad", "data", "shape")]
-KNOWN = (Tensor.__hash__, Tensor.dim, Tensor.__repr__)
+KNOWN = (Tensor.__hash__, Tensor.dim, Tensor.__repr__, Tensor.untyped_storage)
 
 
 class StaleParameter(nn.Parameter):
