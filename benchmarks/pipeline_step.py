@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import argparse
 import functools
-import warnings
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from models import labels, mlp
-from rounds import Batches, Stopwatch, add_options, interleave, summarise, table, write_json
+from rounds import Batches, add_options
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 from torchbus import session
+from two_ranks import group, race
 
-WARMUP = 5
 LAYERS, MICROBATCHES, BATCH = 8, 4, 64
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-Loop = Callable[[int, Batches], None]
 
 
 def make_model(width: int) -> nn.Sequential:
@@ -69,13 +66,9 @@ def by_torchbus(schedule: str, width: int, batches: Batches) -> None:
             optimizer.step()
 
 
-def timed(loop: Callable[[Batches], None], steps: int, width: int, quantile: float) -> float:
-    watch = Stopwatch(WARMUP, steps, quantile)
+def batch(width: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
-    batch = torch.randn(BATCH, width), labels(BATCH)
-    dist.barrier()
-    loop(Batches(batch, watch))
-    return watch.seconds_per_step()
+    return torch.randn(BATCH, width), labels(BATCH)
 
 
 def main() -> None:
@@ -84,38 +77,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--width", type=int, default=512)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
-    results = {}
-    for name in SCHEDULES:
-        contenders: dict[str, Loop] = {
-            "by hand": functools.partial(by_hand, name),
-            "by hand, again": functools.partial(by_hand, name),
-            "torchbus": functools.partial(by_torchbus, name),
+    pairs = {
+        name: {
+            "by hand": functools.partial(by_hand, name, options.width),
+            "by hand, again": functools.partial(by_hand, name, options.width),
+            "torchbus": functools.partial(by_torchbus, name, options.width),
         }
-        calls = {
-            who: functools.partial(
-                timed,
-                functools.partial(loop, options.width),
-                options.steps,
-                options.width,
-                options.quantile,
-            )
-            for who, loop in contenders.items()
-        }
-        results[name] = summarise(interleave(calls, options.rounds), "by hand")
-        if dist.get_rank() == 0:
-            lines = [
-                [row.contender, f"{row.seconds * 1e3:.2f}", f"{row.ratio:.3f}"]
-                for row in results[name]
-            ]
-            title = f"{name}: {options.rounds} rounds of {options.steps} steps"
-            print(table(title, ["contender", "ms/step", "ratio"], lines), flush=True)
-    if dist.get_rank() == 0:
-        write_json(results, options)
-    dist.barrier()
-    dist.destroy_process_group()
+        for name in SCHEDULES
+    }
+    with group():
+        race(pairs, functools.partial(batch, options.width), options)
 
 
 if __name__ == "__main__":

@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import argparse
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from models import Transformer, labels
-from rounds import Batches, Stopwatch, add_options, interleave, summarise, table, write_json
+from rounds import Batches, add_options
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torchbus import session
+from two_ranks import group, race
 
-WARMUP = 5
 LEARNING_RATE = 1e-3
-Loop = Callable[[Batches], None]
 Make = type[torch.optim.Optimizer]
 
 
@@ -84,13 +82,9 @@ PAIRS: dict[str, dict[str, Callable[[Make, Batches], None]]] = {
 }
 
 
-def timed(loop: Loop, steps: int, quantile: float) -> float:
-    watch = Stopwatch(WARMUP, steps, quantile)
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(1 + dist.get_rank())
-    batch = torch.randint(1000, (8, 32)), labels(8)
-    dist.barrier()
-    loop(Batches(batch, watch))
-    return watch.seconds_per_step()
+    return torch.randint(1000, (8, 32)), labels(8)
 
 
 def main() -> None:
@@ -99,36 +93,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--optimizer", default="Adam", help="a class of torch.optim")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
     make = getattr(torch.optim, options.optimizer)
-    results = {}
-    for name, loops in PAIRS.items():
-        calls = {
-            who: functools.partial(
-                timed, functools.partial(loop, make), options.steps, options.quantile
-            )
-            for who, loop in loops.items()
-        }
-        results[name] = summarise(interleave(calls, options.rounds), "by hand")
-        if dist.get_rank() == 0:
-            lines = [
-                [row.contender, f"{row.seconds * 1e3:.2f}", f"{row.ratio:.3f}"]
-                for row in results[name]
-            ]
-            print(
-                table(
-                    f"{name}: {options.rounds} rounds of {options.steps} steps",
-                    ["contender", "ms/step", "ratio"],
-                    lines,
-                ),
-                flush=True,
-            )
-    if dist.get_rank() == 0:
-        write_json(results, options)
-    dist.barrier()
-    dist.destroy_process_group()
+    pairs = {
+        name: {who: functools.partial(loop, make) for who, loop in loops.items()}
+        for name, loops in PAIRS.items()
+    }
+    with group():
+        race(pairs, batch, options)
 
 
 if __name__ == "__main__":
