@@ -17,7 +17,7 @@ import pytest
 from torchbus_report import page, read
 
 Write = Callable[..., Path]
-VOID = {"meta", "br", "link", "img"}
+VOID = {"meta", "br", "link", "img", "input"}
 
 
 class Page(HTMLParser):

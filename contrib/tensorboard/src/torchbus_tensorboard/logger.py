@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context, expect
-from torchbus.trackers import Tracker
+from torchbus.trackers import Histogram, Image, Tracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardLogger(Tracker):
-    """Writes scalars for TensorBoard, on rank 0.
+    """Writes scalars, pictures and histograms for TensorBoard, on rank 0.
 
     ``experiment`` is the ``torch.utils.tensorboard.SummaryWriter``.
 
@@ -57,6 +57,25 @@ class TensorBoardLogger(Tracker):
             if epoch is not None:
                 self.experiment.add_scalar("epoch", epoch, step)
             self.experiment.flush()
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        with self._anew_after_a_failure():
+            self.experiment.add_image(name, image.pixels(), step, dataformats="HWC")
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        edges, counts = histogram.edges, histogram.counts
+        with self._anew_after_a_failure():
+            self.experiment.add_histogram_raw(
+                name,
+                min=edges[0],
+                max=edges[-1],
+                num=int(sum(counts)),
+                sum=histogram.sum,
+                sum_squares=histogram.sum_squares,
+                bucket_limits=edges[1:],
+                bucket_counts=counts,
+                global_step=step,
+            )
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         with self._anew_after_a_failure():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchbus.plugin import Context, expect
+from torchbus.trackers import Image
 from torchbus.trackers.nothing import Nothing
 
 from torchbus_trackers.flat import flat
@@ -82,6 +83,11 @@ class MLflowLogger(RunOfProject):
         every = [Metric(_name(name), value, now_ms, step) for name, value in values.items()]
         for part in _parts(every, METRICS_AT_ONCE):
             self.client.log_batch(self.run_id, metrics=part)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Needs pillow."""
+        pixels = image.pixels().numpy()
+        self.client.log_image(self.run_id, pixels, key=_name(name), step=step, synchronous=True)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         from mlflow.entities import Param, RunTag

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context
+from torchbus.trackers import Histogram, Image
 
 from torchbus_trackers.one_run import RunOfProject
 
@@ -58,6 +59,20 @@ class TrackioLogger(RunOfProject):
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
         values = {**metrics, **({} if epoch is None else {"epoch": epoch})}
         self.experiment.log(values, step=step)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Needs pillow. Trackio has RGB pictures."""
+        import trackio
+
+        pixels = image.pixels()
+        rgb = pixels[..., :3].expand(-1, -1, 3).contiguous()
+        self.experiment.log({name: trackio.Image(rgb.numpy())}, step=step)
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        import trackio
+
+        counted = trackio.Histogram(np_histogram=(histogram.counts, histogram.edges))
+        self.experiment.log({name: counted}, step=step)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.config.update({"hyperparameters": values})

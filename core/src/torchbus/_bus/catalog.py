@@ -155,6 +155,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "log": "torchbus-log",
         "log_dict": "torchbus-log",
         "log_hyperparams": "torchbus-log",
+        "log_image": "torchbus-log",
+        "log_histogram": "torchbus-log",
         "shard": "torchbus-sampler",
         "effective_batch_size": "torchbus-scale",
         "find_batch_size": "torchbus-scale",
@@ -167,6 +169,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "skip_logging": "torchbus-log",
         "log_metrics": "torchbus-log",
         "metrics_ready": "torchbus-log",
+        "image_ready": "torchbus-log",
+        "histogram_ready": "torchbus-log",
     },
     "companion": {
         "wandb": "torchbus-wandb",

@@ -140,6 +140,30 @@ class KnownVerbs:
         """
         raise NotImplementedError
 
+    def log_image(self, name: str, image: object, *, step: int | None = None) -> None:
+        """Log a picture. The loggers of rank 0 get it at once; other ranks may call it or not.
+
+        ``image``: a tensor (height, width) or (channels, height, width), or an array of NumPy or a
+        PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
+        in [0, 1], integers uint8. Rank 0 waits for the device.
+        """
+        raise NotImplementedError
+
+    def log_histogram(
+        self,
+        name: str,
+        values: object,
+        *,
+        bins: int = 64,
+        step: int | None = None,
+    ) -> None:
+        """Log how the values of a tensor or an array are distributed, at once.
+
+        Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
+        all: then all ranks call this.
+        """
+        raise NotImplementedError
+
     def shard(self, *values: Any, repeat: bool = False) -> Any:
         """Return this rank's part of a batch, or of a series of them, that the script makes itself.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torchbus import events
 from torchbus._bus.markers import hookimpl
+from torchbus.trackers import Image, Values
 
 
 class Recorder:
@@ -32,11 +33,14 @@ class RecordingLogger:
 
     ``lines``: tuples of step, epoch, metrics, and names for the progress bar.
     ``values``: the hyperparameters of each call.
+    ``pictures``, ``histograms``: tuples of step, name, and what ``torchbus.trackers`` has for it.
     """
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, int | None, dict[str, float], frozenset[str]]] = []
         self.values: list[dict[str, object]] = []
+        self.pictures: list[tuple[int, str, Image]] = []
+        self.histograms: list[tuple[int, str, Values]] = []
 
     @hookimpl(optionalhook=True)
     def metrics_ready(
@@ -47,6 +51,14 @@ class RecordingLogger:
     @hookimpl(optionalhook=True)
     def hyperparameters(self, values: dict[str, object]) -> None:
         self.values.append(values)
+
+    @hookimpl(optionalhook=True)
+    def image_ready(self, name: str, image: Image, step: int) -> None:
+        self.pictures.append((step, name, image))
+
+    @hookimpl(optionalhook=True)
+    def histogram_ready(self, name: str, values: Values, step: int) -> None:
+        self.histograms.append((step, name, values))
 
     def of(self, name: str) -> list[tuple[int, float]]:
         """Return the steps and values of one metric."""

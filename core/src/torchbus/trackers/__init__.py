@@ -1,12 +1,24 @@
 """For plugins that report to an experiment tracker.
 
-It has a base class with the failure policy, and the description of a run.
+It has a base class with the failure policy, the description of a run, and what is logged beside
+numbers.
 """
 
 from __future__ import annotations
 
 from torchbus.trackers.agreement import chosen_by_rank0
 from torchbus.trackers.description import describe_run, plain, without_secrets
+from torchbus.trackers.histogram import Histogram, Values
+from torchbus.trackers.image import Image
 from torchbus.trackers.tracker import Tracker
 
-__all__ = ["Tracker", "chosen_by_rank0", "describe_run", "plain", "without_secrets"]
+__all__ = [
+    "Histogram",
+    "Image",
+    "Tracker",
+    "Values",
+    "chosen_by_rank0",
+    "describe_run",
+    "plain",
+    "without_secrets",
+]

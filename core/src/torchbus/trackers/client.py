@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
+    from torchbus.trackers.histogram import Histogram
+    from torchbus.trackers.image import Image
 
 
 class Client:
@@ -41,6 +43,12 @@ class Client:
 
     def send_hyperparameters(self, values: dict[str, object]) -> None:
         """Send the arguments of ``s.log_hyperparams``, as plain JSON."""
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Send a picture of ``s.log_image``. Its ``pixels()`` are on the host already."""
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        """Send a histogram of ``s.log_histogram``."""
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
         """Send the arguments of ``system_metrics``."""

@@ -25,6 +25,8 @@ from torchbus.trackers.worker import Worker
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
+    from torchbus.trackers.histogram import Values
+    from torchbus.trackers.image import Image
 
 RANKS = ("main", "all")
 
@@ -33,9 +35,10 @@ class Tracker(Client, Plugin):
     """Receives what the loop logs, and sends it on a thread of its own.
 
     A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
-    ``send_hyperparameters``, ``send_system`` and ``close_run``. All of them run on the tracker's
-    thread, one at a time, so a slow call never blocks the loop. The tracker counts calls that fail.
-    After five failures in a row it makes calls rarely, until one succeeds again.
+    ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.
+    All of them run on the tracker's thread, one at a time, so a slow call never blocks the loop.
+    The tracker counts calls that fail. After five failures in a row it makes calls rarely, until
+    one succeeds again.
 
     ``experiment``: what ``open_run`` returned, the client's own run. On ranks that do not report,
     or if no start succeeded, it is an object that accepts every call and does nothing.
@@ -100,6 +103,17 @@ class Tracker(Client, Plugin):
     @hookimpl(optionalhook=True)
     def hyperparameters(self, values: dict[str, object]) -> None:
         self._call(self.send_hyperparameters, self._redactor.plain(values))
+
+    @hookimpl(optionalhook=True)
+    def image_ready(self, name: str, image: Image, step: int) -> None:
+        if self._worker is not None:
+            image.pixels()  # copied now: the loop may change the tensor
+            self._call(self.send_image, name, image, step)
+
+    @hookimpl(optionalhook=True)
+    def histogram_ready(self, name: str, values: Values, step: int) -> None:
+        if self._worker is not None:
+            self._call(self.send_histogram, name, values.counted(), step)
 
     @hookimpl(optionalhook=True)
     def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchbus.plugin import hookspec
+from torchbus.trackers import Image, Values
 
 HOT = ("skip_logging", "log_metrics")
 
@@ -17,9 +18,27 @@ def hyperparameters(values: dict[str, Any]) -> None:
     """
 
 
+@hookspec
+def image_ready(name: str, image: Image, step: int, epoch: int | None) -> None:
+    """``s.log_image`` was called. Loggers listen to this. ``image.pixels()`` copies the picture to
+    the host, so call it only on a rank that reports.
+
+    Since 0.1.
+    """
+
+
+@hookspec
+def histogram_ready(name: str, values: Values, step: int, epoch: int | None) -> None:
+    """``s.log_histogram`` was called. Loggers listen to this. ``values.counted()`` counts them on
+    their device, so call it only on a rank that reports.
+
+    Since 0.1.
+    """
+
+
 @hookspec(firstresult=True)
 def skip_logging() -> bool | None:
-    """*Hot.* ``s.log`` or ``s.log_dict`` was called. True: nothing is logged.
+    """*Hot.* ``s.log``, ``s.log_dict`` or a verb beside them was called. True: nothing is logged.
 
     Since 0.1.
     """

@@ -9,7 +9,16 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchbus.plugin import Context, Listeners, UsageError, expect, hookimpl, refuse_outside
+from torchbus.plugin import (
+    Context,
+    Listeners,
+    UsageError,
+    dtensors,
+    expect,
+    hookimpl,
+    refuse_outside,
+)
+from torchbus.trackers import Image, Values
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
@@ -31,7 +40,7 @@ class Log:
     """
 
     owns = ("log",)
-    verbs = ("log", "log_dict", "log_hyperparams")
+    verbs = ("log", "log_dict", "log_image", "log_histogram", "log_hyperparams")
     declares_events = events
 
     def __init__(self, *, log_every_n_steps: int = 50, autolog: bool = True) -> None:
@@ -64,6 +73,28 @@ class Log:
             )
         self._send("log_dict", dict(metrics), options)
 
+    def log_image(self, name: str, image: object, *, step: int | None = None) -> None:
+        """Log a picture. The loggers of rank 0 get it at once; other ranks may call it or not.
+
+        ``image``: a tensor (height, width) or (channels, height, width), or an array of NumPy or a
+        PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
+        in [0, 1], integers uint8. Rank 0 waits for the device.
+        """
+        if self._wants(name, "log_image"):
+            self._pass_on("image_ready", name, step, image=Image(name, image))
+
+    def log_histogram(
+        self, name: str, values: object, *, bins: int = 64, step: int | None = None
+    ) -> None:
+        """Log how the values of a tensor or an array are distributed, at once.
+
+        Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
+        all: then all ranks call this.
+        """
+        if self._wants(name, "log_histogram"):
+            whole = dtensors.whole(values) if isinstance(values, Tensor) else values
+            self._pass_on("histogram_ready", name, step, values=Values(name, whole, bins))
+
     def log_hyperparams(self, values: object = None, **more: object) -> None:
         """Give the run's settings to the loggers. All ranks call it.
 
@@ -71,6 +102,20 @@ class Log:
         """
         assert self._session is not None
         self._session.bus.hook.hyperparameters(values={**_mapping(values), **more})
+
+    def _wants(self, name: str, verb: str) -> bool:
+        """Whether a verb has something to do. Raises UsageError outside of the session."""
+        check_name(name, verb)
+        if self._skips is None:
+            refuse_outside(verb, has_begun=False)
+            return False
+        return not any(skip() for skip in self._skips.now)
+
+    def _pass_on(self, event: str, name: str, step: int | None, **what: object) -> None:
+        gatherer = self._gatherer
+        if gatherer is not None and self._session is not None:
+            at, epoch = gatherer.step if step is None else step, gatherer.passes.epoch
+            getattr(self._session.bus.hook, event)(name=name, **what, step=at, epoch=epoch)
 
     def _send(self, verb: str, metrics: dict[str, object], options: LogOptions) -> None:
         if self._skips is None or self._listeners is None:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from torchbus.plugin import Context, PluginError, UsageError, expect, hookimpl, warn
-from torchbus.trackers import Tracker, chosen_by_rank0
+from torchbus.trackers import Image, Tracker, chosen_by_rank0
 
 from torchbus_neptune.series import Run, Series, storable
 
@@ -142,6 +142,13 @@ class NeptuneLogger(Tracker):
             self._series.append(self.experiment, f"metrics/{name}", value, step)
         if epoch is not None:
             self._series.append(self.experiment, "metrics/epoch", epoch, step)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Append to a series of files; the client's format of pictures needs no other package."""
+        from neptune.types import File
+
+        picture = File.from_content(image.png(), extension="png")
+        self.experiment[f"images/{name}"].append(picture, step=step)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment["parameters"] = storable(values)

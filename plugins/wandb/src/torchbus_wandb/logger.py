@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context, UsageError, expect, hookimpl
-from torchbus.trackers import Tracker, chosen_by_rank0
+from torchbus.trackers import Histogram, Image, Tracker, chosen_by_rank0
 from torchbus.trackers.nothing import Nothing
 
 from torchbus_wandb.checkpoints import Checkpoints
@@ -138,6 +138,19 @@ class WandbLogger(Tracker):
         self.experiment.log(
             {**metrics, "step": step, **({} if epoch is None else {"epoch": epoch})}
         )
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        import wandb
+
+        self.experiment.log({name: wandb.Image(image.pixels().numpy()), "step": step})
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        import numpy
+        import wandb
+
+        both = numpy.asarray(histogram.counts), numpy.asarray(histogram.edges)
+        counted = wandb.Histogram(np_histogram=both)
+        self.experiment.log({name: counted, "step": step})
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.config.update(values, allow_val_change=True)

@@ -20,11 +20,16 @@ def new_name() -> str:
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
     """Write config.json, whole. Raises OSError, and then leaves what was there before."""
-    part = folder / "config.json.new"
+    write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole. Raises OSError, and then leaves what was there before."""
+    part = path.with_name(f"{path.name}.new")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(config, indent=1) + "\n")
-        os.replace(part, folder / "config.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        os.replace(part, path)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink()

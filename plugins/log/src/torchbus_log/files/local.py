@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from torchbus.plugin import Context, Redactor, expect, hookimpl, warn
-from torchbus.trackers import chosen_by_rank0, describe_run
+from torchbus.trackers import Image, Values, chosen_by_rank0, describe_run
 
-from torchbus_log.files.folder import JsonLines, new_name, write_config
+from torchbus_log.files.folder import JsonLines, new_name, write_config, write_whole
 from torchbus_log.files.patient import Patient
 
 DEFAULT_ROOT = "torchbus-logs"
+PICTURES = "media"
 
 
 class Local:
@@ -22,7 +24,8 @@ class Local:
 
     It has config.json, and for each rank metrics-rank0.jsonl and system-rank0.jsonl. Each line has
     "step", "epoch" (not before the first one), "time_s" since the session began, and the values by
-    name.
+    name. Rank 0 writes a line in media.jsonl for each histogram, and for each picture, which is a
+    PNG file in media/.
 
     If a record can't be written, training continues (see ``Patient``). The session warns, counts
     it, and tries again with the next record. The first line after a gap has "records_lost".
@@ -45,6 +48,8 @@ class Local:
         self._lock = threading.Lock()
         self._metrics: JsonLines | None = None
         self._system: JsonLines | None = None
+        self._media: JsonLines | None = None
+        self._pictures = 0
         self._disk: Patient | None = None
         self._has_warned = self._due = False
         self._redactor = Redactor()
@@ -58,6 +63,7 @@ class Local:
         self._disk = Patient("torchbus-local")
         self._metrics = JsonLines(folder / f"metrics-rank{session.rank}.jsonl")
         self._system = JsonLines(folder / f"system-rank{session.rank}.jsonl")
+        self._media = JsonLines(folder / "media.jsonl") if session.is_main else None
         session.on_close.callback(self._close)
         self._config = (
             {"name": folder.name, **describe_run(session), "hyperparams": self._hyperparams}
@@ -81,6 +87,26 @@ class Local:
         self._write(self._metrics, metrics, time.monotonic() - self._started_s)
         self._warn()
 
+    @hookimpl
+    def image_ready(self, name: str, image: Image, step: int) -> None:
+        """Rank 0 writes a PNG file, and then its line."""
+        if self._media is None or self.folder is None:
+            return
+        image.pixels()  # copied now: the loop may change the tensor
+        self._pictures += 1
+        place = f"{PICTURES}/{self._pictures:06}.png"
+        path, record = self.folder / place, {**self._now(step), "image": name, "file": place}
+        self._have_written(self._media, record, lambda: write_whole(path, image.png()))
+
+    @hookimpl
+    def histogram_ready(self, name: str, values: Values, step: int) -> None:
+        """Rank 0 writes a line."""
+        if self._media is not None:
+            found = values.counted()
+            counts, edges = found.counts, [found.edges[0], found.edges[-1]]
+            record = {"histogram": name, "counts": counts, "range": edges}
+            self._have_written(self._media, {**self._now(step), **record})
+
     @hookimpl(optionalhook=True)
     def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:
         self._write(self._system, metrics, time_s)
@@ -91,12 +117,26 @@ class Local:
             file, {"step": self._step, **epoch, "time_s": round(time_s, 3), **metrics}
         )
 
-    def _have_written(self, file: JsonLines | None, record: dict[str, object]) -> None:
+    def _now(self, step: int) -> dict[str, object]:
+        return {"step": step, "time_s": round(time.monotonic() - self._started_s, 3)}
+
+    def _have_written(
+        self,
+        file: JsonLines | None,
+        record: dict[str, object],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a line on the disk's thread, and what must be there ``before`` it."""
         if os.getpid() != self._pid:
             return  # this is a process that the loop has forked
+
+        def put(lost: int) -> bool:
+            before()
+            return self._put(file, record, lost)
+
         with self._lock:
             if self._disk is not None:
-                self._disk.write(lambda lost: self._put(file, record, lost))
+                self._disk.write(put)
 
     def _begin(self, lost: int) -> bool:
         """Create the folder. Runs on the disk's thread, as everything that follows there."""
@@ -140,7 +180,7 @@ class Local:
     def _close_files(self, lost: int) -> bool:
         with suppress(OSError):
             self._put(None, {}, lost)
-        for file in (self._metrics, self._system):
+        for file in (self._metrics, self._system, self._media):
             if file is not None:
                 file.close()
         return False

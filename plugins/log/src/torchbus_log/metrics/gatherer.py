@@ -118,6 +118,11 @@ class Gatherer:
         if self._point == self._steps.count > 0 or len(self.waiting) > LOCAL_VALUES_WAITING_AT_MOST:
             self._send_local()
 
+    @property
+    def step(self) -> int:
+        """The number of real steps so far."""
+        return self._steps.count
+
     # Where the loop is ---------------------------------------------------------------------------
 
     @hookimpl(trylast=True)

@@ -24,10 +24,10 @@ class Metric(Protocol):
     def reset(self) -> None: ...
 
 
-def check_name(name: object) -> str:
+def check_name(name: object, verb: str = "log") -> str:
     """Return a metric's name. Raises UsageError if it is no string, or empty."""
     if not isinstance(name, str) or not name:
-        raise UsageError(f"s.log({name!r}, ...): the name must be a string")
+        raise UsageError(f"s.{verb}({name!r}, ...): the name must be a string")
     return name
 
 

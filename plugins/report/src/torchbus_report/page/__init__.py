@@ -7,25 +7,13 @@ from collections import Counter
 
 from torchbus.plugin import html_page
 
-from torchbus_report.page import chart, configuration, curves, names
+from torchbus_report.page import chart, configuration, curves, media, names
 from torchbus_report.page.script import SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
-from torchbus_report.runs import summary
+from torchbus_report.page.table import chip, table
 from torchbus_report.runs.run import Run
 from torchbus_report.runs.showing import showable
 
-COLUMNS = (
-    "started",
-    "time",
-    "ranks",
-    "device",
-    "strategy",
-    "steps",
-    "epochs",
-    "loss",
-    "best loss",
-    "samples/s",
-)
 MOST_CHARTS = 300
 
 
@@ -34,8 +22,9 @@ def page(runs: list[Run]) -> str:
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     parts = [
         _header(title),
-        _runs(runs),
+        f"<section>{table(runs)}</section>",
         _charts(runs, system=False),
+        media.section(runs, lambda number: chip(number, runs[number].label) if runs[1:] else ""),
         _charts(runs, system=True),
         _configuration(runs),
     ]
@@ -48,43 +37,6 @@ def _header(title: str) -> str:
     return (
         f'<header><h1>{html.escape(title)}</h1><span class="quiet">torchbus report</span></header>'
     )
-
-
-def _runs(runs: list[Run]) -> str:
-    found = [summary.of(run) for run in runs]
-    columns = [column for column in COLUMNS if any(one.words()[column] for one in found)]
-    head = "".join(f"<th scope=col>{column}</th>" for column in columns)
-    rows = [
-        _run(run, number, one, columns, len(runs) > 1)
-        for number, (run, one) in enumerate(zip(runs, found, strict=True))
-    ]
-    table = (
-        '<table class="runs"><thead><tr><th'
-        f" scope=col>run</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
-    return f'<section><div class="wide">{table}</div></section>'
-
-
-def _run(run: Run, number: int, facts: summary.Summary, columns: list[str], several: bool) -> str:
-    cells = "".join(
-        f'<td data-head="{column}">{html.escape(facts.words()[column])}</td>' for column in columns
-    )
-    notes = f'<div class="bad">{html.escape("; ".join(facts.notes))}</div>' if facts.notes else ""
-    folder = (
-        f'<div class="quiet">{html.escape(showable(run.folder.name))}</div>'
-        if run.label != run.folder.name
-        else ""
-    )
-    label = _chip(number, run.label) if several else html.escape(run.label)
-    return f"<tr><th scope=row>{label}{folder}{notes}</th>{cells}</tr>"
-
-
-def _chip(number: int, label: str) -> str:
-    line = (
-        f'<svg viewBox="0 0 28 8" aria-hidden="true"><path class="{chart.color_class(number)}"'
-        ' d="M1 4H27"/></svg>'
-    )
-    return f'<span class="chip">{line}{html.escape(label)}</span>'
 
 
 def _charts(runs: list[Run], system: bool) -> str:
@@ -110,9 +62,14 @@ def _charts(runs: list[Run], system: bool) -> str:
 def _legend(runs: list[Run], system: bool) -> str:
     """A colour for each run, or for each rank of a single run."""
     ranks = list(runs[0].system) if system and len(runs) == 1 else []
-    chips = [_chip(rank, f"rank {rank}") for rank in ranks] if len(ranks) > 1 else []
+    named = {rank: f"rank {rank}" for rank in ranks} if len(ranks) > 1 else {}
     if len(runs) > 1:
-        chips = [_chip(number, run.label) for number, run in enumerate(runs)]
+        named = {number: run.label for number, run in enumerate(runs)}
+    chips = [
+        f'<button type="button" data-run="{number}" aria-pressed="true">{chip(number, label)}'
+        "</button>"
+        for number, label in named.items()
+    ]
     return f'<p class="legend">{"".join(chips)}</p>' if chips else ""
 
 
@@ -134,7 +91,7 @@ def _chart(name: str, runs: list[Run], system: bool) -> str:
 def _configuration(runs: list[Run]) -> str:
     repeated = Counter(run.label for run in runs)
     heads = [
-        _chip(number, run.label if repeated[run.label] == 1 else showable(run.folder.name))
+        chip(number, run.label if repeated[run.label] == 1 else showable(run.folder.name))
         for number, run in enumerate(runs)
     ]
     return f"<section><h2>Configuration</h2>{configuration.table(runs, heads)}</section>"

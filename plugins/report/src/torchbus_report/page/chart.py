@@ -41,13 +41,13 @@ def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> 
     curves = [curve for curve in curves if curve.known]
     across, up = _across(curves), _up(name, [value for curve in curves for value in curve.known])
     title = f"<b>{html.escape(names.title(name))}</b>"
-    lines = "".join(_curve(curve, across, up) for curve in curves)
+    lines = "".join(_curve(number, curve, across, up) for number, curve in enumerate(curves))
     return (
         f'<figure class="chart" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
         f"<figcaption>{title}{_unit(name, up)}{_lost(lost)}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
         f'aria-label="{html.escape(_spoken(name, curves))}">{_grid(across, up)}{lines}</svg>'
-        f"{_y_labels(up)}{_x_labels(across, axis)}</div></figure>"
+        f"{y_labels(up)}{_x_labels(across, axis)}</div></figure>"
     )
 
 
@@ -64,15 +64,16 @@ def _up(name: str, values: list[float]) -> Scale:
     return fit(values, from_zero=unit in FROM_ZERO, log=not unit)
 
 
-def _curve(curve: Series, across: Scale, up: Scale) -> str:
-    style = color_class(curve.color)
+def _curve(number: int, curve: Series, across: Scale, up: Scale) -> str:
+    """A curve, and its mean if it is rough. ``number`` is its place in the numbers of the hover."""
+    style, raw, mean = color_class(curve.color), f'data-y="{number}"', f'data-m="{number}"'
     if len(curve.known) == 1:
-        return _path(f"{style} dot", curve.points, across, up)
+        return _path(f"{style} dot", raw, curve.points, across, up)
     if curve.smoothed:
-        return _path(f"{style} raw", curve.points, across, up) + _path(
-            style, curve.smoothed, across, up
+        return _path(f"{style} raw", raw, curve.points, across, up) + _path(
+            style, mean, curve.smoothed, across, up
         )
-    return _path(style + (" faint" if curve.faint else ""), curve.points, across, up)
+    return _path(style + (" faint" if curve.faint else ""), raw, curve.points, across, up)
 
 
 def color_class(number: int) -> str:
@@ -80,7 +81,9 @@ def color_class(number: int) -> str:
     return f"c{number % COLORS} d{number % DASHES}"
 
 
-def _path(style: str, points: list[tuple[float, float]], across: Scale, up: Scale) -> str:
+def _path(
+    style: str, mark: str, points: list[tuple[float, float]], across: Scale, up: Scale
+) -> str:
     words, pen_up = [], True
     for x, y in points:
         if math.isnan(y):
@@ -91,7 +94,7 @@ def _path(style: str, points: list[tuple[float, float]], across: Scale, up: Scal
         )
         pen_up = False
     end = "h0" if len(words) == 1 else ""
-    return f'<path class="{style}" d="{"".join(words)}{end}"/>'
+    return f'<path class="{style}" {mark} d="{"".join(words)}{end}"/>'
 
 
 def _grid(across: Scale, up: Scale) -> str:
@@ -102,7 +105,7 @@ def _grid(across: Scale, up: Scale) -> str:
     return "".join(lines)
 
 
-def _y_labels(up: Scale) -> str:
+def y_labels(up: Scale) -> str:
     return "".join(
         f'<span class="y" style="top:{100 * (1 - up.place(tick)):.2f}%">{tick_text(tick)}</span>'
         for tick in up.ticks()
@@ -133,8 +136,10 @@ def _hover(curves: list[Series], across: Scale, up: Scale, axis: Axis, named: bo
         {
             "l": curve.label if named else "",
             "c": curve.color % COLORS,
+            "r": curve.color,
             "x": _rounded(curve.x),
             "y": [None if math.isnan(y) else float(f"{y:.6g}") for _, y in curve.points],
+            **({"m": _mean(curve)} if curve.smoothed else {}),
         }
         for curve in curves
     ]
@@ -147,6 +152,12 @@ def _hover(curves: list[Series], across: Scale, up: Scale, axis: Axis, named: bo
         "s": shown,
     }
     return html.escape(json.dumps(facts, separators=(",", ":"), ensure_ascii=False))
+
+
+def _mean(curve: Series) -> list[list[float]]:
+    """The points of the mean: all x, and all y."""
+    x, y = zip(*curve.smoothed, strict=True)
+    return [_rounded(list(x)), [float(f"{one:.6g}") for one in y]]
 
 
 def _rounded(values: list[float]) -> list[float]:

@@ -7,7 +7,8 @@ import json
 
 from torchbus_report.runs.run import Run
 
-SHOWN_ELSEWHERE = ("name",)
+SHOWN_ELSEWHERE = ("name", "started")
+MOST_COLUMNS = 8
 
 
 def flat(value: object, name: str = "") -> dict[str, str]:
@@ -21,6 +22,15 @@ def flat(value: object, name: str = "") -> dict[str, str]:
     if name == "command" and isinstance(value, list):
         return {name: " ".join(map(str, value))}
     return {name: value if isinstance(value, str) else json.dumps(value)} if name else {}
+
+
+def compared(runs: list[Run]) -> dict[str, list[str]]:
+    """Return the hyperparameters that differ between runs, by name: a text for each run."""
+    columns = [flat(run.config.get("hyperparams")) for run in runs]
+    keys = dict.fromkeys(key for column in columns for key in column)
+    found = {key: [column.get(key, "-") for column in columns] for key in keys}
+    differing = [key for key, texts in found.items() if len(set(texts)) > 1]
+    return {key: found[key] for key in differing[:MOST_COLUMNS]}
 
 
 def table(runs: list[Run], heads: list[str]) -> str:

@@ -60,6 +60,19 @@ path.dot{stroke-width:7}
 .tip{position:absolute;z-index:2;top:4px;background:var(--ground);border:1px solid var(--line);border-radius:6px;padding:6px 9px;font-size:13px;
 pointer-events:none;box-shadow:0 2px 10px #0003;font-variant-numeric:tabular-nums;max-width:min(320px,80%);overflow-wrap:anywhere}
 .tip i{display:inline-block;width:9px;height:9px;border-radius:50%;background:var(--c);margin-right:6px}
+button{font:inherit;font-size:13px;color:var(--quiet);background:none;border:1px solid transparent;border-radius:6px;padding:1px 6px;cursor:pointer}
+button:hover{border-color:var(--line)}
+.legend button{font-size:14px;color:var(--text);padding:2px 4px;margin-right:8px}
+.legend .chip{margin-right:0}
+.legend [aria-pressed=false]{opacity:.4;text-decoration:line-through}
+.tools{float:right}
+.tools [aria-pressed=true]{color:var(--text);border-color:var(--line)}
+.zoomed svg{overflow:hidden}
+.chosen{position:absolute;top:0;bottom:0;background:var(--c0);opacity:.15;pointer-events:none}
+svg.heat rect{fill:var(--c)}
+.pictures img{display:block;width:100%;max-height:340px;object-fit:contain;image-rendering:pixelated}
+.pictures img[hidden]{display:none}
+.pictures input{width:100%;margin:8px 0 0}
 @media (max-width:900px){
 .runs,.runs tbody,.runs tr,.runs th{display:block}
 .runs thead{display:none}

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from torchbus.plugin import Redactor
 
-from torchbus_report.runs import files
+from torchbus_report.runs import files, media
 from torchbus_report.runs.files import Unreadable
 from torchbus_report.runs.run import Lines, Point, Run
 from torchbus_report.runs.showing import showable, shown
@@ -29,7 +29,8 @@ def read(folder: Path) -> Run:
     """Read all that can be read in a run's folder. Nothing is required, and nothing is an error."""
     try:
         config, error = _config(folder)
-        return Run(folder, config, _by_rank(folder, "metrics"), _by_rank(folder, "system"), error)
+        metrics, system = _by_rank(folder, "metrics"), _by_rank(folder, "system")
+        return Run(folder, config, metrics, system, error, media.read(folder))
     except Exception as error:  # one bad folder must not hide the others
         return Run(
             folder, {}, {}, {}, f"can't be read: {showable(f'{type(error).__name__}: {error}')}"

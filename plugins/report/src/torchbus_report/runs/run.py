@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchbus_report.runs.media import Media
 from torchbus_report.runs.showing import showable
 
 LONGEST_LABEL = 100
@@ -51,6 +52,7 @@ class Run:
     metrics: dict[int, Lines]
     system: dict[int, Lines]
     config_error: str = ""
+    media: Media = field(default_factory=Media)
 
     @property
     def label(self) -> str:

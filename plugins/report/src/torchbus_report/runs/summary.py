@@ -94,6 +94,7 @@ def notes(run: Run) -> list[str]:
     found += list(dict.fromkeys(lines.problem for lines in run.files if lines.problem))[
         :MOST_PROBLEMS
     ]
+    found += [run.media.problem] if run.media.problem else []
     lost = sum(lines.lost for lines in run.files)
     found += [f"{lost} record{'s' if lost > 1 else ''} could not be written"] if lost > 0 else []
     return found + (

@@ -1,0 +1,143 @@
+"""Pictures and histograms on the page: the last of each at first, earlier ones by a slider."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from torchbus_report.page import chart
+from torchbus_report.page.scale import Scale, fit
+from torchbus_report.runs.media import Distribution, Picture
+from torchbus_report.runs.run import Run
+
+MOST_OF_A_NAME, MOST_FIGURES = 12, 60
+MOST_COLUMNS, ROWS = 40, 32
+FAINTEST = 0.02
+Thing = TypeVar("Thing", Picture, Distribution)
+Heading = Callable[[int], str]
+"""What names a run, by its number; "" on a page of one run."""
+
+
+def section(runs: list[Run], heading: Heading) -> str:
+    """Return the section, or "" if no run has logged such things."""
+    figures = [
+        figure
+        for name in _names(runs)
+        for number, run in enumerate(runs)
+        for figure in (
+            _pictures(run, _of(name, run.media.pictures), heading(number)),
+            _histograms(_of(name, run.media.histograms), heading(number), number),
+        )
+        if figure
+    ]
+    if not figures:
+        return ""
+    left = len(figures) - MOST_FIGURES
+    more = f'<p class="quiet">{left} more are not shown.</p>' if left > 0 else ""
+    return (
+        '<section><h2>Pictures and histograms <span class="quiet">of rank 0</span></h2><div'
+        f' class="charts">{"".join(figures[:MOST_FIGURES])}</div>{more}</section>'
+    )
+
+
+def spread(things: list[Thing], most: int) -> list[Thing]:
+    """Return at most so many, the first and the last among them, evenly."""
+    if len(things) <= most:
+        return things
+    return [things[round(number * (len(things) - 1) / (most - 1))] for number in range(most)]
+
+
+def _names(runs: list[Run]) -> list[str]:
+    pictures = [one.name for run in runs for one in run.media.pictures]
+    return list(
+        dict.fromkeys(pictures + [one.name for run in runs for one in run.media.histograms])
+    )
+
+
+def _of(name: str, things: Iterable[Thing]) -> list[Thing]:
+    return sorted((one for one in things if one.name == name), key=lambda one: one.step)
+
+
+def _pictures(run: Run, pictures: list[Picture], heading: str) -> str:
+    found = [
+        (one, content)
+        for one in spread(pictures, MOST_OF_A_NAME)
+        if (content := one.content(run.folder)) is not None
+    ]
+    if not found:
+        return ""
+    last = len(found) - 1
+    frames = "".join(
+        f'<img alt="{html.escape(one.name)}, step {one.step}" data-step="{one.step}"'
+        f'{"" if number == last else " hidden"} src="data:image/png;base64,{_encoded(content)}">'
+        for number, (one, content) in enumerate(found)
+    )
+    slider = (
+        f'<input type="range" min="0" max="{last}" value="{last}" hidden'
+        f' aria-label="step of {html.escape(found[0][0].name)}">'
+        if last
+        else ""
+    )
+    return (
+        f'<figure class="chart pictures"><figcaption>{_title(found[0][0], heading)}'
+        f' <span class="unit">step <output>{found[-1][0].step}</output></span></figcaption>'
+        f"{frames}{slider}</figure>"
+    )
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _title(one: Picture | Distribution, heading: str) -> str:
+    return f"<b>{html.escape(one.name)}</b>{f' {heading}' if heading else ''}"
+
+
+def _histograms(found: list[Distribution], heading: str, color: int) -> str:
+    """A column for each step; the darker a cell, the larger its part of the values."""
+    if not found:
+        return ""
+    shown = spread(found, MOST_COLUMNS)
+    up = fit([end for one in shown for end in (one.low, one.high)])
+    width = chart.SIZE / len(shown)
+    cells = "".join(_column(one, up, number * width, width) for number, one in enumerate(shown))
+    across = Scale(shown[0].step, max(shown[-1].step, shown[0].step + 1))
+    ends = "".join(
+        f'<span class="x" style="left:{place}%">{step}</span>'
+        for place, step in ((0, shown[0].step), (100, shown[-1].step))
+    )
+    told = f"{found[0].name}: steps {across.low:g} to {shown[-1].step}"
+    return (
+        f'<figure class="chart"><figcaption>{_title(found[0], heading)}</figcaption>'
+        f'<div class="plot"><svg class="heat c{color % chart.COLORS}" viewBox="0 0 {chart.SIZE}'
+        f' {chart.SIZE}" preserveAspectRatio="none" role="img" aria-label="{html.escape(told)}">'
+        f"{cells}</svg>{chart.y_labels(up)}{ends}</div></figure>"
+    )
+
+
+def _column(one: Distribution, up: Scale, left: float, width: float) -> str:
+    parts = density(one, up.low, up.high)
+    most = max(parts) or 1.0
+    height = chart.SIZE / ROWS
+    return "".join(
+        f'<rect x="{left:.0f}" y="{chart.SIZE - (row + 1) * height:.0f}" width="{width + 1:.0f}"'
+        f' height="{height + 1:.0f}" opacity="{part / most:.2f}"/>'
+        for row, part in enumerate(parts)
+        if part / most >= FAINTEST
+    )
+
+
+def density(one: Distribution, low: float, high: float) -> list[float]:
+    """Share the counts out to ``ROWS`` equal rows between two values, by how far they overlap."""
+    rows = [0.0] * ROWS
+    size, row_size = (one.high - one.low) / len(one.counts), (high - low) / ROWS
+    for number, count in enumerate(one.counts):
+        begin = one.low + number * size
+        first = max(0, int((begin - low) / row_size))
+        for row in range(first, min(ROWS, int((begin + size - low) / row_size) + 1)):
+            top, bottom = low + (row + 1) * row_size, low + row * row_size
+            shared = min(top, begin + size) - max(bottom, begin)
+            rows[row] += count * max(shared, 0.0) / size
+    return rows

@@ -1,0 +1,81 @@
+"""The table of runs: facts, results, and the hyperparameters in which they differ."""
+
+from __future__ import annotations
+
+import html
+
+from torchbus_report.page import chart, configuration, curves
+from torchbus_report.runs import summary
+from torchbus_report.runs.run import Run
+from torchbus_report.runs.showing import showable
+
+COLUMNS = (
+    "started",
+    "time",
+    "ranks",
+    "device",
+    "strategy",
+    "steps",
+    "epochs",
+    "loss",
+    "best loss",
+    "samples/s",
+)
+
+
+def table(runs: list[Run]) -> str:
+    """Return a row for each run."""
+    found = [summary.of(run) for run in runs]
+    cells = [
+        one.words() | {"best loss": best_loss(run)} for run, one in zip(runs, found, strict=True)
+    ]
+    columns = [column for column in COLUMNS if any(one[column] for one in cells)]
+    for name, texts in configuration.compared(runs).items():
+        columns.append(name)
+        cells = [one | {name: text} for one, text in zip(cells, texts, strict=True)]
+    head = "".join(f"<th scope=col>{html.escape(column)}</th>" for column in columns)
+    rows = [
+        _row(
+            run,
+            chip(number, run.label) if runs[1:] else html.escape(run.label),
+            found[number].notes,
+            {name: cells[number][name] for name in columns},
+        )
+        for number, run in enumerate(runs)
+    ]
+    return (
+        '<div class="wide"><table class="runs"><thead><tr><th scope=col>run</th>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _row(run: Run, label: str, notes: list[str], cells: dict[str, str]) -> str:
+    told = f'<div class="bad">{html.escape("; ".join(notes))}</div>' if notes else ""
+    folder = (
+        f'<div class="quiet">{html.escape(showable(run.folder.name))}</div>'
+        if run.label != run.folder.name
+        else ""
+    )
+    texts = "".join(
+        f'<td data-head="{html.escape(column)}">{html.escape(text)}</td>'
+        for column, text in cells.items()
+    )
+    return f"<tr><th scope=row>{label}{folder}{told}</th>{texts}</tr>"
+
+
+def best_loss(run: Run) -> str:
+    """Return the smallest loss, of the mean over some steps if the curve is drawn as one."""
+    found = curves.training([run], "loss")
+    if not found or not found[0].known:
+        return ""
+    mean = [y for _, y in found[0].smoothed]
+    return summary.short(min(mean or found[0].known)) + (" (mean)" if mean else "")
+
+
+def chip(number: int, label: str) -> str:
+    """Return a run's line, as it is drawn, and its label."""
+    line = (
+        f'<svg viewBox="0 0 28 8" aria-hidden="true"><path class="{chart.color_class(number)}"'
+        ' d="M1 4H27"/></svg>'
+    )
+    return f'<span class="chip">{line}{html.escape(label)}</span>'
