@@ -43,3 +43,10 @@ class Plugin:
     """For samplers: the script's own batch is the global one, of which each rank takes
     its share.
     """
+
+    hears_trials: bool = True
+    """Whether it hears events of a trial (``session.trial()``), of which nothing is to remain.
+
+    False for plugins that count, keep or show the course of the training. Others that hear it may
+    have ``state_dict`` and ``load_state_dict``: their state is put back at the end.
+    """

@@ -162,6 +162,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "shard": "torchbus-sampler",
         "effective_batch_size": "torchbus-scale",
         "find_batch_size": "torchbus-scale",
+        "find_lr": "torchbus-scale",
     },
     "event": {
         "end_epochs": "torchbus-checkpoint",

@@ -45,6 +45,7 @@ class Finetune:
     """
 
     owns = ("frozen modules",)
+    hears_trials = False
 
     def __init__(
         self,
