@@ -75,7 +75,7 @@ class Context(Fed):
         """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
         each rank.
         """
-        self.options = {**words, **options}
+        self.options: Mapping[str, Any] = {**words, **options}
         self._register(plugins, words, options)
 
     def _register(
