@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus import session
-from torchbus.errors import UsageError
+from torchbus import hookimpl, session
+from torchbus.errors import Unsupported, UsageError
 
 from torchbus_finetune import Finetune
 
@@ -90,6 +90,28 @@ def test_epochs_that_nobody_tells_of():
 def test_a_rate_for_parameters_that_the_optimizer_has():
     assert "unfreeze_lr=0.1: the optimizers have all parameters already" in refusal(
         {"backbone": 2}, unfreeze_lr=0.1
+    )
+
+
+class Flat:
+    """A strategy that makes flat copies once."""
+
+    unfreezes = False
+
+    @hookimpl
+    def explain_lines(self):
+        return None
+
+
+def test_a_strategy_that_trains_only_what_was_not_frozen():
+    with (
+        pytest.raises(Unsupported) as refused,
+        session(Flat(), strategy=None, unfreeze={"backbone": 2}),
+    ):
+        raise AssertionError("the loop must not run")
+    assert str(refused.value) == (
+        "unfreeze=... with strategy=None: it trains only parameters that are not frozen at the"
+        " first forward. Use strategy='ddp' or 'fsdp'"
     )
 
 

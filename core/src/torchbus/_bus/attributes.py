@@ -39,6 +39,9 @@ class Plugin:
     there.
     """
 
+    unfreezes: bool = True
+    """For strategies: parameters that are frozen at the first forward may be unfrozen later."""
+
     divides_own_batch: bool = False
     """For samplers: the script's own batch is the global one, of which each rank takes
     its share.

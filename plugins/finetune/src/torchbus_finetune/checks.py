@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch.nn import Module
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_finetune import names
 from torchbus_finetune.frozen import FrozenModels
@@ -44,6 +44,15 @@ class FirstBackward:
         refuse_unknown(self._schedule, self._frozen)
         if self._problem():
             raise UsageError(self._problem())
+
+
+def refuse_strategy(session: Context) -> None:
+    """Raise Unsupported under a strategy whose parameters stay frozen, if they ever were."""
+    if not all(getattr(plugin, "unfreezes", True) for _, plugin in session.bus.plugins()):
+        raise Unsupported(
+            f"unfreeze=... with strategy={session.options['strategy']!r}: it trains only parameters"
+            " that are not frozen at the first forward. Use strategy='ddp' or 'fsdp'"
+        )
 
 
 def refuse_unknown(schedule: Schedule, frozen: FrozenModels) -> None:

@@ -68,6 +68,7 @@ class Finetune:
         self._session = session
         self._steps = session.steps.follow()
         if self._schedule:
+            checks.refuse_strategy(session)
             first = checks.FirstBackward(session, self._schedule, self._frozen, self._problem)
             session.bus.register(first, "finetune.first_backward")
 
