@@ -199,16 +199,24 @@ def _type_variables(module: ast.Module) -> set[str]:
 
 
 def _head(imports: set[Import]) -> str:
-    """Import statements: Python's own modules, a blank line, and others."""
-    blocks: dict[bool, list[str]] = {False: [], True: []}
+    """Import statements, with blank lines between Python's own modules, others, and packages of
+    this repository.
+    """
+    blocks: dict[str, list[str]] = {"python": [], "others": [], "torchbus": []}
     plain = sorted(module for module, name in imports if not name)
     for module in [*plain, *sorted({module for module, name in imports if name})]:
         names = sorted(name for owner, name in imports if owner == module and name)
-        strange = module.partition(".")[0] not in sys.stdlib_module_names
-        is_plain = module in plain and f"import {module}" not in blocks[strange]
+        block = blocks[_origin(module.partition(".")[0])]
+        is_plain = module in plain and f"import {module}" not in block
         line = f"import {module}" if is_plain else f"from {module} import {', '.join(names)}"
-        blocks[strange].append(line)
+        block.append(line)
     return "\n\n".join("\n".join(lines) for lines in blocks.values() if lines) + "\n"
+
+
+def _origin(package: str) -> str:
+    if package in sys.stdlib_module_names:
+        return "python"
+    return "torchbus" if package.startswith("torchbus") else "others"
 
 
 def options() -> str:

@@ -34,6 +34,8 @@ WITHOUT_MAIN = {
     "early_stop_mode": ("min", "early_stop"),
     "min_delta": (0.0, "early_stop"),
     "patience": (3, "early_stop"),
+    "freeze_batchnorm": (True, "unfreeze"),
+    "unfreeze_lr": (0.1, "unfreeze"),
     "gradient_clip_algorithm": ("norm", "gradient_clip_val"),
     "warmup_steps": (0, "scale_lr"),
 }
@@ -60,6 +62,7 @@ EXPLAINED = {
     "progress": (True, "a line on stderr"),
     "scale_lr": ("linear", "learning rates x 1"),
     "schedule_free": (True, "train() and eval() are called as those of their models"),
+    "unfreeze": ({"backbone": 100}, "backbone: frozen until step 100"),
     "swa_start": (3, "the mean of all values after step 3"),
     "verify_every": (1000, "verify_every: one rank, nothing to compare"),
 }

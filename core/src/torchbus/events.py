@@ -7,6 +7,7 @@
         s.log_hyperparams(config)              # hyperparameters
         model = Net()
         optimizer = SGD(model.parameters())    # own_tensors, parameters_added
+        s.load(path)                           # before_restore, also as a run resumes by itself
         for epoch in s.epochs(10):             # end_epochs
             model.train()                      # mode_changed
             for x, y in loader:                # skip_pass, optimizer_ready
@@ -37,8 +38,8 @@ any subset of the arguments. Every rank sends every event, unless the event says
 marked *hot* are called from a flat tuple of functions, compiled when a plugin comes or goes.
 
 Packages declare some of these events: torchbus-log those of ``s.log``, torchbus-gpu
-``system_metrics``, torchbus-checkpoint ``end_epochs``. If a plugin must also work without such a
-package, mark its listener ``hookimpl(optionalhook=True)``.
+``system_metrics``, torchbus-checkpoint ``end_epochs`` and ``before_restore``. If a plugin must also
+work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
 """
 
 from __future__ import annotations

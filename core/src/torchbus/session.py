@@ -56,6 +56,8 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
             is safe, else script.
         logger: "local" or True, another installed logger, a logger object, or a list of them.
         capture: False: act only on what is given to ``adopt``.
+        seed: seeds the random numbers of torch on all devices, Python and NumPy at the beginning of
+            the block, on all ranks alike.
         prefetch: on an accelerator, 1 copies the next batch beside a step; 0 does not.
         verbose: print ``explain()`` at the end of the first epoch.
         print_all_ranks: let every rank print, each line with its rank.
@@ -79,6 +81,7 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
         launch: typing.Literal["auto", "script", "fork", "spawn"] = "auto",
         logger: LoggerName | MoreLoggers | bool | Plugin | list[LoggerName | Plugin] | None = None,
         capture: bool = True,
+        seed: int | None = None,
         prefetch: int = 1,
         verbose: bool = False,
         print_all_ranks: bool = False,

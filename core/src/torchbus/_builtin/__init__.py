@@ -11,6 +11,7 @@ from torchbus._builtin import optimizers_ready
 from torchbus._builtin.between_runs import RestBetweenRuns
 from torchbus._builtin.models_to_device import ModelsToDevice
 from torchbus._builtin.printing import Rank0Prints
+from torchbus._builtin.seeds import Seeds
 from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._builtin.verbose import ExplainFirstEpoch
 from torchbus._files.folders import SharedFolders
@@ -25,6 +26,8 @@ def standard_plugins(session: Context) -> list[object]:
     """Return the built-in plugins that this session needs."""
     optimizers_ready.on_demand(session)
     plugins: list[object] = []
+    if isinstance(session.options["seed"], int):
+        plugins.append(Seeds(session.options["seed"]))
     if session.device.type != "cpu":
         plugins.append(BatchesToDevice(session))
     if session.device.type != "cpu" and (session.world_size > 1 or _was_asked_for(session)):

@@ -20,6 +20,8 @@ class ExplainFirstEpoch:
     the latest when the session ends.
     """
 
+    hears_trials = False
+
     def __init__(self, session: Context) -> None:
         self._session = session
         self._trained = False

@@ -39,7 +39,17 @@ class Plugin:
     there.
     """
 
+    unfreezes: bool = True
+    """For strategies: parameters that are frozen at the first forward may be unfrozen later."""
+
     divides_own_batch: bool = False
     """For samplers: the script's own batch is the global one, of which each rank takes
     its share.
+    """
+
+    hears_trials: bool = True
+    """Whether it hears events of a trial (``session.trial()``), of which nothing is to remain.
+
+    False for plugins that count, keep or show the course of the training. Others that hear it may
+    have ``state_dict`` and ``load_state_dict``: their state is put back at the end.
     """

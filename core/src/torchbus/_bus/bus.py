@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ import pluggy
 
 from torchbus._bus import discovery
 from torchbus._bus.catalog import DISTRIBUTIONS
-from torchbus._bus.listeners import Compiled, by_position
+from torchbus._bus.listeners import Compiled, Muted, by_position
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
 
 
@@ -33,6 +34,7 @@ class Bus:
         self._manager.add_hookspecs(declared)
         self.hook = self._manager.hook
         self._compiled = Compiled(self.hook)
+        self._muted = Muted(self._manager, self._name_errors)
         self.listeners, self.release = self._compiled.listeners, self._compiled.release
         self.on_change: list[Callable[[], object]] = [self._compiled.refresh]
         """Called whenever a plugin has come or gone."""
@@ -146,11 +148,18 @@ class Bus:
 
     def plugins(self) -> list[tuple[str, object]]:
         """Active plugins with their names, in order of registration."""
-        return [
-            (name, plugin)
-            for name, plugin in self._manager.list_name_plugin()
-            if plugin is not None
-        ]
+        return self._muted.there()
+
+    @contextmanager
+    def muted(self, plugins: list[object]) -> Iterator[None]:
+        """Inside, these plugins hear no event. They stay active, and in their place."""
+        self._muted.take(plugins)
+        self._tell_of_change()
+        try:
+            yield
+        finally:
+            self._muted.give_back()
+            self._tell_of_change()
 
     def heard(self, event: str) -> bool:
         """Whether somebody listens to the event."""

@@ -1,4 +1,4 @@
-"""The bus calls hot events from flat tuples of functions, and keeps these up to date."""
+"""Who listens: hot events are called from flat tuples of functions, which are kept up to date."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from weakref import WeakSet
 import pluggy
 
 Function = Callable[..., Any]
+Named = tuple[str, object]
 
 
 class Listeners:
@@ -72,3 +73,41 @@ def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
         only = picked[0]
         return lambda *arguments: function(arguments[only])
     return lambda *arguments: function(*[arguments[i] for i in picked])
+
+
+class Muted:
+    """Takes plugins from a manager, and puts them back where they were in the order of calls.
+
+    ``registered``: called with each plugin that is in the manager anew.
+    """
+
+    def __init__(
+        self, manager: pluggy.PluginManager, registered: Callable[[object], object]
+    ) -> None:
+        self._manager = manager
+        self._registered = registered
+        self._before: list[Named] = []
+        self._silent: list[object] = []
+
+    def there(self) -> list[Named]:
+        """All plugins in the order of registration, those that hear nothing too."""
+        found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
+        kept = [pair for pair in self._before if pair in found or pair[1] in self._silent]
+        return [*kept, *(pair for pair in found if pair not in self._before)]
+
+    def take(self, plugins: list[object]) -> None:
+        """Let these hear nothing."""
+        self._before = self.there()
+        self._silent = list(plugins)
+        for one in plugins:
+            self._manager.unregister(one)
+
+    def give_back(self) -> None:
+        """Let all hear again, in their old order. Those that came meanwhile stay the last."""
+        order = self.there()
+        for one in self._manager.get_plugins():
+            self._manager.unregister(one)
+        self._before, self._silent = [], []
+        for name, one in order:
+            self._manager.register(one, name)
+            self._registered(one)

@@ -15,6 +15,7 @@ CORE_OPTIONS = (
     "launch",
     "logger",
     "capture",
+    "seed",
     "prefetch",
     "verbose",
     "print_all_ranks",
@@ -46,6 +47,11 @@ def check(given: dict[str, Any]) -> None:
         raise UsageError(
             f"prefetch={given['prefetch']}: it must be 0 or 1, the number of batches that are moved"
             " to the device ahead"
+        )
+    expect("seed", given["seed"], (int, type(None)), "a whole number from 0 to 4294967295")
+    if given["seed"] is not None and not 0 <= given["seed"] < 2**32:
+        raise UsageError(
+            f"seed={given['seed']}: it must be from 0 to 4294967295, as NumPy takes no other"
         )
     if given["num_nodes"] < 1:
         raise UsageError(f"num_nodes={given['num_nodes']}: there must be at least one")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchbus._session import active
 from torchbus._session.notices import Mark
@@ -29,7 +29,7 @@ class Entered(active.Running, Protocol):
     adopted: Adopted
     random: RandomStreams
     on_close: ExitStack
-    options: Mapping[str, object]
+    options: Mapping[str, Any]
 
     @property
     def job(self) -> Job | None: ...

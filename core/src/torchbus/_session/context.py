@@ -75,7 +75,7 @@ class Context(Fed):
         """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
         each rank.
         """
-        self.options = {**words, **options}
+        self.options: Mapping[str, Any] = {**words, **options}
         self._register(plugins, words, options)
 
     def _register(
@@ -183,6 +183,26 @@ class Context(Fed):
             yield
         finally:
             self.gathers_states = before
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Inside, the loop tries something: nothing of it counts, or is kept or shown.
+
+        Plugins with ``hears_trials = False`` hear nothing. At the end the random numbers and the
+        states of all others are put back. Models and optimizers are the caller's.
+        """
+        plugins: list[Any] = [one for _, one in self.bus.plugins()]
+        hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
+        silent = [one for one in plugins if not getattr(one, "hears_trials", True)]
+        states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
+        drawn = self.random.state()
+        with self.bus.muted(silent):
+            try:
+                yield
+            finally:
+                for one, state in states:
+                    one.load_state_dict(state)
+                self.random.load(drawn)
 
     def replace(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
         """Replace ``owner.name`` by ``make(original)`` until the end of the block.

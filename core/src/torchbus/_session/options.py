@@ -73,6 +73,7 @@ class KnownOptions(MoreOptions, total=False):
     every_n_epochs: int | None
     every_n_steps: int | None
     forward_methods: tuple[str, ...]
+    freeze_batchnorm: bool
     gpu_monitor: bool
     gradient_algorithm: typing.Literal[
         "allreduce",
@@ -130,5 +131,7 @@ class KnownOptions(MoreOptions, total=False):
     sync_loss: bool
     time_limit: str | datetime.timedelta | None
     tp: int | None
+    unfreeze: collections.abc.Mapping[str, int | str] | None
+    unfreeze_lr: float
     verify_every: int
     warmup_steps: int

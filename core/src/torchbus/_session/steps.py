@@ -22,6 +22,8 @@ class Steps:
     counted.
     """
 
+    hears_trials = False
+
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._follows = False

@@ -12,6 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from torchbus_scale.rates import LearningRates
 
 Thing = TypeVar("Thing")
 
@@ -186,5 +189,32 @@ class KnownVerbs:
         It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a
         forward and a backward, which synchronises nothing. The loop clears the gradients. All ranks
         call it. With several ranks it needs torchbus-accumulate.
+        """
+        raise NotImplementedError
+
+    def find_lr(
+        self,
+        function: Callable[[object], object],
+        optimizer: Optimizer,
+        loader: DataLoader[object],
+        *,
+        min_lr: float = 1e-07,
+        max_lr: float = 10.0,
+        steps: int = 100,
+    ) -> LearningRates:
+        """The learning-rate range test: a real step at each rate, from the smallest to the largest.
+
+        ``function`` does what the loop does with one batch, with forward, backward and
+        ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
+        The test stops once the smoothed loss is four times its best. Then, and after an error, all
+        is put back bit for bit: models, optimizers, scalers, random numbers, and the generators of
+        the loader. All ranks call it.
+
+        Raises:
+            UsageError: the rates, the number of steps or the function can't be right, or a window
+                of accumulation is open.
+
+        Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
+        https://arxiv.org/abs/1506.01186
         """
         raise NotImplementedError

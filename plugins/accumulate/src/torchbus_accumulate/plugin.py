@@ -43,6 +43,11 @@ class Accumulate:
         """Batches per step in the first epoch."""
         return self.schedule[0]
 
+    @property
+    def window_is_open(self) -> bool:
+        """Whether gradients wait for a later batch, or nothing is synchronised now."""
+        return self._local > 0 or (self._windows is not None and self._windows.has_begun_one)
+
     # Events --------------------------------------------------------------------------------------
 
     @hookimpl

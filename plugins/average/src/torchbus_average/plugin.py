@@ -41,6 +41,7 @@ class Average:
 
     owns = ("average of the weights",)
     verbs = ("averaged",)
+    hears_trials = False
 
     def __init__(
         self,

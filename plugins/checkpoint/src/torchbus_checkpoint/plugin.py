@@ -75,6 +75,7 @@ class Checkpoint:
     owns = ("checkpoints",)
     verbs = ("save", "load", "register", "epochs")
     declares_events = events
+    hears_trials = False
 
     def __init__(
         self,
@@ -229,8 +230,6 @@ class Checkpoint:
                 f"s.load({str(path)!r}): this session is resuming from {self._resume.found} already"
             )
         self._resume.load(Path(path).absolute(), self._steps.count)
-
-    # Inside --------------------------------------------------------------------------------------
 
     def _boundary(self, iterator: LoaderIterator | None) -> None:
         if self._automatic is not None and self._resume.pending is None:

@@ -58,6 +58,7 @@ class DeepSpeed(Strategy):
     """
 
     name = "deepspeed"
+    unfreezes = False
     stage: ClassVar[int | None] = None
     """The ZeRO stage; None: the config says it."""
     offload: ClassVar[bool] = False

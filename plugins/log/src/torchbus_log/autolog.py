@@ -26,6 +26,8 @@ class Autolog:
     Nothing is reduced here: with ``strategy="ddp"``, backward makes the loss the mean over ranks.
     """
 
+    hears_trials = False
+
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
         self._loss: Tensor | None = None

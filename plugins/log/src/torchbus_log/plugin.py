@@ -39,6 +39,7 @@ class Log:
         autolog: log loss, learning rates, gradient norm, samples per second and step time as well.
     """
 
+    hears_trials = False
     owns = ("log",)
     verbs = ("log", "log_dict", "log_image", "log_histogram", "log_hyperparams")
     declares_events = events

@@ -49,6 +49,8 @@ def _nothing() -> None:
 class Listener:
     """Draws at most as often as the output wants. Drawing takes at most 1 % of the time."""
 
+    hears_trials = False
+
     def __init__(self, output: Output, steps: Steps) -> None:
         self._output = output
         self._passes = Passes()

@@ -11,10 +11,17 @@ from typing import Literal
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, needs
 
+from torchbus_scale import range_test, rates
+from torchbus_scale.groups import (
+    batch_size_of,
+    parts_of_step,
+    refuse_without_rate,
+    scale_rates,
+)
+from torchbus_scale.rates import LearningRates
 from torchbus_scale.search import search
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
@@ -32,14 +39,16 @@ class Scale:
         warmup_steps: real steps over which the rate grows from the script's own to the scaled one.
 
     ``s.effective_batch_size`` is the number of samples behind one real step.
-    ``s.find_batch_size(function, start)`` finds the largest batch size that fits. ``state_dict()``
+    ``s.find_batch_size(function, start)`` finds the largest batch size that fits.
+    ``s.find_lr(function, optimizer, loader)`` tries learning rates. ``state_dict()``
     and ``load_state_dict(state)`` are for checkpoints.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017.
     """
 
     owns = ("learning rate scale",)
-    verbs = ("effective_batch_size", "find_batch_size")
+    verbs = ("effective_batch_size", "find_batch_size", "find_lr")
+    hears_trials = False
 
     def __init__(
         self, scale_lr: Literal["linear", "sqrt"] | None = None, warmup_steps: int = 0
@@ -180,6 +189,37 @@ class Scale:
         finally:
             self._searching = False
 
+    def find_lr(
+        self,
+        function: Callable[[object], object],
+        optimizer: Optimizer,
+        loader: DataLoader[object],
+        *,
+        min_lr: float = 1e-7,
+        max_lr: float = 10.0,
+        steps: int = 100,
+    ) -> LearningRates:
+        """The learning-rate range test: a real step at each rate, from the smallest to the largest.
+
+        ``function`` does what the loop does with one batch, with forward, backward and
+        ``optimizer.step()``, and returns the loss. Other groups keep their ratio to the first one.
+        The test stops once the smoothed loss is four times its best. Then, and after an error, all
+        is put back bit for bit: models, optimizers, scalers, random numbers, and the generators of
+        the loader. All ranks call it.
+
+        Raises:
+            UsageError: the rates, the number of steps or the function can't be right, or a window
+                of accumulation is open.
+
+        Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
+        https://arxiv.org/abs/1506.01186
+        """
+        assert self._session is not None
+        rates.check(min_lr, max_lr, steps)
+        range_test.check(self._session, function, optimizer, loader)
+        tried = (float(min_lr), float(max_lr), steps)
+        return range_test.run(self._session, function, optimizer, loader, tried)
+
     def _arithmetic(self) -> str:
         return (
             f"{self._batch_size} x {self._parts} ranks x {self._batches // self._parts} accumulated"
@@ -202,41 +242,3 @@ class Scale:
                 f" step){warm}{size}"
             ]
         }
-
-
-def refuse_without_rate(optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer that has no rate to scale, or finds its own."""
-    if not all(
-        isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups
-    ):
-        raise UsageError(
-            f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that"
-            " could be scaled; leave scale_lr out, or give it one"
-        )
-
-
-def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
-    """Scale the rates of the groups from number ``done`` on, and those of existing schedulers."""
-    for group in optimizer.param_groups[done:]:
-        for name in ("lr", "initial_lr"):
-            if name in group:
-                group[name] = group[name] * factor
-    if not done:
-        for scheduler in inventory.alive(LRScheduler):
-            if scheduler.optimizer is optimizer:
-                scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
-
-
-def parts_of_step(session: Context) -> int:
-    """How many of the script's batches the ranks take in one step.
-
-    One, if they divide the script's own batch, or compute it together.
-    """
-    plugins = [plugin for _, plugin in session.bus.plugins()]
-    whole = any(getattr(plugin, "divides_own_batch", False) for plugin in plugins)
-    return 1 if whole else session.world.data.parts
-
-
-def batch_size_of(loader: DataLoader[object]) -> int | None:
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    return size if isinstance(size, int) else None

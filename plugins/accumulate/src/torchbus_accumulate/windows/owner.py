@@ -177,6 +177,11 @@ class Windows:
             else self._steps.end_by_count(self._optimizers.sums)
         )
 
+    @property
+    def has_begun_one(self) -> bool:
+        """Whether a batch of a window has come, and its last one has not."""
+        return self._position.index > 0 and not self._position.last
+
     # State ---------------------------------------------------------------------------------------
 
     def saved(self) -> dict[str, object]:

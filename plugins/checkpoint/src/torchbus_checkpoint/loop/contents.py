@@ -48,6 +48,8 @@ class Finder:
     of milliseconds, so it asks again only after an optimizer has got parameters.
     """
 
+    hears_trials = False
+
     def __init__(self, session: Context) -> None:
         self._session = session
         self._optimizers: list[weakref.ref[Optimizer]] = []

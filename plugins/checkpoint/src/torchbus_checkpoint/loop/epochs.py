@@ -47,7 +47,7 @@ class Epochs:
         epoch = self._first(number, count)
         self._ends[number] = LEFT
         try:
-            while epoch < count and not self._session.bus.hook.end_epochs():
+            while epoch < count and not self._session.bus.hook.end_epochs(epoch=epoch):
                 self._enter((number, epoch))
                 yield epoch
                 epoch += 1

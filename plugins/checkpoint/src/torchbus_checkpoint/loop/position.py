@@ -34,6 +34,8 @@ class Position:
     ``expected``: the counters that the loop must have at its request for batch ``expected_after``.
     """
 
+    hears_trials = False
+
     def __init__(self, session: Context) -> None:
         check_bytecode()
         self._session = session

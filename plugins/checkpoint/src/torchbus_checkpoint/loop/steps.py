@@ -24,6 +24,8 @@ class Steps:
     ``since_save``: whether the loop has made a step since the last checkpoint.
     """
 
+    hears_trials = False
+
     def __init__(self, made: Made, at_boundary: Callable[[LoaderIterator], None]) -> None:
         self._made = made
         self._at_boundary = at_boundary

@@ -46,6 +46,8 @@ class Replay:
     divided by the new one, as the number of ranks may have changed.
     """
 
+    hears_trials = False
+
     def __init__(
         self,
         session: Context,

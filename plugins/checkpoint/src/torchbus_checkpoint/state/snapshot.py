@@ -157,6 +157,7 @@ class Snapshot:
 
     def put_back(self, found: Path, own: State) -> None:
         """Put back all but the position. ``own`` is this rank's state."""
+        self._session.bus.hook.before_restore()
         contents = self._finder.find()
         with self._session.in_parts():
             saved = self._put_shared(found, contents)

@@ -32,6 +32,8 @@ class Gatherer:
     together (see ``Rounds``). ``names`` are those that the loop logs itself.
     """
 
+    hears_trials = False
+
     def __init__(
         self, session: Context, every: int, passes: Passes, autolog: Autolog | None
     ) -> None:

@@ -75,11 +75,9 @@ class ShardedModels:
             [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         ):
             self._divide_parts(model, hyperparameters.of_optimizer(optimizer))
-        dtensors.swap(
-            optimizer,
-            self._replaced
-            | {id(whole): part for model in self._models for whole, part in gathered_in(model)},
-        )
+        gathered = {id(whole): part for model in self._models for whole, part in gathered_in(model)}
+        dtensors.swap(optimizer, self._replaced | gathered)
+        parameters[:] = [self._replaced.get(id(one), one) for one in parameters]
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:

@@ -26,6 +26,8 @@ class VerifyEvery:
         verify_every: the number of steps from one check to the next.
     """
 
+    hears_trials = False
+
     def __init__(self, verify_every: int) -> None:
         expect("verify_every", verify_every, int, "a number of steps")
         if verify_every < 1:

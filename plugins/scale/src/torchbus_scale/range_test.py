@@ -1,0 +1,141 @@
+"""Trying learning rates, one for each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torchbus.plugin import Context, UsageError, hookimpl
+
+from torchbus_scale.kept import kept
+from torchbus_scale.rates import LearningRates, has_diverged, spread
+
+Function = Callable[[object], object]
+
+
+class Trial:
+    """What is otherwise while rates are tried: schedulers do nothing, and steps are counted."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.steps = 0
+
+    @hookimpl(tryfirst=True)
+    def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
+        return True
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.steps += optimizer is self._optimizer
+
+
+def check(session: Context, function: object, optimizer: object, loader: object) -> None:
+    """Raise UsageError for other things than these, and inside a window of accumulation."""
+    if not callable(function):
+        raise UsageError(
+            f"find_lr({function!r}): pass a function of a batch that makes a forward, a backward"
+            " and a step, and returns the loss"
+        )
+    if not isinstance(optimizer, Optimizer) or not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"find_lr(function, {type(optimizer).__name__}, {type(loader).__name__}): pass the"
+            " function, an optimizer of torch, and a DataLoader"
+        )
+    if any(getattr(plugin, "window_is_open", False) for _, plugin in session.bus.plugins()):
+        raise UsageError(
+            "find_lr in an open window of gradient accumulation: its gradients would be mixed with"
+            " those of the test. Call it before the loop, or after a real step"
+        )
+
+
+def run(
+    session: Context,
+    function: Function,
+    optimizer: Optimizer,
+    loader: DataLoader[object],
+    rates: tuple[float, float, int],
+) -> LearningRates:
+    """Return what ``s.find_lr`` returns. All ranks call it."""
+    with session.trial(), kept(loader):
+        trial = Trial(optimizer)
+        session.bus.register(trial, "scale.trial")
+        try:
+            return _run(session, function, optimizer, loader, rates, trial)
+        finally:
+            session.bus.unregister(trial)
+
+
+def _run(
+    session: Context,
+    function: Function,
+    optimizer: Optimizer,
+    loader: DataLoader[object],
+    rates: tuple[float, float, int],
+    trial: Trial,
+) -> LearningRates:
+    batches, ratios = _endless(loader), _ratios(optimizer)
+    window = max(getattr(plugin, "grad_batches", 1) for _, plugin in session.bus.plugins())
+    lrs: list[float] = []
+    losses: list[float] = []
+    for lr in spread(*rates):
+        _set(optimizer, lr, ratios)
+        before, found = trial.steps, list[float]()
+        while trial.steps == before and len(found) < window:
+            found.append(_loss(session, function(next(batches)), lr, first=not losses))
+        lrs.append(lr)
+        losses.append(sum(found) / len(found))
+        if not trial.steps:
+            raise UsageError(
+                "find_lr: the function made no step of the optimizer: let it do what the loop does"
+                " with a batch, forward, backward and optimizer.step(), and return the loss"
+            )
+        if has_diverged(losses):
+            return LearningRates(tuple(lrs), tuple(losses), True)
+    return LearningRates(tuple(lrs), tuple(losses), False)
+
+
+def _endless(loader: DataLoader[object]) -> Iterator[object]:
+    for number in count():
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise UsageError(f"find_lr: pass {number} over the loader gave no batch")
+
+
+def _ratios(optimizer: Optimizer) -> list[float]:
+    """Each group's rate in terms of the first group's, or 1 if that is 0."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return [rate / rates[0] if rates[0] else 1.0 for rate in rates]
+
+
+def _set(optimizer: Optimizer, lr: float, ratios: list[float]) -> None:
+    for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * ratio)
+        else:
+            group["lr"] = lr * ratio
+
+
+def _loss(session: Context, returned: object, lr: float, first: bool) -> float:
+    """The mean over ranks of what the function returned."""
+    value = returned.detach() if isinstance(returned, Tensor) else returned
+    if not isinstance(value, int | float | Tensor) or torch.as_tensor(value).numel() != 1:
+        raise UsageError(
+            f"find_lr: the function returned {type(returned).__name__}: let it return the loss of"
+            " the batch, one number"
+        )
+    loss = float(session.reduce(float(value)))
+    if first and not math.isfinite(loss):
+        raise UsageError(
+            f"find_lr: the first loss, at lr={lr:g}, is {loss}: choose a smaller min_lr, or look"
+            " for the cause in the model or the data"
+        )
+    return loss
