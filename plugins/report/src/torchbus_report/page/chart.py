@@ -165,8 +165,9 @@ def _rounded(values: list[float]) -> list[float]:
 
 
 def _unit(name: str, up: Scale) -> str:
-    words = [word for word in (names.unit(name), "log scale" if up.log else "") if word]
-    return f' <span class="unit">{html.escape(", ".join(words))}</span>' if words else ""
+    unit = names.unit(name)
+    told = f' <span class="unit">{html.escape(unit)}</span>' if unit else ""
+    return f'{told} <span class="unit logs"{"" if up.log else " hidden"}>log scale</span>'
 
 
 def _lost(lost: int) -> str:

@@ -95,6 +95,7 @@ class Chart {
     this.clear();
     this.figure.classList.toggle("zoomed", this.zoomed);
     this.zoomOut.hidden = !this.zoomed;
+    this.figure.querySelector(".logs").hidden = !this.log;
     if (this.logButton) this.logButton.setAttribute("aria-pressed", this.log);
     for (const curve of this.plot.querySelectorAll("path[data-y],path[data-m]")) {
       const s = this.data.s[curve.dataset.y ?? curve.dataset.m];
