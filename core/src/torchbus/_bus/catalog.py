@@ -38,6 +38,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
         "tp": "torchbus-tensor-parallel",
+        "throughput": "torchbus-throughput",
         "wandb_one_run": "torchbus-wandb",
         "optuna_one_study": "torchbus-optuna",
     },
@@ -137,6 +138,11 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "shard_gradients": "torchbus-sharded",
         "plan": "torchbus-tensor-parallel",
         "tp": "torchbus-tensor-parallel",
+        "throughput_every": "torchbus-throughput",
+        "tokens": "torchbus-throughput",
+        "flops": "torchbus-throughput",
+        "peak_flops": "torchbus-throughput",
+        "model_summary": "torchbus-throughput",
         "verify_every": "torchbus-verify",
     },
     "verb": {
@@ -158,6 +164,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "shard": "torchbus-sampler",
         "effective_batch_size": "torchbus-scale",
         "find_batch_size": "torchbus-scale",
+        "throughput": "torchbus-throughput",
     },
     "event": {
         "end_epochs": "torchbus-checkpoint",

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
+from torchbus_throughput.windows import Window
 
 Thing = TypeVar("Thing")
 
@@ -162,5 +163,13 @@ class KnownVerbs:
         It tries ``start``, and then the smaller sizes of accelerate's search. ``function`` makes a
         forward and a backward, which synchronises nothing. The loop clears the gradients. All ranks
         call it. With several ranks it needs torchbus-accumulate.
+        """
+        raise NotImplementedError
+
+    def throughput(self) -> Window | None:
+        """Return the rates of the last window of ``throughput_every`` steps, of all ranks together.
+
+        It is None before the end of the first one. Any rank may call it, whatever others do. On an
+        accelerator it is the last window but one, whose time is known.
         """
         raise NotImplementedError
