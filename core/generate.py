@@ -199,16 +199,20 @@ def _type_variables(module: ast.Module) -> set[str]:
 
 
 def _head(imports: set[Import]) -> str:
-    """Import statements: Python's own modules, a blank line, and others."""
-    blocks: dict[bool, list[str]] = {False: [], True: []}
+    """Import statements: Python's own modules, others, and those of this repository's packages."""
+    blocks: dict[int, list[str]] = {0: [], 1: [], 2: []}
     plain = sorted(module for module, name in imports if not name)
     for module in [*plain, *sorted({module for module, name in imports if name})]:
         names = sorted(name for owner, name in imports if owner == module and name)
-        strange = module.partition(".")[0] not in sys.stdlib_module_names
-        is_plain = module in plain and f"import {module}" not in blocks[strange]
-        line = f"import {module}" if is_plain else f"from {module} import {', '.join(names)}"
-        blocks[strange].append(line)
+        block = blocks[_block(module)]
+        is_plain = module in plain and f"import {module}" not in block
+        block.append(f"import {module}" if is_plain else f"from {module} import {', '.join(names)}")
     return "\n\n".join("\n".join(lines) for lines in blocks.values() if lines) + "\n"
+
+
+def _block(module: str) -> int:
+    top = module.partition(".")[0]
+    return 0 if top in sys.stdlib_module_names else 1 + top.startswith("torchbus_")
 
 
 def options() -> str:

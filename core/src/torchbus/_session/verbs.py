@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
+
 from torchbus_throughput.windows import Window
 
 Thing = TypeVar("Thing")

@@ -45,6 +45,14 @@ class CountedOps(FlopCounterMode):
         self.by_dtype: Counter[torch.dtype] = Counter()
         self.unknown: Counter[str] = Counter()
 
+    def begin(self) -> None:
+        """Count from now on, in this thread."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Count no longer. It must be the innermost mode."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
     @property
     def total(self) -> int:
         return sum(self.by_dtype.values())
@@ -90,12 +98,17 @@ def _of_shapes(wrapped: Any) -> Any:
     return formula
 
 
+def is_free() -> bool:
+    """Whether no mode is on: one that is would end with ours."""
+    return _get_current_dispatch_mode() is None
+
+
 def is_innermost(counter: CountedOps) -> bool:
     """Whether the counter can end: no other mode was begun inside it.
 
     Without ``_get_current_dispatch_mode``: ImportError when the plugin is imported.
     """
-    current = _get_current_dispatch_mode()
+    current: Any = _get_current_dispatch_mode()
     return current is counter or getattr(current, "counter", None) is counter
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,20 +18,21 @@ class Tally(NamedTuple):
 
     ``rows``: samples that went through the model, also those that a rank without samples repeats.
     ``samples``: without these. ``own_samples``: those that no other rank has as well, so that a sum
-    over ranks counts each once. ``tokens`` are NaN if a batch did not show its number.
+    over ranks counts each once. ``silent``: batches that did not show their number of tokens.
     """
 
     steps: int = 0
     batches: int = 0
     rows: int = 0
     samples: int = 0
-    tokens: float = 0.0
+    tokens: int = 0
     own_samples: int = 0
-    own_tokens: float = 0.0
+    own_tokens: int = 0
+    silent: int = 0
 
     def since(self, before: Tally) -> Tally:
         """Return what was added."""
-        return Tally(*(now - then for now, then in zip(self, before, strict=True)))
+        return Tally(*map(operator.sub, self, before))
 
 
 class Counts:
@@ -95,7 +96,8 @@ class Counts:
         if share is not None and share.indices and taken.origin.loader is not None:
             rows = len(share.indices)
         used = share is None or share.weight > 0
-        tokens = self._tokens_of(taken) if used else 0.0
+        found = self._tokens_of(taken) if used else 0
+        tokens = found or 0
         own = used and self._is_own(taken)
         self.now = Tally(
             now.steps,
@@ -104,7 +106,8 @@ class Counts:
             now.samples + rows * used,
             now.tokens + tokens,
             now.own_samples + rows * own,
-            now.own_tokens + (tokens if own else 0.0),
+            now.own_tokens + tokens * own,
+            now.silent + (found is None),
         )
 
     def _is_own(self, taken: Taken) -> bool:
@@ -114,16 +117,19 @@ class Counts:
             return world.is_main
         return world.member == 0
 
-    def _tokens_of(self, taken: Taken) -> float:
-        """Return its number of tokens. Raises UsageError if the first batch does not show it."""
+    def _tokens_of(self, taken: Taken) -> int | None:
+        """Return its number of tokens, None if it is not known.
+
+        Raises UsageError if the first batch does not show it.
+        """
         if self._tokens is None:
-            return math.nan
+            return None
         found = self._of_batch.get(taken.origin, {}).pop(taken.number, None)
         if not isinstance(found, UsageError):
-            return math.nan if found is None else found
+            return found
         if not self.now.batches:
             raise found
         if not self._has_warned:
             self._has_warned = True
             warn(f"{found}. Training continues, and tokens are not counted in this window")
-        return math.nan
+        return None

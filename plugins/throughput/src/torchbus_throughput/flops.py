@@ -31,6 +31,7 @@ class Flops:
         self._counter: _compat.CountedOps | None = None
         self._is_on = False
         self._began: Tally | None = None
+        self._counted: Tally | None = None
         self.is_done = given is not None
         self.dtype = torch.get_default_dtype()
         self.unknown: dict[str, int] = {}
@@ -49,28 +50,34 @@ class Flops:
 
     def stepped(self, now: Tally) -> bool:
         """A real step is over. Begin to count, or end. Return whether the count has ended."""
-        if self.is_done:
+        if self.is_done or now.steps < STEP:
             return False
-        if self._began is not None and now.steps > self._began.steps:
-            self.pause()
-            if not self._is_on:
-                self._finish(now.since(self._began))
-                return True
-        elif self._began is None and now.steps >= STEP:
-            self._begin(now)
-        return False
+        if self._began is None:
+            self.go_on(now)
+        elif self._counted is None and now.steps > self._began.steps:
+            self._counted = now.since(self._began)
+        return self._end()
 
     def pause(self) -> None:
         """Count nothing until ``go_on``: a loader begins, whose workers would count, too."""
         counter = self._counter if self._is_on and self._is_here else None
         if counter is not None and _compat.is_innermost(counter):
-            counter.__exit__(None, None, None)
+            counter.end()
             self._is_on = False
 
-    def go_on(self) -> None:
-        if self._counter is not None and not self._is_on and self._is_here and not self.is_done:
-            self._counter.__enter__()
-            self._is_on = True
+    def go_on(self, now: Tally) -> None:
+        """The loop is about to train. Count, if this is a step to be counted.
+
+        A mode that the loop has begun must end first, so it may take some batches.
+        """
+        if self.is_done or now.steps < STEP or not self._is_here or self._end():
+            return
+        if not self._is_on and _compat.is_free():
+            if self._counter is None:
+                self._begin(now)
+            if self._counter is not None:
+                self._counter.begin()
+                self._is_on = True
 
     def _begin(self, now: Tally) -> None:
         if _compat.has_compiled():
@@ -80,9 +87,17 @@ class Flops:
                 " changing how they are computed: no FLOPs are logged. Pass flops=<FLOPs per"
                 " sample>, which you get from a run without torch.compile"
             )
-            return
-        self._began, self._counter = now, _compat.CountedOps()
-        self.go_on()
+        else:
+            self._began, self._counter = now, _compat.CountedOps()
+
+    def _end(self) -> bool:
+        """Return whether the count has ended now."""
+        if self._counted is None:
+            return False
+        self.pause()
+        if not self._is_on:
+            self._finish(self._counted)
+        return self.is_done
 
     def _finish(self, counted: Tally) -> None:
         assert self._counter is not None

@@ -141,4 +141,4 @@ def _counted(seconds: float, tally: Tally, own: bool) -> Part:
         return Part(seconds)
     samples = tally.own_samples if own else tally.samples
     tokens = tally.own_tokens if own else tally.tokens
-    return Part(seconds, samples, tokens)
+    return Part(seconds, samples, math.nan if tally.silent else tokens)

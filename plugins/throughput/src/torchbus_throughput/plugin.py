@@ -147,7 +147,7 @@ class Throughput:
     def _go_on(self) -> None:
         self._meter.clock.start()
         if self._flops is not None:
-            self._flops.go_on()
+            self._flops.go_on(self._counts.now)
 
     def _pause_flops(self) -> None:
         if self._flops is not None:
@@ -167,7 +167,7 @@ class Throughput:
         bus = self._session.bus
         is_logged = bus.heard("metrics_ready") and bus.heard("log_metrics")
         if error is None and not is_logged and self._counts.now.steps and self._session.is_main:
-            self._session.user.print(self._meter.line())
+            print(self._meter.line())
 
 
 def _measures_power(session: Context) -> bool:

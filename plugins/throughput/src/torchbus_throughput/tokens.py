@@ -28,8 +28,8 @@ def count(batch: object, tokens: Tokens) -> int:
     if isinstance(found, int) and found >= 0:
         return found
     raise UsageError(
-        f"tokens={tokens!r}: the batch has a {type(found).__name__} there, and a tensor or a count"
-        " is needed: pass a function from the batch to an int"
+        f"the batch has a {type(found).__name__} as {tokens!r}, which tokens= names: a tensor or a"
+        " count is needed. Pass a function from the batch to an int"
     )
 
 
@@ -59,7 +59,8 @@ def _part(batch: Any, where: str | int) -> object:
     if isinstance(where, int) and isinstance(batch, Sequence) and -len(batch) <= where < len(batch):
         return batch[where]
     raise UsageError(
-        f"tokens={where!r}: the batch has no such key, attribute or index. It is {described(batch)}"
+        f"the batch has no {where!r}, which tokens= names as a key, an attribute or an index: it is"
+        f" {described(batch)}"
     )
 
 

@@ -60,7 +60,7 @@ class Look:
             self._watches = True
             if self._counts and not _compat.has_compiled():
                 self._counter = _compat.CountedOps()
-                self._counter.__enter__()
+                self._counter.begin()
         if self._counter is not None:
             self._began[id(module)] = self._counter.total
 
@@ -74,7 +74,10 @@ class Look:
 
     def _after(self, module: Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._watches:
-            return
+            return None
+        if output is None and module is self.model:  # it has failed: the next call may not
+            self.calls.clear()
+            return self._finish()
         call = self.calls.setdefault(id(module), Call(shapes((args, kwargs)), shapes(output)))
         if self._counter is None:
             call.flops = None
@@ -87,7 +90,7 @@ class Look:
         self._watches = False
         if self._counter is not None:
             counter, self._counter = self._counter, None
-            counter.__exit__(None, None, None)
+            counter.end()
 
 
 @dataclass(frozen=True)
