@@ -72,7 +72,7 @@ class KnownOptions(MoreOptions, total=False):
     every_minutes: float | None
     every_n_epochs: int | None
     every_n_steps: int | None
-    flops: bool | float
+    flops: bool | float | None
     forward_methods: tuple[str, ...]
     gpu_monitor: bool
     gradient_algorithm: typing.Literal[

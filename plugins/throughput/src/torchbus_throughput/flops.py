@@ -45,7 +45,7 @@ class Flops:
     def described(self) -> str:
         """Return what is known, in words."""
         if self._per_sample is not None:
-            return f"{self._per_sample:.4g} FLOPs per sample"
+            return f"{self._per_sample:_.0f} FLOPs per sample"
         return "FLOPs per sample: counted in an early step"
 
     def stepped(self, now: Tally) -> bool:

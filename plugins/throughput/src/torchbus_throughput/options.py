@@ -10,7 +10,10 @@ from torchbus_throughput.tokens import Tokens
 
 
 def check(
-    throughput_every: int, tokens: Tokens | None, flops: bool | float, peak_flops: float | None
+    throughput_every: int,
+    tokens: Tokens | None,
+    flops: bool | float | None,
+    peak_flops: float | None,
 ) -> None:
     """Raise UsageError if an option has a wrong type or value."""
     expect("throughput_every", throughput_every, int, "a number of optimizer steps")
@@ -23,8 +26,9 @@ def check(
             f"tokens={tokens!r}: it must be a key, an attribute or an index of the batch, or a"
             " function from the batch to an int"
         )
-    expect("flops", flops, (bool, int, float), "True, False, or a number of FLOPs per sample")
-    if not isinstance(flops, bool) and not 0 < flops < math.inf:
+    kinds = (bool, int, float, type(None))
+    expect("flops", flops, kinds, "True, False, or a number of FLOPs per sample")
+    if flops is not None and not isinstance(flops, bool) and not 0 < flops < math.inf:
         raise UsageError(f"flops={flops}: FLOPs per sample must be more than 0")
     expect("peak_flops", peak_flops, (int, float, type(None)), "FLOPs per second of one device")
     if peak_flops is not None and not 0 < peak_flops < math.inf:

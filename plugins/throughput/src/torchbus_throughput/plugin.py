@@ -50,7 +50,7 @@ class Throughput:
         *,
         throughput_every: int = 50,
         tokens: Tokens | None = None,
-        flops: bool | float = False,
+        flops: bool | float | None = False,
         peak_flops: float | None = None,
     ) -> None:
         options.check(throughput_every, tokens, flops, peak_flops)
@@ -171,6 +171,6 @@ class Throughput:
 
 
 def _measures_power(session: Context) -> bool:
-    """Whether a monitor measures the power of this rank's GPU."""
+    """Whether a monitor may measure power: on all ranks, or on the only one."""
     monitors = [one for _, one in session.bus.plugins() if "monitor" in getattr(one, "owns", ())]
-    return bool(monitors) and session.device.type == "cuda"
+    return bool(monitors) and (session.world_size == 1 or session.device.type == "cuda")

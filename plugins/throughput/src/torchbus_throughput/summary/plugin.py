@@ -33,6 +33,11 @@ class ModelSummary:
         if self._depth and session.is_main:
             session.bus.register(FirstStep(session, self._depth), "model_summary.first_step")
 
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        how = f"rank 0 prints each model, {self._depth} level(s) deep, after the first step"
+        return {"summary": [how]} if self._depth else None
+
 
 class FirstStep:
     """Looks at the models until the first real step is over."""
