@@ -103,3 +103,38 @@ def test_a_rank_that_fails_keeps_nobody() -> None:
     options = {"strategy": "ddp", "devices": 3}
     result = fork_script(SCRIPT, json.dumps(options), '{"leaves_at": 4}', timeout_s=60)
     assert result.ok(1) and "rank 1 has had enough" in result.stderr
+
+
+GAN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+with session(devices=2, launch="fork", throughput_every=2, flops=True) as s:
+    torch.manual_seed(0)
+    nets = [torch.nn.Linear(4, size).double() for size in (1, 4)]
+    (d, of_d), (g, of_g) = [(net, torch.optim.SGD(net.parameters(), lr=0.1)) for net in nets]
+    x = torch.randn(48, 4).double()
+    for real, noise in DataLoader(TensorDataset(x, x.flip(0)), batch_size=4):
+        of_d.zero_grad()
+        fake = g(noise)
+        (0.5 * (d(real).square().mean() + (d(fake.detach()) - 1).square().mean())).backward()
+        of_d.step()
+        of_g.zero_grad()
+        (0.5 * (1 - d(fake)).square().mean()).backward()
+        of_g.step()
+    s.barrier()
+    last = s.throughput()
+    s.print("found", last.step, last.samples, last.device.flops_per_sec * last.seconds / 8)
+"""
+
+
+def test_two_models_under_a_count() -> None:
+    """The strategy reads the loss's graph while operations are counted."""
+    result = fork_script(GAN, timeout_s=60)
+    assert result.ok(), result
+    step, samples, operations = result.stdout.splitlines()[0].split()[1:]
+    d, g = 2 * 4, 2 * 4 * 4
+    # G forward; D forward and the gradient of its weight twice; both again for G's step
+    expected = g + 2 * 2 * d + 3 * d + g
+    assert (step, samples) == ("6", "16") and float(operations) == pytest.approx(expected)

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchbus import session
 from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_throughput import peaks
+from torchbus_throughput.measures import peaks
 
 LOOPS = runpy.run_path(str(Path(__file__).parent / "scripts" / "loops.py"))
 loader, make, loss_of, WIDTH = (LOOPS[name] for name in ("loader", "make", "loss_of", "WIDTH"))

@@ -77,6 +77,11 @@ def test_several_models_and_their_names(capsys):
     assert len(found) == 3
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_models(capsys, in_place):
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())

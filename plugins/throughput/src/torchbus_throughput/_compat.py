@@ -14,8 +14,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import FlopCounterMode
 
 OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "inductor", "profiler", "fsdp")
-"""Namespaces of torch's own operations. Those without a formula multiply no matrices."""
-ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+"""Namespaces of torch's own operations. Those without a formula multiply no matrices. Without one
+of them: its operations are named as unknown.
+"""
+ON_CPU = {
+    "_scaled_dot_product_flash_attention_for_cpu": flop_counter.sdpa_flop,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": flop_counter.sdpa_backward_flop,
+}
+"""Formulas that FlopCounterMode lacks. Without these names: attention on a CPU counts as 0."""
 
 
 class _Everywhere:
@@ -40,7 +46,7 @@ class CountedOps(FlopCounterMode):
     """
 
     def __init__(self) -> None:
-        super().__init__(display=False, custom_mapping=_attention_on_cpu())
+        super().__init__(display=False)
         self.mod_tracker = _Everywhere()  # type: ignore[assignment]
         self.by_dtype: Counter[torch.dtype] = Counter()
         self.unknown: Counter[str] = Counter()
@@ -59,47 +65,23 @@ class CountedOps(FlopCounterMode):
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
-            formula = self.flop_registry.get(func_packet)
+            space, _, name = str(func_packet).partition(".")
+            formula: Any = self.flop_registry.get(func_packet) or ON_CPU.get(name)
             if formula is not None:
                 first = next(one for one in args if isinstance(one, Tensor))
                 self.by_dtype[first.dtype] += formula(*args, **kwargs, out_val=out)
-            elif (name := str(func_packet)).partition(".")[0] not in OWN:
-                self.unknown[name.replace(".", "::", 1)] += 1
+            elif space not in OWN:
+                self.unknown[f"{space}::{name}"] += 1
         except Exception:  # a shape that the formula does not expect
             self.unknown[str(func_packet).replace(".", "::", 1)] += 1
         return out
 
 
-def _attention_on_cpu() -> dict[Any, Any]:
-    """Formulas that FlopCounterMode lacks: of attention on a CPU.
-
-    Without ``_scaled_dot_product_flash_attention_for_cpu``: this attention counts as 0.
-    """
-    formulas = {
-        ON_CPU: flop_counter.sdpa_flop,
-        f"{ON_CPU}_backward": flop_counter.sdpa_backward_flop,
-    }
-    packets = {getattr(torch.ops.aten, name, None): one for name, one in formulas.items()}
-    # the functions are wrapped already, and take shapes
-    return {
-        packet: _of_shapes(one)
-        for packet, one in packets.items()
-        if packet is not None and packet not in flop_counter.flop_registry
-    }
-
-
-def _of_shapes(wrapped: Any) -> Any:
-    """Let FlopCounterMode call a formula as it is, with tensors."""
-
-    def formula(*args: Any, **kwargs: Any) -> int:
-        return int(wrapped(*args, **kwargs))
-
-    formula._get_raw = True  # type: ignore[attr-defined]
-    return formula
-
-
 def is_free() -> bool:
-    """Whether no mode is on: one that is would end with ours."""
+    """Whether no mode is on: one that is would end with ours.
+
+    Without ``_get_current_dispatch_mode``: ImportError when the plugin is imported.
+    """
     return _get_current_dispatch_mode() is None
 
 
@@ -118,6 +100,14 @@ def is_compiled(module: Module) -> bool:
     Without ``_compiled_call_impl``: a module that compiles its own call counts as not compiled.
     """
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+def compiled_from(module: Module) -> Module:
+    """Return what ``torch.compile`` has wrapped, or the module itself.
+
+    Without ``_orig_mod``: the parts of a compiled model are not shown.
+    """
+    return getattr(module, "_orig_mod", module)
 
 
 def has_compiled() -> bool:

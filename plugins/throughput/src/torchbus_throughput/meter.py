@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from torchbus.plugin import Context, warn
 
-from torchbus_throughput.clock import Clock, Span
-from torchbus_throughput.counts import Counts, Tally
-from torchbus_throughput.flops import Flops
-from torchbus_throughput.peaks import Peak
-from torchbus_throughput.power import Power
+from torchbus_throughput.measures.clock import Clock, Span
+from torchbus_throughput.measures.counts import Counts, Tally
+from torchbus_throughput.measures.flops import Flops
+from torchbus_throughput.measures.peaks import Peak
+from torchbus_throughput.measures.power import Power
 from torchbus_throughput.ranks import END, KEPT, Told
 from torchbus_throughput.sending import Sending
 from torchbus_throughput.windows import Part, Window, per, window

@@ -6,7 +6,7 @@ import math
 
 from torchbus.plugin import UsageError, expect
 
-from torchbus_throughput.tokens import Tokens
+from torchbus_throughput.measures.tokens import Tokens
 
 
 def check(

@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader
 from torchbus.plugin import Context, LoaderIterator, hookimpl, needs
 
 from torchbus_throughput import options
-from torchbus_throughput.clock import Mark
-from torchbus_throughput.counts import Counts
-from torchbus_throughput.flops import Flops
+from torchbus_throughput.measures.clock import Mark
+from torchbus_throughput.measures.counts import Counts
+from torchbus_throughput.measures.flops import Flops
+from torchbus_throughput.measures.peaks import Peak
+from torchbus_throughput.measures.tokens import Tokens
 from torchbus_throughput.meter import Meter
-from torchbus_throughput.peaks import Peak
 from torchbus_throughput.sending import Sending
-from torchbus_throughput.tokens import Tokens
 from torchbus_throughput.windows import Window
 
 

@@ -111,7 +111,7 @@ def parts(model: Module, depth: int) -> Iterator[Row]:
     def walk(module: Module, path: str, level: int, is_open: bool) -> Iterator[Row]:
         same_as = known.get(id(module))
         known.setdefault(id(module), path)
-        own = getattr(module, "_orig_mod", module)
+        own = _compat.compiled_from(module)
         # the wrapper of torch.compile is called as it is, and what it wraps is compiled
         calls_itself = own is module and _compat.is_compiled(module)
         yield Row(path, level, module, is_open and not calls_itself, same_as)

@@ -37,5 +37,5 @@ def _cells(name: str, look: Look, row: Row) -> list[str]:
 
 
 def _class(row: Row) -> str:
-    name = type(getattr(row.module, "_orig_mod", row.module)).__name__
+    name = type(_compat.compiled_from(row.module)).__name__
     return f"{name}, compiled" if _compat.is_compiled(row.module) else name

@@ -9,7 +9,7 @@ import torch
 from torchbus.plugin import warn
 
 from torchbus_throughput import _compat
-from torchbus_throughput.counts import Tally
+from torchbus_throughput.measures.counts import Tally
 
 STEP = 1  # after this step: the first one makes what later ones use again
 

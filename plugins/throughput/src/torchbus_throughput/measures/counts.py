@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torchbus.plugin import Context, LoaderIterator, Origin, Taken, UsageError, warn
 
-from torchbus_throughput import tokens as token_counts
-from torchbus_throughput.tokens import Tokens
+from torchbus_throughput.measures import tokens as token_counts
+from torchbus_throughput.measures.tokens import Tokens
 
 
 class Tally(NamedTuple):
