@@ -64,8 +64,12 @@ class Meter:
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
-        step, now = self._counts.stepped(), self._counts.now
-        if self._flops is not None and self._flops.stepped(now):
+        step = self._counts.stepped()
+        counts = self._flops is not None and not self._flops.is_done
+        if not counts and (step % self._every or step == self._step):
+            return
+        now = self._counts.now
+        if self._flops is not None and counts and self._flops.stepped(now):
             self.clock.lap()  # to count took long: the window begins anew
             self.power.lap()
             self._before = now

@@ -146,7 +146,7 @@ class Throughput:
 
     def _go_on(self) -> None:
         self._meter.clock.start()
-        if self._flops is not None:
+        if self._flops is not None and not self._flops.is_done:
             self._flops.go_on(self._counts.now)
 
     def _pause_flops(self) -> None:

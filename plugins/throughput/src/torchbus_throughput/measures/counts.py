@@ -52,7 +52,22 @@ class Counts:
         self._counted: set[Taken] = set()
         self._of_batch: WeakKeyDictionary[Origin, dict[int, int | UsageError]] = WeakKeyDictionary()
         self._has_warned = False
-        self.now = Tally()
+        self.steps = self._batches_fed = self._rows = self._silent = 0
+        self._samples = self._counted_tokens = self._own_samples = self._own_tokens = 0
+
+    @property
+    def now(self) -> Tally:
+        """The counts until now."""
+        return Tally(
+            self.steps,
+            self._batches_fed,
+            self._rows,
+            self._samples,
+            self._counted_tokens,
+            self._own_samples,
+            self._own_tokens,
+            self._batches_fed if self._tokens is None else self._silent,
+        )
 
     def took(self, batch: object, iterator: LoaderIterator) -> None:
         """The loop gets a batch. Keep its number of tokens, or what is wrong with it."""
@@ -83,32 +98,30 @@ class Counts:
         """
         if self._steps.count != self._step:
             self._step = self._steps.count
-            self.now = self.now._replace(steps=self.now.steps + 1)
+            self.steps += 1
             if len(self._counted) > len(self._feeding):
                 self._counted = set(self._feeding)
         return self._step
 
     def _count(self, taken: Taken) -> None:
-        share, now = taken.share, self.now
+        share = taken.share
         if taken.origin.loader is None and share is not None and not share.count:
             return  # it stands for the end of s.shard(...)
         rows = taken.rows
         if share is not None and share.indices and taken.origin.loader is not None:
             rows = len(share.indices)
-        used = share is None or share.weight > 0
-        found = self._tokens_of(taken) if used else 0
-        tokens = found or 0
-        own = used and self._is_own(taken)
-        self.now = Tally(
-            now.steps,
-            now.batches + 1,
-            now.rows + rows,
-            now.samples + rows * used,
-            now.tokens + tokens,
-            now.own_samples + rows * own,
-            now.own_tokens + tokens * own,
-            now.silent + (found is None),
-        )
+        self._batches_fed += 1
+        self._rows += rows
+        if share is not None and share.weight <= 0:
+            return  # only repeated
+        own = self._is_own(taken)
+        self._samples += rows
+        self._own_samples += rows * own
+        if self._tokens is not None:
+            tokens = self._tokens_of(taken)
+            self._silent += tokens is None
+            self._counted_tokens += tokens or 0
+            self._own_tokens += (tokens or 0) * own
 
     def _is_own(self, taken: Taken) -> bool:
         """Whether this rank counts it in a sum over ranks. Of ranks with equal data, the first."""
@@ -122,12 +135,10 @@ class Counts:
 
         Raises UsageError if the first batch does not show it.
         """
-        if self._tokens is None:
-            return None
         found = self._of_batch.get(taken.origin, {}).pop(taken.number, None)
         if not isinstance(found, UsageError):
             return found
-        if not self.now.batches:
+        if self._batches_fed == 1:
             raise found
         if not self._has_warned:
             self._has_warned = True
