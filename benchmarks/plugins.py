@@ -1,5 +1,5 @@
-"""What clipping, accumulation and mixed precision cost as plugins, against the same written by
-hand, on one thread.
+"""What clipping, accumulation, mixed precision and measuring throughput cost as plugins, against
+the same written by hand, on one thread.
 
     python benchmarks/plugins.py [--rounds 30] [--steps 100] [--quantile 0.5] [--json FILE]
 
@@ -73,6 +73,11 @@ def session(**options: Any) -> Contender:
 
 TABLES: dict[str, dict[str, Contender]] = {
     "Nothing": {HAND: plain, "torchbus": plain},
+    "Throughput": {
+        HAND: plain,
+        "a session": session(),
+        "torchbus": session(throughput_every=50, flops=True),
+    },
     "Clipping": {HAND: clip, "torchbus": session(gradient_clip_val=1.0)},
     "Accumulation over 4": {
         HAND: accumulate,

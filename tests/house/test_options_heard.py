@@ -38,6 +38,7 @@ WITHOUT_MAIN = {
     "unfreeze_lr": (0.1, "unfreeze"),
     "gradient_clip_algorithm": ("norm", "gradient_clip_val"),
     "warmup_steps": (0, "scale_lr"),
+    "peak_flops": (1e12, "flops"),
 }
 REFUSED_AT_ENTRY = {
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
@@ -53,17 +54,21 @@ EXPLAINED = {
     "checkpoint": ("here", "written to"),
     "early_stop": ("val_loss", "when val_loss is no better 3 times in a row"),
     "ema_decay": (0.9, "an exponential moving average with decay 0.9"),
+    "flops": (1e6, "1_000_000 FLOPs per sample"),
     "gpu_monitor": (True, "monitor"),
     "gradient_clip_val": (1.0, "gradients of each optimizer by norm, to 1"),
     "interval_s": (1.0, "every 1 s"),
     "lint": (True, "lint: says once what slows the loop down"),
     "log_dir": ("logs", "logs"),
+    "model_summary": (2, "rank 0 prints each model, 2 level(s) deep"),
     "precision": ("bf16-mixed", "bf16-mixed"),
     "progress": (True, "a line on stderr"),
     "scale_lr": ("linear", "learning rates x 1"),
     "schedule_free": (True, "train() and eval() are called as those of their models"),
     "unfreeze": ({"backbone": 100}, "backbone: frozen until step 100"),
     "swa_start": (3, "the mean of all values after step 3"),
+    "throughput_every": (20, "every 20 real steps"),
+    "tokens": ("input_ids", "tokens by 'input_ids'"),
     "verify_every": (1000, "verify_every: one rank, nothing to compare"),
 }
 # tests of torchbus-sampler

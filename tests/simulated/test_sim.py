@@ -18,6 +18,9 @@ pytestmark = [
 ]
 EVERYTHING = {
     "plugins": ["log", "progress"],
+    "throughput_every": 2,
+    "tokens": 0,
+    "flops": True,
     "precision": "bf16-mixed",
     "gradient_clip_val": 1.0,
     "accumulate_grad_batches": 2,

@@ -39,6 +39,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
         "tp": "torchbus-tensor-parallel",
+        "throughput": "torchbus-throughput",
         "wandb_one_run": "torchbus-wandb",
         "optuna_one_study": "torchbus-optuna",
     },
@@ -141,6 +142,11 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "shard_gradients": "torchbus-sharded",
         "plan": "torchbus-tensor-parallel",
         "tp": "torchbus-tensor-parallel",
+        "throughput_every": "torchbus-throughput",
+        "tokens": "torchbus-throughput",
+        "flops": "torchbus-throughput",
+        "peak_flops": "torchbus-throughput",
+        "model_summary": "torchbus-throughput",
         "verify_every": "torchbus-verify",
     },
     "verb": {
@@ -165,6 +171,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "effective_batch_size": "torchbus-scale",
         "find_batch_size": "torchbus-scale",
         "find_lr": "torchbus-scale",
+        "throughput": "torchbus-throughput",
     },
     "event": {
         "end_epochs": "torchbus-checkpoint",

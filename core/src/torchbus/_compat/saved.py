@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchbus._compat.required import absent, require
 
@@ -52,6 +53,20 @@ CROSS_ENTROPY = (
     "_saved_ignore_index",
 )
 NEED = "tells what a loss is a mean of"
+
+
+def number_in(tensor: Tensor) -> Any:
+    """The number of a saved tensor of one element, in the host's memory.
+
+    A dispatch mode of the loop, such as torch.utils.flop_counter.FlopCounterMode, gets a Python
+    number instead of the tensor that stands for it, and can't read it. Without
+    ``_disable_current_modes``: RuntimeError from torch in such a mode.
+    """
+    try:
+        return tensor.item()
+    except RuntimeError:
+        with _disable_current_modes():
+            return tensor.item()
 
 
 def tensor_names(node: Node) -> list[str]:

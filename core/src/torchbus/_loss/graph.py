@@ -204,7 +204,7 @@ def _product(node: Node, name: str, rows: int, divisors: Divisors, depth: int) -
     if len(children) != 1 or number is None or (isinstance(number, Tensor) and number.numel() != 1):
         return [UNKNOWN]
     if isinstance(number, Tensor) and number.is_cpu:
-        number = number.item()
+        number = saved.number_in(number)
     if isinstance(number, complex):
         return [UNKNOWN]
     if name.startswith("Div"):

@@ -72,6 +72,7 @@ class KnownOptions(MoreOptions, total=False):
     every_minutes: float | None
     every_n_epochs: int | None
     every_n_steps: int | None
+    flops: bool | float | None
     forward_methods: tuple[str, ...]
     freeze_batchnorm: bool
     gpu_monitor: bool
@@ -101,9 +102,11 @@ class KnownOptions(MoreOptions, total=False):
     min_delta: float
     mixed_precision: typing.Literal["bf16", "16"] | None
     mode: typing.Literal["min", "max"]
+    model_summary: bool | int
     monitor: str | None
     param_init_fn: collections.abc.Callable[[torch.nn.Module], object] | None
     patience: int
+    peak_flops: float | None
     plan: collections.abc.Mapping[str, typing.Any] | str
     precision: typing.Literal[
         "32-true",
@@ -129,7 +132,9 @@ class KnownOptions(MoreOptions, total=False):
     swa_start: int | None
     sync_batchnorm: bool
     sync_loss: bool
+    throughput_every: int
     time_limit: str | datetime.timedelta | None
+    tokens: str | int | collections.abc.Callable[[typing.Any], int] | None
     tp: int | None
     unfreeze: collections.abc.Mapping[str, int | str] | None
     unfreeze_lr: float

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from torchbus_scale.rates import LearningRates
+from torchbus_throughput.windows import Window
 
 Thing = TypeVar("Thing")
 
@@ -216,5 +217,13 @@ class KnownVerbs:
 
         Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
         https://arxiv.org/abs/1506.01186
+        """
+        raise NotImplementedError
+
+    def throughput(self) -> Window | None:
+        """Return the rates of the last window of ``throughput_every`` steps, of all ranks together.
+
+        It is None before the end of the first one. Any rank may call it, whatever others do. On an
+        accelerator it is the last window but one, whose time is known.
         """
         raise NotImplementedError

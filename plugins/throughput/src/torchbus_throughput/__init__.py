@@ -1,0 +1,9 @@
+"""torchbus-throughput: how fast the loop is, and a summary of its models."""
+
+from __future__ import annotations
+
+from torchbus_throughput.plugin import Throughput
+from torchbus_throughput.summary.plugin import ModelSummary
+from torchbus_throughput.windows import Rates, Window
+
+__all__ = ["ModelSummary", "Rates", "Throughput", "Window"]

@@ -1,0 +1,1 @@
+"""What a window is made of: samples, tokens, operations, time and power."""

@@ -1,0 +1,106 @@
+"""The time that training takes, without what lies between two passes and in evaluation.
+
+On an accelerator the host is ahead of the device. Events in the device's stream tell its time, and
+nobody waits for them: they are read one window later.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torchbus.plugin import accelerators
+
+
+class Mark(NamedTuple):
+    """A moment: the host's time in seconds, and the place in the device's stream."""
+
+    host_s: float
+    event: accelerators.Event | None
+
+
+class Span(NamedTuple):
+    """The time between two marks."""
+
+    begin: Mark
+    end: Mark
+
+    @property
+    def seconds(self) -> float:
+        """The device's time, if it has passed both marks. Otherwise the host's."""
+        begin, end = self.begin.event, self.end.event
+        if begin is not None and end is not None and begin.query() and end.query():
+            return begin.elapsed_time(end) / 1000.0
+        return self.end.host_s - self.begin.host_s
+
+    def wait(self) -> None:
+        """Wait until the device has come so far: at the end of the session only."""
+        if self.end.event is not None:
+            self.end.event.synchronize()
+
+
+class Clock:
+    """A stopwatch for one device.
+
+    ``is_late``: the time of a window is known only when the device has done its work. ``total_s``:
+    all laps together, by the host's clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.is_late = has_timed_events(device)
+        self._since: Mark | None = None
+        self._spans: list[Span] = []
+        self.total_s = 0.0
+
+    def mark(self) -> Mark:
+        """Return this moment. The host does not wait."""
+        event = None
+        if self.is_late and not accelerators.is_capturing(self._device):
+            event = accelerators.event(self._device, timed=True)
+            event.record()
+        return Mark(time.perf_counter(), event)
+
+    @property
+    def runs(self) -> bool:
+        return self._since is not None
+
+    def start(self) -> None:
+        """Go on, unless it runs."""
+        if self._since is None:
+            self._since = self.mark()
+
+    def stop(self, at: Mark | None = None) -> None:
+        """Stop now, or as of an earlier moment."""
+        if self._since is not None:
+            end = at if at is not None and at.host_s >= self._since.host_s else self.mark()
+            self._add(Span(self._since, end))
+            self._since = None
+
+    def lap(self) -> list[Span]:
+        """Return the time since the last lap, and go on."""
+        if self._since is not None:
+            now = self.mark()
+            self._add(Span(self._since, now))
+            self._since = now
+        spans, self._spans = self._spans, []
+        return spans
+
+    def _add(self, span: Span) -> None:
+        self._spans.append(span)
+        self.total_s += span.end.host_s - span.begin.host_s
+
+
+def has_timed_events(device: torch.device) -> bool:
+    """Whether events of the device tell time. Those of some devices only tell an order."""
+    if device.type == "cpu":
+        return False
+    try:
+        first, second = (accelerators.event(device, timed=True) for _ in range(2))
+        first.record()
+        second.record()
+        second.synchronize()  # once, before the loop begins
+        return first.elapsed_time(second) >= 0.0
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False

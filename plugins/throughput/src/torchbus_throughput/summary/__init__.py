@@ -1,0 +1,1 @@
+"""A table of the models, printed once after the first step."""
