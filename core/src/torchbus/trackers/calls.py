@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from torchbus.trackers.room import NoRoom
@@ -41,6 +42,13 @@ class Calls:
             self.dropped += 1
         else:
             future.add_done_callback(self._count)
+
+    def lost(self, words: Callable[[BaseException | None], str]) -> str:
+        """Say how many calls were lost, and why the first one failed; "" if none was."""
+        if not (self.failures or self.dropped):
+            return ""
+        first = f" (the first: {words(self.first_error)})" if self.first_error else ""
+        return f"{self.failures} of {self.made} calls failed{first}, {self.dropped} were not made"
 
     def _count(self, future: Future[object]) -> None:
         self.done += 1

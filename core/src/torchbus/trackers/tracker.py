@@ -232,19 +232,9 @@ class Tracker(Client, Plugin):
                 f"it had not finished after {self._finish_timeout_s:g} s, and was left behind"
                 f" ({self._calls.done} of {self._calls.made} calls done)"
             )
-            told = self._words(problem) or left
-            self._complain(f"{self.name} did not finish: {told}", error)
-        self._report_calls(error)
-
-    def _report_calls(self, error: BaseException | None) -> None:
-        calls = self._calls
-        if calls.failures or calls.dropped:
-            first = f" (the first: {self._words(calls.first_error)})" if calls.first_error else ""
-            self._complain(
-                f"{self.name}: {calls.failures} of {calls.made} calls failed{first},"
-                f" {calls.dropped} were not made",
-                error,
-            )
+            self._complain(f"{self.name} did not finish: {self._words(problem) or left}", error)
+        if lost := self._calls.lost(self._words):
+            self._complain(f"{self.name}: {lost}", error)
 
     def _complain(self, told: str, error: BaseException | None) -> None:
         """Report a problem at the end: raise it if on_error="raise", otherwise warn.
