@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from PIL import Image, ImageDraw
 
-COLOURS = "#4051b5", "#e4572e", "#29a19c", "#f2b134", "#8f5db7"
+COLOURS: tuple[str, ...] = ("#4051b5", "#e4572e", "#29a19c", "#f2b134", "#8f5db7")
 COLOURS += "#5a5a5a", "#2e7d32", "#c2185b", "#0288d1", "#795548"
 
 
@@ -38,4 +38,17 @@ def curve(values: Sequence[float], path: str, width: int = 480, height: int = 24
     draw.line(points, fill=COLOURS[0], width=2)
     draw.text((22, 2), f"{high:.3g}", fill="black")
     draw.text((22, height - 16), f"{low:.3g}", fill="black")
+    picture.save(path)
+
+
+def grid(images: torch.Tensor, path: str, columns: int, scale: int = 4) -> None:
+    """Grey images (count, height, width) from 0 to 1, side by side."""
+    count, height, width = images.shape
+    size = (columns * (width + 1) * scale, -(-count // columns) * (height + 1) * scale)
+    picture = Image.new("L", size, 255)
+    for number, image in enumerate((images.clamp(0, 1) * 255).to(torch.uint8)):
+        small = Image.frombytes("L", (width, height), bytes(image.flatten().tolist()))
+        place = (number % columns * (width + 1), number // columns * (height + 1))
+        large = small.resize((width * scale, height * scale), Image.Resampling.NEAREST)
+        picture.paste(large, (place[0] * scale, place[1] * scale))
     picture.save(path)
