@@ -12,7 +12,7 @@ import torch
 from torchbus import session
 from torchbus.testing import fork_script
 
-from torchbus_scale.rates import spread
+from torchbus_scale.rates import LearningRates, has_diverged, spread
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "range_loop.py"))
 make, step_of = LOOP["make"], LOOP["step_of"]
@@ -53,6 +53,31 @@ def equal(one, other):
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(equal, one, other))
     return one == other
+
+
+def tested(seed: int, steps: int) -> LearningRates:
+    """A range test by hand, of a small regression whose batches are noisy."""
+    torch.manual_seed(seed)
+    x = torch.randn(512, 4)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(512, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    losses, rates = [], spread(1e-4, 10.0, steps)
+    for rate in rates:
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        rows = torch.randint(512, (16,))
+        loss = torch.nn.functional.mse_loss(model(x[rows]), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if has_diverged(losses):
+            break
+    return LearningRates(tuple(rates[: len(losses)]), tuple(losses), False)
+
+
+def test_noise_of_single_batches_does_not_decide() -> None:
+    suggested = [tested(seed, 100).suggestion for seed in range(20)]
+    assert all(rate is not None and 3e-3 < rate < 0.1 for rate in suggested), suggested
 
 
 def test_the_losses_are_those_of_a_loop_that_sets_the_rates():

@@ -11,6 +11,8 @@ from typing import Any
 from torchbus.plugin import UsageError
 
 SMOOTHING = 0.98
+WIDTH = 6
+"""A line goes through so many times fewer losses on each side."""
 DIVERGED = 4.0  # times the best loss, as in fastai
 
 
@@ -37,9 +39,10 @@ class LearningRates:
     def suggestion(self) -> float | None:
         """The rate where the loss falls most steeply, before it is lowest.
 
-        The slope over log(lr) is that of a line through a tenth of the losses around each.
+        The slope over log(lr) is that of a line through a third of the losses around each: through
+        fewer, the noise of single batches decides.
         """
-        half = max(1, len(self.losses) // 20)
+        half = max(1, len(self.losses) // WIDTH)
         around = [
             (index, self.losses[index - half : index + half + 1])
             for index in range(half, len(self.losses) - half)
