@@ -55,7 +55,7 @@ def equal(one, other):
     return one == other
 
 
-def by_hand(seed: int, steps: int) -> LearningRates:
+def regression_by_hand(seed: int, steps: int) -> LearningRates:
     """A range test by hand, of a small regression whose batches are noisy."""
     torch.manual_seed(seed)
     x = torch.randn(512, 4)
@@ -76,7 +76,7 @@ def by_hand(seed: int, steps: int) -> LearningRates:
 
 
 def test_noise_of_single_batches_does_not_decide() -> None:
-    suggested = [by_hand(seed, 100).suggestion for seed in range(20)]
+    suggested = [regression_by_hand(seed, 100).suggestion for seed in range(20)]
     assert all(rate is not None and 3e-3 < rate < 0.1 for rate in suggested), suggested
 
 

@@ -110,11 +110,11 @@ def compiled_from(module: Module) -> Module:
     return getattr(module, "_orig_mod", module)
 
 
-def has_compiled() -> bool:
-    """Whether torch.compile has compiled something in this process.
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made in this process.
 
     Without ``torch._dynamo.utils``: compiled functions count as not compiled.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Any = getattr(utils, "counters", {})
-    return bool(counters and counters["stats"].get("unique_graphs"))
+    return int(counters["stats"].get("unique_graphs", 0)) if counters else 0

@@ -26,6 +26,7 @@ class Flops:
 
     def __init__(self, given: float | None) -> None:
         self._thread = threading.get_ident()
+        self._graphs_before = _compat.compiled_graphs()
         self._per_sample = given
         self._per_step: float | None = None
         self._counter: _compat.CountedOps | None = None
@@ -80,7 +81,7 @@ class Flops:
                 self._is_on = True
 
     def _begin(self, now: Tally) -> None:
-        if _compat.has_compiled():
+        if _compat.compiled_graphs() > self._graphs_before:
             self.is_done = True
             warn(
                 "flops=True: the loop runs compiled code, whose operations can't be counted without"

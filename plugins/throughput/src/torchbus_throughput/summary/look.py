@@ -31,12 +31,15 @@ class Call:
 class Look:
     """Hooks on a model and its parts down to a depth, for the model's first call.
 
+    ``graphs_before``: how many graphs torch.compile had made before the session.
+
     Inside of compiled modules there are no hooks, and no operations are counted: both would change
     what is compiled.
     """
 
-    def __init__(self, model: Module, depth: int) -> None:
+    def __init__(self, model: Module, depth: int, graphs_before: int) -> None:
         self.model = model
+        self._graphs_before = graphs_before
         self.rows = list(parts(model, depth))
         self.calls: dict[int, Call] = {}
         self._counts = not any(map(_compat.is_compiled, model.modules()))
@@ -58,7 +61,7 @@ class Look:
         """A module is about to run."""
         if module is self.model and not self.was_called and not self._watches:
             self._watches = True
-            if self._counts and not _compat.has_compiled():
+            if self._counts and _compat.compiled_graphs() == self._graphs_before:
                 self._counter = _compat.CountedOps()
                 self._counter.begin()
         if self._counter is not None:

@@ -6,6 +6,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, users_frame, warn
 
+from torchbus_throughput._compat import compiled_graphs
 from torchbus_throughput.summary.look import Look
 from torchbus_throughput.summary.text import text
 
@@ -45,6 +46,7 @@ class FirstStep:
     def __init__(self, session: Context, depth: int) -> None:
         self._session = session
         self._depth = depth
+        self._graphs_before = compiled_graphs()
         self._looks: list[Look] = []
         session.on_close.callback(self._end)
 
@@ -52,7 +54,7 @@ class FirstStep:
     def model_found(self, model: Module, calling: bool) -> None:
         if inventory.is_internal(model) or not self._session.captures(model):
             return
-        look = Look(model, self._depth)
+        look = Look(model, self._depth, self._graphs_before)
         self._looks.append(look)
         if calling:
             look.begin(model)
