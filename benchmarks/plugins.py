@@ -1,4 +1,4 @@
-"""What clipping, accumulation, mixed precision and measuring throughput cost as plugins, against
+"""What clipping, accumulation, mixed precision, throughput and profiling cost as plugins, against
 the same written by hand, on one thread.
 
     python benchmarks/plugins.py [--rounds 30] [--steps 100] [--quantile 0.5] [--json FILE]
@@ -77,6 +77,11 @@ TABLES: dict[str, dict[str, Contender]] = {
         HAND: plain,
         "a session": session(),
         "torchbus": session(throughput_every=50, flops=True),
+    },
+    "Profiling, outside of the recorded steps": {
+        HAND: plain,
+        "a session": session(),
+        "torchbus": session(profile={"skip_first": 10**9}),
     },
     "Clipping": {HAND: clip, "torchbus": session(gradient_clip_val=1.0)},
     "Accumulation over 4": {

@@ -79,7 +79,8 @@ def check(snippet: Snippet) -> str:
 
 
 def matches(out: str, expected: str) -> bool:
-    return bool(re.fullmatch(".*".join(map(re.escape, expected.split("..."))), out))
+    pattern = ".*".join(map(re.escape, expected.split("...")))
+    return bool(re.fullmatch(re.sub(r"\\\n\.\*(?=\\\n|$)", r"(?:\\n.*)*", pattern), out))
 
 
 def update(page: Path) -> None:

@@ -55,6 +55,8 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch.ops.aten, "_local_scalar_dense _scaled_dot_product_flash_attention_for_cpu"
     yield torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward"
     yield torch.utils._python_dispatch, "_disable_current_modes _get_current_dispatch_mode"
+    yield torch.autograd, "_profiler_enabled"
+    yield torch.cuda.memory, "_record_memory_history _dump_snapshot"
     yield torch.ops, "_c10d_functional"
     yield Tensor, "_use_count _version _values _is_view _nnz _backward_hooks"
     yield Tensor, "_post_accumulate_grad_hooks"

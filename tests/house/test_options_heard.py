@@ -39,6 +39,8 @@ WITHOUT_MAIN = {
     "gradient_clip_algorithm": ("norm", "gradient_clip_val"),
     "warmup_steps": (0, "scale_lr"),
     "peak_flops": (1e12, "flops"),
+    "memory_snapshot": (False, "profile"),
+    "profile_folder": ("torchbus-profiles", "profile"),
 }
 REFUSED_AT_ENTRY = {
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
@@ -62,6 +64,7 @@ EXPLAINED = {
     "log_dir": ("logs", "logs"),
     "model_summary": (2, "rank 0 prints each model, 2 level(s) deep"),
     "precision": ("bf16-mixed", "bf16-mixed"),
+    "profile": ({"skip_first": 0}, "real steps 3 to 5"),
     "progress": (True, "a line on stderr"),
     "scale_lr": ("linear", "learning rates x 1"),
     "schedule_free": (True, "train() and eval() are called as those of their models"),

@@ -98,6 +98,7 @@ class KnownOptions(MoreOptions, total=False):
     log_every_n_steps: int
     loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
     loss_weight: typing.Literal["auto", "samples", "tokens"]
+    memory_snapshot: bool
     microbatches: int
     min_delta: float
     mixed_precision: typing.Literal["bf16", "16"] | None
@@ -116,6 +117,8 @@ class KnownOptions(MoreOptions, total=False):
         "16-true",
         "bf16-true",
     ]
+    profile: bool | collections.abc.Mapping[str, int | bool] | None
+    profile_folder: str | os.PathLike[str]
     progress: bool
     replace_sampler: bool
     reshard_after_forward: bool | None

@@ -12,8 +12,10 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
+from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
+from torchbus_profile.result import Profiled
 from torchbus_scale.rates import LearningRates
 from torchbus_throughput.windows import Window
 
@@ -165,6 +167,23 @@ class KnownVerbs:
 
         Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
         all: then all ranks call this.
+        """
+        raise NotImplementedError
+
+    def range(self, name: str) -> record_function:
+        """Name a part of the loop, in every profiler: ``with s.range("augment"):``.
+
+        It may also decorate a function. Any rank may call it. If steps are recorded, their table
+        has the range.
+
+        Source: https://pytorch.org/docs/stable/generated/torch.autograd.profiler.record_function.html
+        """
+        raise NotImplementedError
+
+    def profiled(self) -> Profiled | None:
+        """Return what the last recording of this rank shows, or None before its end.
+
+        Any rank may call it.
         """
         raise NotImplementedError
 

@@ -10,11 +10,13 @@ from torchbus.trackers.agreement import chosen_by_rank0
 from torchbus.trackers.description import describe_run, plain, without_secrets
 from torchbus.trackers.histogram import Histogram, Values
 from torchbus.trackers.image import Image
+from torchbus.trackers.table import Table
 from torchbus.trackers.tracker import Tracker
 
 __all__ = [
     "Histogram",
     "Image",
+    "Table",
     "Tracker",
     "Values",
     "chosen_by_rank0",

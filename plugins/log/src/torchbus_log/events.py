@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchbus.plugin import hookspec
-from torchbus.trackers import Image, Values
+from torchbus.trackers import Image, Table, Values
 
 HOT = ("skip_logging", "log_metrics")
 
@@ -31,6 +31,14 @@ def image_ready(name: str, image: Image, step: int, epoch: int | None) -> None:
 def histogram_ready(name: str, values: Values, step: int, epoch: int | None) -> None:
     """``s.log_histogram`` was called. Loggers listen to this. ``values.counted()`` counts them on
     their device, so call it only on a rank that reports.
+
+    Since 0.1.
+    """
+
+
+@hookspec
+def table_ready(name: str, table: Table, step: int) -> None:
+    """A plugin has a table or a curve to show. Sent on rank 0 only. Loggers may listen to this.
 
     Since 0.1.
     """

@@ -12,11 +12,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus.trackers import Table
 
 from torchbus_scale.kept import kept
 from torchbus_scale.rates import LearningRates, has_diverged, spread
 
 Function = Callable[[object], object]
+CURVE = ("learning rate", "loss, smoothed")
 
 
 class Trial:
@@ -66,9 +68,13 @@ def run(
         trial = Trial(optimizer)
         session.bus.register(trial, "scale.trial")
         try:
-            return _run(session, function, optimizer, loader, rates, trial)
+            found = _run(session, function, optimizer, loader, rates, trial)
         finally:
             session.bus.unregister(trial)
+    if session.is_main and session.bus.heard("table_ready"):
+        curve = Table(CURVE, tuple(zip(found.lrs, found.smoothed, strict=True)), CURVE)
+        session.bus.hook.table_ready(name="find_lr", table=curve, step=session.steps.count)
+    return found
 
 
 def _run(

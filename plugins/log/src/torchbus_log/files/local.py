@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchbus.plugin import Context, Redactor, expect, hookimpl, warn
-from torchbus.trackers import Image, Values, chosen_by_rank0, describe_run
+from torchbus.trackers import Image, Table, Values, chosen_by_rank0, describe_run
 
 from torchbus_log.files.folder import JsonLines, new_name, write_config, write_whole
 from torchbus_log.files.patient import Patient
@@ -24,7 +25,7 @@ class Local:
 
     It has config.json, and for each rank metrics-rank0.jsonl and system-rank0.jsonl. Each line has
     "step", "epoch" (not before the first one), "time_s" since the session began, and the values by
-    name. Rank 0 writes a line in media.jsonl for each histogram, and for each picture, which is a
+    name. Rank 0 writes a line in media.jsonl for each histogram, table and picture. A picture is a
     PNG file in media/.
 
     If a record can't be written, training continues (see ``Patient``). The session warns, counts
@@ -105,6 +106,13 @@ class Local:
             found = values.counted()
             counts, edges = found.counts, [found.edges[0], found.edges[-1]]
             record = {"histogram": name, "counts": counts, "range": edges}
+            self._have_written(self._media, {**self._now(step), **record})
+
+    @hookimpl
+    def table_ready(self, name: str, table: Table, step: int) -> None:
+        """Rank 0 writes a line."""
+        if self._media is not None:
+            record = {"table": name, **dataclasses.asdict(table)}
             self._have_written(self._media, {**self._now(step), **record})
 
     @hookimpl(optionalhook=True)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from torchbus.plugin import html_page
 
-from torchbus_report.page import chart, configuration, curves, media, names
+from torchbus_report.page import chart, configuration, curves, media, names, sheets
 from torchbus_report.page.script import SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
 from torchbus_report.page.table import chip, table
@@ -25,6 +25,7 @@ def page(runs: list[Run]) -> str:
         f"<section>{table(runs)}</section>",
         _charts(runs, system=False),
         media.section(runs, lambda number: chip(number, runs[number].label) if runs[1:] else ""),
+        sheets.section(runs, lambda number: chip(number, runs[number].label) if runs[1:] else ""),
         _charts(runs, system=True),
         _configuration(runs),
     ]

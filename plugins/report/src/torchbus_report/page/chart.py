@@ -68,12 +68,12 @@ def _curve(number: int, curve: Series, across: Scale, up: Scale) -> str:
     """A curve, and its mean if it is rough. ``number`` is its place in the numbers of the hover."""
     style, raw, mean = color_class(curve.color), f'data-y="{number}"', f'data-m="{number}"'
     if len(curve.known) == 1:
-        return _path(f"{style} dot", raw, curve.points, across, up)
+        return path(f"{style} dot", raw, curve.points, across, up)
     if curve.smoothed:
-        return _path(f"{style} raw", raw, curve.points, across, up) + _path(
+        return path(f"{style} raw", raw, curve.points, across, up) + path(
             style, mean, curve.smoothed, across, up
         )
-    return _path(style + (" faint" if curve.faint else ""), raw, curve.points, across, up)
+    return path(style + (" faint" if curve.faint else ""), raw, curve.points, across, up)
 
 
 def color_class(number: int) -> str:
@@ -81,9 +81,7 @@ def color_class(number: int) -> str:
     return f"c{number % COLORS} d{number % DASHES}"
 
 
-def _path(
-    style: str, mark: str, points: list[tuple[float, float]], across: Scale, up: Scale
-) -> str:
+def path(style: str, mark: str, points: list[tuple[float, float]], across: Scale, up: Scale) -> str:
     words, pen_up = [], True
     for x, y in points:
         if math.isnan(y):

@@ -1,4 +1,4 @@
-"""Pictures and histograms of a run: lines of media.jsonl, and PNG files that they name."""
+"""Pictures, histograms and tables of a run: lines of media.jsonl, and PNG files that they name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchbus_report.runs import files
+from torchbus_report.runs import files, sheets
 from torchbus_report.runs.files import Unreadable
+from torchbus_report.runs.sheets import Sheet
 from torchbus_report.runs.showing import showable
 
 PLACE = re.compile(r"media/[0-9]{1,9}\.png")
@@ -50,6 +51,7 @@ class Media:
 
     pictures: list[Picture] = field(default_factory=list)
     histograms: list[Distribution] = field(default_factory=list)
+    sheets: list[Sheet] = field(default_factory=list)
     problem: str = ""
 
 
@@ -64,21 +66,23 @@ def read(folder: Path) -> Media:
                 one = _parsed(line, folder)
                 if isinstance(one, Picture):
                     found.pictures.append(one)
+                elif isinstance(one, Sheet):
+                    found.sheets.append(one)
                 elif one is not None:
                     found.histograms.append(one)
     except Unreadable as error:
-        return Media(found.pictures, found.histograms, f"{path.name} {error}")
+        return Media(found.pictures, found.histograms, found.sheets, f"{path.name} {error}")
     return found
 
 
-def _parsed(line: bytes, folder: Path) -> Picture | Distribution | None:
+def _parsed(line: bytes, folder: Path) -> Picture | Distribution | Sheet | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not _is_number(record.get("step"), LARGEST_STEP):
         return None
-    return _picture(record, folder) or _histogram(record)
+    return _picture(record, folder) or _histogram(record) or sheets.parsed(record)
 
 
 def _picture(record: dict[str, Any], folder: Path) -> Picture | None:

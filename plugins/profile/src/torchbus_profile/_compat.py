@@ -1,0 +1,38 @@
+"""Private names of torch that this package uses. They were seen in 2.4 to 2.13."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.autograd import _profiler_enabled
+
+ENTRIES = 100_000
+
+
+def is_recording() -> bool:
+    """Whether a profiler records already, in this thread: torch has one at a time.
+
+    Without ``_profiler_enabled``: ImportError when the plugin is imported.
+    """
+    return bool(_profiler_enabled())
+
+
+def can_snapshot(device: torch.device) -> bool:
+    """Whether memory snapshots can be taken. Without the name: no, and the option is refused."""
+    return device.type == "cuda" and hasattr(torch.cuda.memory, "_record_memory_history")
+
+
+def remember_allocations() -> None:
+    """Begin to record allocations, with their stacks. Without the name it is not called."""
+    torch.cuda.memory._record_memory_history(max_entries=ENTRIES)
+
+
+def forget_allocations() -> None:
+    """Record no longer. Without the name it is not called."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def write_snapshot(path: Path) -> None:
+    """Write what is known of allocations. Without the name it is not called."""
+    torch.cuda.memory._dump_snapshot(str(path))

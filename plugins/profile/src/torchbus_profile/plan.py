@@ -1,0 +1,73 @@
+"""Which steps are recorded, and what of them: the dictionary of ``profile=``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchbus.plugin import UsageError, expect
+
+STEPS = {"skip_first": 10, "wait": 0, "warmup": 2, "active": 3, "repeat": 1}
+LEAST = {"skip_first": 0, "wait": 0, "warmup": 1, "active": 1, "repeat": 0}
+FACTS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers of real steps. ``facts``: keywords of ``torch.profiler.profile``."""
+
+    skip_first: int
+    wait: int
+    warmup: int
+    active: int
+    repeat: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def begins(self, steps: int) -> bool:
+        """Whether a recording, with its warm-up, begins after so many real steps."""
+        cycle, since = self.wait + self.warmup + self.active, steps - self.skip_first
+        number, within = divmod(since, cycle)
+        return since >= 0 and within == self.wait and (not self.repeat or number < self.repeat)
+
+    @property
+    def first_step(self) -> int:
+        """The first step that is recorded, from 1."""
+        return self.skip_first + self.wait + self.warmup + 1
+
+    def described(self) -> str:
+        steps = f"real steps {self.first_step} to {self.first_step + self.active - 1}"
+        every = self.wait + self.warmup + self.active
+        if self.repeat == 0:
+            steps += f", and again every {every}"
+        elif self.repeat > 1:
+            steps += f", and again every {every}, {self.repeat} times"
+        return ", ".join((steps, *self.facts))
+
+
+def plan(given: object) -> Plan | None:
+    """Read the option. Raises UsageError. None: nothing is recorded."""
+    expect(
+        "profile", given, (bool, Mapping, type(None)), 'True, or a dict such as {"skip_first": 100}'
+    )
+    if not isinstance(given, Mapping):
+        return _plan(STEPS, {}) if given else None
+    known = (*STEPS, *FACTS)
+    unknown = [word for word in given if word not in known]
+    if unknown:
+        raise UsageError(f"profile={dict(given)}: {unknown[0]!r} is none of {', '.join(known)}")
+    for word, least in LEAST.items():
+        steps = given.get(word, least)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:
+            raise UsageError(
+                f"profile={dict(given)}: {word} must be a number of real steps, at least {least}"
+            )
+    for word in FACTS:
+        if not isinstance(given.get(word, True), bool):
+            raise UsageError(f"profile={dict(given)}: {word} must be True or False")
+    facts = {word: True for word in FACTS if given.get(word)}
+    return _plan({word: given.get(word, usual) for word, usual in STEPS.items()}, facts)
+
+
+def _plan(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Plan:
+    return Plan(**steps, facts=facts)

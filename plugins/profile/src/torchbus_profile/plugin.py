@@ -1,0 +1,208 @@
+"""The plugin: its options, verbs, and what it hears of the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from torch.optim import Optimizer
+from torch.profiler import profile as Profiler
+from torch.profiler import record_function
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs, warn
+from torchbus.trackers import Table
+
+from torchbus_profile import _compat, showing
+from torchbus_profile.folder import new_folder
+from torchbus_profile.plan import plan
+from torchbus_profile.reading import read
+from torchbus_profile.recording import Recording
+from torchbus_profile.result import Profiled
+from torchbus_profile.told import Told
+
+
+@needs("profile", "profile_folder", "memory_snapshot", verbs=("profiled",))
+class Profile:
+    """Records some real steps with torch.profiler on each rank, and sums them up.
+
+    Each rank writes a trace. Rank 0 prints, when the session ends, what the time of each rank went
+    to, and its own ten longest operators. A failure of the profiler warns, and training continues.
+
+    Args:
+        profile: True, or a dict: ``skip_first``, ``wait``, ``warmup``, ``active`` and ``repeat`` of
+            ``torch.profiler.schedule`` in real optimizer steps; ``record_shapes``,
+            ``profile_memory``, ``with_stack``, ``with_flops`` and ``with_modules`` of
+            ``torch.profiler.profile``.
+        profile_folder: the folder in which each session gets its own.
+        memory_snapshot: also record the allocations of CUDA's memory, and write a snapshot with
+            each trace, and if the loop ends by an error.
+
+    Source: https://pytorch.org/docs/stable/profiler.html
+    """
+
+    owns = ("profile",)
+    verbs = ("range", "profiled")
+    hears_trials = False
+
+    def __init__(
+        self,
+        *,
+        profile: bool | Mapping[str, int | bool] | None = True,
+        profile_folder: str | os.PathLike[str] = "torchbus-profiles",
+        memory_snapshot: bool = False,
+    ) -> None:
+        self._plan = plan(profile)
+        expect("profile_folder", profile_folder, (str, os.PathLike), "a path")
+        expect("memory_snapshot", memory_snapshot, bool, "True or False")
+        self._root = Path(profile_folder)
+        self._snapshots = memory_snapshot and self._plan is not None
+        self._recording: Recording | None = None
+        self._found: Profiled | None = None
+        self._ranges: set[str] = set()
+        self._made = 0
+
+    # Events --------------------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)  # the loggers have begun, and close after this
+    def session_start(self, session: Context) -> None:
+        self._session = session
+        self._seen = session.steps.follow().count
+        if session.is_inside:
+            self._plan = None  # a rank has begun by itself, by the verb
+        if self._plan is None:
+            return
+        if self._snapshots and not _compat.can_snapshot(session.device):
+            raise UsageError(
+                f"memory_snapshot=True on {session.device}: only CUDA's allocator keeps a history."
+                " Leave it out"
+            )
+        self._folder = new_folder(session, self._root)
+        self._told = Told(session)
+        session.on_close.push(self._close)
+        if self._snapshots:
+            _compat.remember_allocations()
+        self._begin()
+
+    @hookimpl(trylast=True)  # what others do after a step belongs to it
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        count = self._session.steps.count
+        if self._plan is None or count == self._seen:
+            return
+        self._seen, self._made = count, self._made + 1
+        if self._recording is not None:
+            with self._guarded():
+                self._recording.stepped()
+            if self._recording is not None and self._recording.is_over:
+                self._recording = None
+        self._begin()
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            with self._guarded():
+                recording.cut()
+        if error is not None and self._snapshots:
+            with self._guarded():
+                self._write_snapshot("error")
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        if self._plan is None:
+            return None
+        return {"profile": [f"{self._plan.described()}; each rank writes into {self._folder}"]}
+
+    # Verbs ---------------------------------------------------------------------------------------
+
+    def range(self, name: str) -> record_function:
+        """Name a part of the loop, in every profiler: ``with s.range("augment"):``.
+
+        It may also decorate a function. Any rank may call it. If steps are recorded, their table
+        has the range.
+
+        Source: https://pytorch.org/docs/stable/generated/torch.autograd.profiler.record_function.html
+        """
+        expect("s.range(name)", name, str, "a text")
+        self._ranges.add(name)
+        return record_function(name)
+
+    def profiled(self) -> Profiled | None:
+        """Return what the last recording of this rank shows, or None before its end.
+
+        Any rank may call it.
+        """
+        return self._found
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._recording is None and self._plan is not None and self._plan.begins(self._made):
+            if _compat.is_recording():
+                warn(
+                    "profile: another profiler is recording, and torch has one at a time. These"
+                    " steps are left to it"
+                )
+                return
+            with self._guarded():
+                self._recording = Recording(self._plan, self._session.device, self._ready)
+
+    def _ready(self, profiler: Profiler, steps: int) -> None:
+        found = read(profiler, self._ranges, self._seen, steps)
+        with self._guarded():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"rank{self._session.rank}.{found.last_step}.pt.trace.json.gz"
+            profiler.export_chrome_trace(str(self._folder / name))
+            found = dataclasses.replace(found, trace=str(self._folder / name))
+        if self._snapshots:
+            with self._guarded():
+                self._write_snapshot(str(found.last_step))
+        self._found = found
+        self._told.tell(found)
+        self._send("profile: operators", showing.of_operators("operator", found.operators))
+        if found.ranges:
+            self._send("profile: ranges", showing.of_operators("range", found.ranges))
+
+    def _write_snapshot(self, word: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _compat.write_snapshot(self._folder / f"rank{self._session.rank}.{word}.memory.pickle")
+
+    def _send(self, name: str, rows: list[tuple[str, ...]]) -> None:
+        if rows[1:] and self._session.is_main and self._session.bus.heard("table_ready"):
+            step = self._found.last_step if self._found is not None else 0
+            self._session.bus.hook.table_ready(
+                name=name, table=Table(rows[0], tuple(rows[1:])), step=step
+            )
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            recording, self._recording = self._recording, None
+            if recording is not None:
+                recording.drop()
+            warn(f"profile: {type(error).__name__}: {error}. Training continues")
+
+    def _close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._snapshots:
+            _compat.forget_allocations()
+        if error is not None or not self._session.is_main or self._plan is None:
+            return
+        if 0 < self._made < self._plan.first_step:
+            warn(
+                f"profile: the loop made {self._made} real steps, and the first to be recorded is"
+                f" {self._plan.first_step}: pass a smaller skip_first in profile="
+            )
+        if self._found is None:
+            return
+        parts = self._told.known(self._found)
+        self._send("profile: ranks", showing.of_ranks(parts))
+        print(showing.text(self._found, parts))
