@@ -104,19 +104,13 @@ UNDER_ZERO = {
     "late-parameters": "gets more parameters after its DeepSpeed engine was made",
 }
 """What deepspeed refuses."""
-NOT_IN_P_GRAD = ("one-process", "ragged-end", "no-samples")
-"""Rules that read gradients, which are divided over the ranks and not in ``p.grad``."""
 
 
 @SLOW
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "rule",
-    [
-        rule
-        for rule in RULES
-        if not rule.name.startswith("script-") and rule.name not in NOT_IN_P_GRAD
-    ],
+    [rule for rule in RULES if not rule.name.startswith("script-")],
     ids=str,
 )
 def test_deepspeed_holds_the_rules_in_single_precision(rule: Rule) -> None:

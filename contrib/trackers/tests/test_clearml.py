@@ -30,6 +30,11 @@ def test_two_ranks_have_one_task(tmp_path, log, values):
     (archive,) = tmp_path.rglob("*.zip")
     assert told["id"] in archive.name
     assert scalars(archive, "rank0") == values and scalars(archive, "rank1") == []
+    shown = lines(archive, "metrics.jsonl")
+    pictures = [one for one in shown if one["type"] == "training_debug_image"]
+    assert [(one["metric"], one["iter"]) for one in pictures] == [("samples/a b", 3), ("grey", 3)]
+    (plot,) = [json.loads(one["plot_str"])["data"] for one in shown if one["type"] == "plot"]
+    assert plot[0]["y"] == [25.0] * 4 and plot[0]["x"] == ["0", "24.75", "49.5", "74.25"]
     with zipfile.ZipFile(archive) as files:
         task = json.loads(files.read("task.json"))
     assert task["name"] == "run" and "hyperparameters" in task["hyperparams"]

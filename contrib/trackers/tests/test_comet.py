@@ -38,6 +38,14 @@ def test_an_offline_run_is_one_archive_of_rank_0(tmp_path, log, values):
     assert told["id"] in archive.name
     assert metrics(archive, "rank0") == values and not metrics(archive, "rank1")
     assert parameters(archive)["lr"] == 0.1
+    files = [one["payload"] for one in messages(archive) if one["type"] == "file_upload"]
+    names = [one["additional_params"] for one in files]
+    assert [one.get("figName") or one["fileName"] for one in names] == ["samples/a b", "grey", "w"]
+    assert {one["step"] for one in names} == {3}
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.read(files[0]["file_path"]).startswith(b"\x89PNG")
+        counted = json.loads(opened.read(files[2]["file_path"]))
+    assert [count for _, count in counted["index_values"]] == [25] * 4
     told_of_script = [one for one in messages(archive) if "logging_loop.py" in json.dumps(one)]
     assert [one["payload"]["params"]["paramName"] for one in told_of_script] == ["torchbus_command"]
 

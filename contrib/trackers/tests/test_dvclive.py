@@ -30,5 +30,7 @@ def test_two_ranks_have_one_folder_which_goes_on(tmp_path, log, values):
     summary = json.loads((folder / "metrics.json").read_text())
     assert summary["rank0"] == 1 / 20 and summary["system"] == {"gpu_percent": 50.0}
     assert "width: 64" in (folder / "params.yaml").read_text()
+    pictures = folder / "plots" / "images"
+    assert (pictures / "grey" / "3.png").exists() and (pictures / "samples/a b/3.png").exists()
     log("DVCLiveLogger", {"resume": "dvclive", **OPTIONS})
     assert len(series(folder, "rank0")) == 40

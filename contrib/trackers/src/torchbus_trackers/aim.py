@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context, expect
+from torchbus.trackers import Histogram, Image
 
 from torchbus_trackers.one_run import RunOfProject
 
@@ -65,6 +66,21 @@ class AimLogger(RunOfProject):
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
         for name, value in metrics.items():
             self.experiment.track(value, name=name, step=step, epoch=epoch)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        from aim import Image as Picture
+
+        pixels = image.pixels().numpy()
+        shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+        self.experiment.track(Picture(shown), name=name, step=step)
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        from aim import Distribution
+
+        ends = (histogram.edges[0], histogram.edges[-1])
+        self.experiment.track(
+            Distribution(hist=histogram.counts, bin_range=ends), name=name, step=step
+        )
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context
+from torchbus.trackers import Histogram, Image
 
 from torchbus_trackers.one_run import RunOfProject
 
@@ -66,6 +67,19 @@ class ClearMLLogger(RunOfProject):
         values = {**metrics, **({} if epoch is None else {"epoch": float(epoch)})}
         for name, value in values.items():
             logger.report_scalar(name, name, iteration=step, value=value)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Needs pillow."""
+        pixels = image.pixels()
+        shown = pixels.expand(-1, -1, 3) if pixels.shape[-1] == 1 else pixels
+        logger = self.experiment.get_logger()
+        logger.report_image(name, name, iteration=step, image=shown.contiguous().numpy())
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        """The labels of the bins are their lower edges."""
+        labels = [f"{edge:.6g}" for edge in histogram.edges[:-1]]
+        logger = self.experiment.get_logger()
+        logger.report_histogram(name, name, histogram.counts, iteration=step, xlabels=labels)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.connect(values, name="hyperparameters")

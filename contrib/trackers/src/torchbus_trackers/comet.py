@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context
+from torchbus.trackers import Histogram, Image
 
 from torchbus_trackers.one_run import RunOfProject
 
@@ -61,6 +64,21 @@ class CometLogger(RunOfProject):
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
         self.experiment.log_metrics(metrics, step=step, epoch=epoch)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Raises RuntimeError if comet_ml does not take it, which only logs why."""
+        if self.experiment.log_image(BytesIO(image.png()), name=name, step=step) is None:
+            raise RuntimeError(f"comet_ml did not take the picture {name!r}")
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        """Comet has bins of its own: each of ours counts at its middle."""
+        from comet_ml.data_structure import Histogram as CometHistogram
+
+        edges = histogram.edges
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        counted = CometHistogram()
+        counted.add(middles, counts=histogram.counts)
+        self.experiment.log_histogram_3d(counted, name=name, step=step)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.log_parameters(values)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context, expect
+from torchbus.trackers import Image
 
 from torchbus_trackers.one_run import OneRun
 
@@ -59,6 +60,12 @@ class DVCLiveLogger(OneRun):
         for name, value in values.items():
             run.log_metric(name, value)
         run.make_summary()
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """DVCLive keeps one picture of a name, so each step has its own. Needs pillow."""
+        pixels = image.pixels().numpy()
+        shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+        self.experiment.log_image(f"{name}/{step}.png", shown)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.log_params(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context
+from torchbus.trackers import Image
 
 from torchbus_trackers.one_run import RunOfProject
 
@@ -58,6 +59,14 @@ class SwanLabLogger(RunOfProject):
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
         values = {**metrics, **({} if epoch is None else {"epoch": epoch})}
         self.experiment.log(values, step=step)
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Needs pillow."""
+        import swanlab
+
+        pixels = image.pixels()
+        shown = pixels.expand(-1, -1, 3) if pixels.shape[-1] == 1 else pixels
+        self.experiment.log({name: swanlab.Image(shown.contiguous().numpy())}, step=step)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.config.update({"hyperparameters": values})

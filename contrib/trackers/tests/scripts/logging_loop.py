@@ -25,6 +25,10 @@ with session(logger=logger, autolog=False, log_every_n_steps=5, **alone) as s:
         weight.mean().backward()
         optimizer.step()
         s.log_dict({f"rank{s.rank}": 1 / step, "train/acc@1": float(step)})
+        if step == 3:
+            s.log_image("samples/a b", torch.rand(3, 4, 5))
+            s.log_image("grey", torch.rand(4, 5))
+            s.log_histogram("w", torch.arange(100.0), bins=4)
         if step == 4:
             s.log("bad", float("nan"))
     s._context.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.5)

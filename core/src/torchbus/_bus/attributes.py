@@ -39,6 +39,9 @@ class Plugin:
     there.
     """
 
+    gradients_elsewhere: bool = False
+    """For strategies: the engine keeps gradients, and none are in ``parameter.grad``."""
+
     unfreezes: bool = True
     """For strategies: parameters that are frozen at the first forward may be unfrozen later."""
 

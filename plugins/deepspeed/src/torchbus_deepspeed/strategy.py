@@ -58,6 +58,7 @@ class DeepSpeed(Strategy):
     """
 
     name = "deepspeed"
+    gradients_elsewhere = True
     unfreezes = False
     stage: ClassVar[int | None] = None
     """The ZeRO stage; None: the config says it."""

@@ -14,13 +14,15 @@ AFTER = "after.json"
 class Record:
     """What one rank, or the plain process, has found.
 
-    ``error``: with what it left the loop, or "". ``refusal``: the message, if that was a refusal.
+    ``hides_gradients``: it could write no gradients down. ``error``: with what it left the loop, or
+    "". ``refusal``: the message, if that was a refusal.
     """
 
     facts: Mapping[str, object]
     draws: Mapping[str, object]
     bound: float
     parts: int
+    hides_gradients: bool = False
     error: str = ""
     refusal: str = ""
 

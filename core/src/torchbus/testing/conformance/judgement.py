@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchbus.testing.conformance import bounds
 from torchbus.testing.conformance.evidence import Evidence, Record
+from torchbus.testing.conformance.run import GRADIENT
 
 SHOWN_LINES, SHOWN_PROBLEMS = 12, 4
 
@@ -85,6 +86,8 @@ def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
     """Where a record is not that of the plain process."""
     scale = max([0.0, *(_largest(value) for value in theirs.facts.values())])
     for name in sorted(ours.facts.keys() | theirs.facts.keys()):
+        if ours.hides_gradients and name.startswith(GRADIENT):
+            continue
         if name not in ours.facts or name not in theirs.facts:
             where = "the plain process" if name in theirs.facts else "the session"
             yield f"only {where} has {name}"

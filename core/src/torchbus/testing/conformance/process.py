@@ -84,7 +84,8 @@ def _recorded(own: Path, run: Run) -> Iterator[Run]:
         raise
     finally:
         found = {"facts": run.facts, "draws": run.draws, "bound": run.bound, "parts": run.parts}
-        write(own / f"rank{run.rank}.json", **found, **_words(error))
+        hides = run.hides_gradients
+        write(own / f"rank{run.rank}.json", **found, hides_gradients=hides, **_words(error))
 
 
 def _words(error: BaseException | None) -> dict[str, str]:

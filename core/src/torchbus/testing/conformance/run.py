@@ -18,6 +18,7 @@ from torchbus.testing.conformance import bounds
 BATCH = 12
 """Samples of a global batch, which 1, 2, 3 and 4 ranks can divide."""
 FEATURES, HIDDEN, OUTPUTS = 6, 8, 3
+GRADIENT = "gradient of"
 Batch = tuple[Tensor, ...]
 
 
@@ -70,6 +71,16 @@ class Run:
     def parts(self) -> int:
         """Into how many parts the ranks divide a global batch."""
         return 1 if self.session is None else self.session.world.data.parts
+
+    @property
+    def hides_gradients(self) -> bool:
+        """Whether gradients are the engine's, so that only what they do can be compared."""
+        return self._declares("gradients_elsewhere")
+
+    def _declares(self, attribute: str) -> bool:
+        """Whether a plugin of the session has an attribute that is True."""
+        plugins = [] if self.session is None else self.session._context.bus.plugins()
+        return any(getattr(plugin, attribute, False) for _, plugin in plugins)
 
     # What a loop needs ---------------------------------------------------------------------------
 
@@ -129,17 +140,16 @@ class Run:
 
     def note_gradients(self, **models: nn.Module) -> None:
         """Write down the gradients, None where there is none. All ranks call it."""
+        if self.hides_gradients:
+            return
         for name, model in models.items():
             for key, parameter in model.named_parameters():
-                self.note(f"gradient of {name}.{key}", self._gradient(parameter))
+                self.note(f"{GRADIENT} {name}.{key}", self._gradient(parameter))
 
     def _gradient(self, parameter: Tensor) -> Any:
         """The gradient, of a rank that has it if a strategy keeps it on only some."""
         own = plain(parameter.grad)
-        if self.session is None or not any(
-            getattr(plugin, "gradients_in_parts", False)
-            for _, plugin in self.session._context.bus.plugins()
-        ):
+        if self.session is None or not self._declares("gradients_in_parts"):
             return own
         told = self.session.all_gather_object(own)
         return next((one for one in [own, *told] if one is not None), None)
