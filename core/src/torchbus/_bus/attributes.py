@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
+
 
 class Plugin:
     """Every attribute that the bus reads, with its default.
@@ -41,6 +43,9 @@ class Plugin:
 
     gradients_elsewhere: bool = False
     """For strategies: the engine keeps gradients, and none are in ``parameter.grad``."""
+
+    steps_in: torch.dtype = torch.float64
+    """For strategies: the engine's steps are no more exact than in this dtype."""
 
     unfreezes: bool = True
     """For strategies: parameters that are frozen at the first forward may be unfrozen later."""

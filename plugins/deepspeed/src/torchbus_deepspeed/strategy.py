@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torchbus.plugin import (
     Context,
@@ -59,6 +60,7 @@ class DeepSpeed(Strategy):
 
     name = "deepspeed"
     gradients_elsewhere = True
+    steps_in = torch.float32
     unfreezes = False
     stage: ClassVar[int | None] = None
     """The ZeRO stage; None: the config says it."""

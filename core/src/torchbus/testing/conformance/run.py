@@ -41,8 +41,9 @@ class Run:
         self.folder = folder
         self.stage = stage
         self.objects = objects
-        self.dtype = dtype
-        self.bound = bounds.of_values(rounding.unit(dtype))
+        engines = [getattr(plugin, "steps_in", dtype) for plugin in self._plugins]
+        self.dtype = max([dtype, *engines], key=rounding.unit)
+        self.bound = bounds.of_values(rounding.unit(self.dtype))
         self.facts: dict[str, object] = {}
         self.draws: dict[str, object] = {}
 
@@ -79,8 +80,13 @@ class Run:
 
     def _declares(self, attribute: str) -> bool:
         """Whether a plugin of the session has an attribute that is True."""
-        plugins = [] if self.session is None else self.session._context.bus.plugins()
-        return any(getattr(plugin, attribute, False) for _, plugin in plugins)
+        return any(getattr(plugin, attribute, False) for plugin in self._plugins)
+
+    @property
+    def _plugins(self) -> list[object]:
+        if self.session is None:
+            return []
+        return [plugin for _, plugin in self.session._context.bus.plugins()]
 
     # What a loop needs ---------------------------------------------------------------------------
 
