@@ -23,6 +23,8 @@ from torchbus_profile.recording import Recording
 from torchbus_profile.result import Profiled
 from torchbus_profile.told import Told
 
+MOST_RANGES = 1000  # a loop may make a name for each step
+
 
 @needs("profile", "profile_folder", "memory_snapshot", verbs=("profiled",))
 class Profile:
@@ -126,7 +128,8 @@ class Profile:
         Source: https://pytorch.org/docs/stable/generated/torch.autograd.profiler.record_function.html
         """
         expect("s.range(name)", name, str, "a text")
-        self._ranges.add(name)
+        if len(self._ranges) < MOST_RANGES:
+            self._ranges.add(name)
         return record_function(name)
 
     def profiled(self) -> Profiled | None:

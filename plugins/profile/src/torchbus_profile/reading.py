@@ -27,8 +27,9 @@ def read(profiler: profile, ranges: Collection[str], last_step: int, steps: int)
     events: Sequence[Any] = profiler.events() or ()
     window = _window(events)
     seconds = (window.end_us - window.start_us) / US_PER_S
-    device = [event for event in events if _on_device(event)]
-    host = [event for event in events if event.device_type == DeviceType.CPU]
+    host = [event for event in events if not _on_device(event)]
+    names = {event.name for event in host}  # a device repeats the ranges of the host
+    device = [event for event in events if _on_device(event) and event.name not in names]
     data = _spans(host, lambda event: event.name.startswith(LOADER))
     if device:
         kinds = {
@@ -78,11 +79,7 @@ def _computes(event: Any) -> bool:
 
 
 def _spans(events: Iterable[Any], wanted: Callable[[Any], bool]) -> list[Span]:
-    return [
-        Span(event.time_range.start, event.time_range.end)
-        for event in events
-        if wanted(event) and not (_on_device(event) and event.is_user_annotation)
-    ]
+    return [Span(event.time_range.start, event.time_range.end) for event in events if wanted(event)]
 
 
 def _operators(host: Iterable[Any], seconds: float, on_device: bool) -> list[Operator]:
