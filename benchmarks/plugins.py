@@ -1,5 +1,4 @@
-"""What clipping, accumulation, mixed precision, throughput and profiling cost as plugins, against
-the same written by hand, on one thread.
+"""What plugins cost against the same written by hand, on one thread.
 
     python benchmarks/plugins.py [--rounds 30] [--steps 100] [--quantile 0.5] [--json FILE]
 
@@ -24,6 +23,8 @@ from overhead import BATCH, WIDTH, Contender, Source, in_session, make, plain
 from rounds import Batches, Stopwatch, add_options, interleave, summarise, table, write_json
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 WINDOW, WARMUP = 4, 20
 HAND = "by hand"
@@ -67,6 +68,26 @@ def mixed(batches: Source, dtype: torch.dtype) -> None:
         scaler.update()
 
 
+def averaged(batches: Source) -> None:
+    model, optimizer = make()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        average.update_parameters(model)
+
+
+def warmed(batches: Source) -> None:
+    model, optimizer = make()
+    rates = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        rates.step()
+
+
 def session(**options: Any) -> Contender:
     return functools.partial(in_session, **options)
 
@@ -82,6 +103,23 @@ TABLES: dict[str, dict[str, Contender]] = {
         HAND: plain,
         "a session": session(),
         "torchbus": session(profile={"skip_first": 10**9}),
+    },
+    "An exponential moving average": {
+        HAND: averaged,
+        "the loop alone": plain,
+        "a session": session(),
+        "torchbus": session(ema_decay=0.999),
+    },
+    "Warm-up": {
+        HAND: warmed,
+        "the loop alone": plain,
+        "a session": session(),
+        "torchbus": session(scale_lr="linear", warmup_steps=10**6),
+    },
+    "Unfreezing, with all unfrozen": {
+        HAND: plain,
+        "a session": session(),
+        "torchbus": session(unfreeze={"0.*": 1}),
     },
     "Clipping": {HAND: clip, "torchbus": session(gradient_clip_val=1.0)},
     "Accumulation over 4": {
