@@ -38,7 +38,7 @@ def test_a_table_is_shown_as_text(tmp_path):
 
 def test_a_curve_over_decades_has_a_logarithmic_axis(tmp_path):
     shown = page(tmp_path, CURVE)
-    path = re.search(r'aria-label="curve: y by x"><path class="[^"]*"  d="([^"]*)"', shown)
+    path = re.search(r'aria-label="curve: y by x">.*?<path class="c0[^"]*"  d="([^"]*)"', shown)
     places = [int(x) for x in re.findall(r"[ML](\d+) ", path[1])]
     steps = [b - a for a, b in pairwise(places)]
     assert max(steps) - min(steps) <= 1  # equal factors, equal distances
@@ -99,3 +99,23 @@ def test_the_curve_of_find_lr(tmp_path):
     (folder,) = tmp_path.iterdir()
     shown = torchbus_report.page([torchbus_report.read(folder)])
     assert 'aria-label="find_lr: loss, smoothed by learning rate"' in shown
+
+
+def test_a_loss_that_is_no_number_hides_no_curve(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    rates = []
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        return loss.detach() if rates[-1] < 0.1 else torch.tensor(float("nan"))
+
+    with session(strategy=None, logger="local", log_dir=tmp_path) as s:
+        s.find_lr(step, optimizer, DataLoader(torch.randn(8, 4)), min_lr=1e-4, max_lr=1.0, steps=20)
+    (folder,) = tmp_path.iterdir()
+    (sheet,) = torchbus_report.read(folder).media.sheets
+    assert len(sheet.rows) == len(rates) - 1 and sheet.plot == (0, 1)

@@ -72,7 +72,9 @@ def run(
         finally:
             session.bus.unregister(trial)
     if session.is_main and session.bus.heard("table_ready"):
-        curve = Table(CURVE, tuple(zip(found.lrs, found.smoothed, strict=True)), CURVE)
+        rows = tuple(zip(found.lrs, found.smoothed, strict=True))
+        # the loss at which the test stopped would flatten the rest, or is no number
+        curve = Table(CURVE, rows[:-1] if found.diverged else rows, CURVE)
         session.bus.hook.table_ready(name="find_lr", table=curve, step=session.steps.count)
     return found
 

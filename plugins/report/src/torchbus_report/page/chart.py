@@ -46,7 +46,7 @@ def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> 
         f'<figure class="chart" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
         f"<figcaption>{title}{_unit(name, up)}{_lost(lost)}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{html.escape(_spoken(name, curves))}">{_grid(across, up)}{lines}</svg>'
+        f'aria-label="{html.escape(_spoken(name, curves))}">{grid(up)}{lines}</svg>'
         f"{y_labels(up)}{_x_labels(across, axis)}</div></figure>"
     )
 
@@ -95,7 +95,7 @@ def path(style: str, mark: str, points: list[tuple[float, float]], across: Scale
     return f'<path class="{style}" {mark} d="{"".join(words)}{end}"/>'
 
 
-def _grid(across: Scale, up: Scale) -> str:
+def grid(up: Scale) -> str:
     lines = [
         f'<path class="grid" d="M0 {SIZE * (1 - up.place(tick)):.1f}H{SIZE}"/>'
         for tick in up.ticks()

@@ -44,7 +44,7 @@ def _table(sheet: Sheet, heading: str) -> str:
     )
     return (
         f'<p>{_title(sheet, heading)} <span class="quiet">step {sheet.step}</span></p>'
-        f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="wide"><table class="sheet"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
@@ -68,6 +68,6 @@ def _curve(sheet: Sheet, heading: str, color: int) -> str:
         f"{html.escape(sheet.columns[y])} by {html.escape(sheet.columns[x])}</span></figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {chart.SIZE} {chart.SIZE}" preserveAspectRatio="none"'
         f' role="img" aria-label="{html.escape(told)}">'
-        f"{chart.path(chart.color_class(color), '', points, across, up)}"
+        f"{chart.grid(up)}{chart.path(chart.color_class(color), '', points, across, up)}"
         f"</svg>{chart.y_labels(up)}{ends}</div></figure>"
     )

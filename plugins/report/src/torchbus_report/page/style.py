@@ -37,7 +37,7 @@ th,td{text-align:left;vertical-align:top;padding:5px 18px 5px 0;border-bottom:1p
 thead th{color:var(--quiet);font-weight:400;white-space:nowrap}
 td{overflow-wrap:anywhere;min-width:4em}
 .runs{margin-top:14px}
-.runs td,.runs .chip{white-space:nowrap}
+.runs td,.runs .chip,.sheet td{white-space:nowrap}
 .runs tbody th{min-width:11em}
 tbody th{font-weight:600}
 .differs th,.differs td{background:var(--mark)}
