@@ -106,6 +106,8 @@ def test_a_rank_that_fails_keeps_nobody() -> None:
 
 
 GAN = """
+import time
+
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
@@ -124,6 +126,8 @@ with session(devices=2, launch="fork", throughput_every=2, flops=True) as s:
         (0.5 * (1 - d(fake)).square().mean()).backward()
         of_g.step()
     s.barrier()
+    if s.is_main:
+        time.sleep(1)  # the other rank leaves the block meanwhile
     last = s.throughput()
     s.print("found", last.step, last.samples, last.device.flops_per_sec * last.seconds / 8)
 """

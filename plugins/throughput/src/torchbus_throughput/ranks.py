@@ -10,8 +10,8 @@ from torchbus.plugin import Context, SealedStore
 from torchbus_throughput.windows import Part
 
 KEPT = 2  # a rank may be one window ahead of another
-END = -KEPT
-"""The number of the whole session."""
+END = -1
+"""The number of the whole session. It takes the place of no window: another rank may still ask."""
 
 
 class Told:
@@ -29,7 +29,8 @@ class Told:
 
     def tell(self, number: int, part: Part) -> None:
         """Write this rank's part of a window. Does not wait."""
-        self._own = {number: part, number - 1: self._own.get(number - 1, part)}
+        kept = {key: own for key, own in self._own.items() if number in (key + 1, END)}
+        self._own = {**kept, number: part}
         if self._store is not None:
             self._store.set(_key(self._rank, number), json.dumps([number, *part]))
 
@@ -55,4 +56,4 @@ class Told:
 
 
 def _key(rank: int, number: int) -> str:
-    return f"{rank}/{number % KEPT}"
+    return f"{rank}/{'end' if number == END else number % KEPT}"
