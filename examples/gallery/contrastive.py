@@ -11,7 +11,7 @@ import torch
 from pictures import scatter
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
 
@@ -27,12 +27,13 @@ def info_nce(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def main(epochs: int = 15) -> None:
     torch.manual_seed(0)
-    data = load_digits()
-    images = torch.tensor(data.data, dtype=torch.float32) / 16
+    pixels, digits = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32) / 16
+    data = TensorDataset(images)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for epoch in range(epochs):
-        for x in DataLoader(images, batch_size=128, shuffle=True, drop_last=True):
+        for (x,) in DataLoader(data, batch_size=128, shuffle=True, drop_last=True):
             optimizer.zero_grad()
             loss = info_nce(model(views(x)), model(views(x)))
             loss.backward()
@@ -43,7 +44,7 @@ def main(epochs: int = 15) -> None:
     with torch.no_grad():
         found = nn.functional.normalize(model(images))
     nearest = (found @ found.T).fill_diagonal_(-1).argmax(1)
-    labels = torch.tensor(data.target)
+    labels = torch.tensor(digits)
     print(f"the nearest digit has the same label: {(labels[nearest] == labels).float().mean():.0%}")
     plane = torch.linalg.svd(found - found.mean(0), full_matrices=False)[2][:2]
     scatter((found @ plane.T)[:600], labels[:600].tolist(), "contrastive.png")

@@ -10,15 +10,22 @@ from __future__ import annotations
 import torch
 from peft import LoraConfig, get_peft_model
 from pictures import curve
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def main(epochs: int = 6) -> None:
     torch.manual_seed(0)
-    size = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    config = GPT2Config(vocab_size=24, bos_token_id=None, eos_token_id=None, **size)
+    config = GPT2Config(
+        vocab_size=24,
+        bos_token_id=None,
+        eos_token_id=None,
+        n_positions=16,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+    )
     lora = LoraConfig(r=8, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
     model = get_peft_model(GPT2LMHeadModel(config), lora)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -26,7 +33,7 @@ def main(epochs: int = 6) -> None:
     counting = (torch.randint(24, (512, 1)) + torch.arange(16)) % 24
     losses = []
     for _ in range(epochs):
-        for batch in DataLoader(counting, batch_size=16, shuffle=True):
+        for (batch,) in DataLoader(TensorDataset(counting), batch_size=16, shuffle=True):
             optimizer.zero_grad()
             loss = model(input_ids=batch, labels=batch).loss
             loss.backward()
