@@ -171,11 +171,7 @@ def _annotations(member: Member) -> set[str]:
     if isinstance(member, ast.AnnAssign):
         wanted: list[ast.AST] = [member.annotation]
     else:
-        wanted = [
-            member.args,
-            *member.decorator_list,
-            *([member.returns] if member.returns else []),
-        ]
+        wanted = [member.args, *member.decorator_list, member.returns or NOTHING]
     return {node.id for one in wanted for node in ast.walk(one) if isinstance(node, ast.Name)}
 
 

@@ -170,3 +170,12 @@ def test_verbs_are_refused_outside():
         s.log("x", 1.0)
     with pytest.raises(UsageError, match="s.log_image outside its session"):
         s.log_image("x", torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_every_picture_has_three_channels_for_those_who_want_them(channels: int) -> None:
+    value = torch.rand(channels, 2, 3)
+    image = Image("x", value)
+    rgb = image.rgb()
+    assert rgb.shape == (2, 3, 3) and rgb.is_contiguous()
+    assert torch.equal(rgb, image.pixels()[..., [0] * 3 if channels == 1 else [0, 1, 2]])

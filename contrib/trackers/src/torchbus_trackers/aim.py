@@ -70,9 +70,7 @@ class AimLogger(RunOfProject):
     def send_image(self, name: str, image: Image, step: int) -> None:
         from aim import Image as Picture
 
-        pixels = image.pixels().numpy()
-        shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-        self.experiment.track(Picture(shown), name=name, step=step)
+        self.experiment.track(Picture(image.rgb().numpy()), name=name, step=step)
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
         from aim import Distribution

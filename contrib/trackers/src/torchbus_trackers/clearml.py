@@ -70,10 +70,8 @@ class ClearMLLogger(RunOfProject):
 
     def send_image(self, name: str, image: Image, step: int) -> None:
         """Needs pillow."""
-        pixels = image.pixels()
-        shown = pixels.expand(-1, -1, 3) if pixels.shape[-1] == 1 else pixels
         logger = self.experiment.get_logger()
-        logger.report_image(name, name, iteration=step, image=shown.contiguous().numpy())
+        logger.report_image(name, name, iteration=step, image=image.rgb().numpy())
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
         """The labels of the bins are their lower edges."""

@@ -63,9 +63,7 @@ class DVCLiveLogger(OneRun):
 
     def send_image(self, name: str, image: Image, step: int) -> None:
         """DVCLive keeps one picture of a name, so each step has its own. Needs pillow."""
-        pixels = image.pixels().numpy()
-        shown = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-        self.experiment.log_image(f"{name}/{step}.png", shown)
+        self.experiment.log_image(f"{name}/{step}.png", image.rgb().numpy())
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.log_params(values)

@@ -64,9 +64,7 @@ class SwanLabLogger(RunOfProject):
         """Needs pillow."""
         import swanlab
 
-        pixels = image.pixels()
-        shown = pixels.expand(-1, -1, 3) if pixels.shape[-1] == 1 else pixels
-        self.experiment.log({name: swanlab.Image(shown.contiguous().numpy())}, step=step)
+        self.experiment.log({name: swanlab.Image(image.rgb().numpy())}, step=step)
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
         self.experiment.config.update({"hyperparameters": values})

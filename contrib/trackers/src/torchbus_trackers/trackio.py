@@ -64,9 +64,7 @@ class TrackioLogger(RunOfProject):
         """Needs pillow. Trackio has RGB pictures."""
         import trackio
 
-        pixels = image.pixels()
-        rgb = pixels[..., :3].expand(-1, -1, 3).contiguous()
-        self.experiment.log({name: trackio.Image(rgb.numpy())}, step=step)
+        self.experiment.log({name: trackio.Image(image.rgb().numpy())}, step=step)
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
         import trackio

@@ -6,7 +6,7 @@ numbers.
 
 from __future__ import annotations
 
-from torchbus.trackers.agreement import chosen_by_rank0
+from torchbus.trackers.agreement import chosen_by_rank0, new_run_name
 from torchbus.trackers.description import describe_run, plain, without_secrets
 from torchbus.trackers.histogram import Histogram, Values
 from torchbus.trackers.image import Image
@@ -21,6 +21,7 @@ __all__ = [
     "Values",
     "chosen_by_rank0",
     "describe_run",
+    "new_run_name",
     "plain",
     "without_secrets",
 ]

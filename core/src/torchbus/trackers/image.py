@@ -57,6 +57,10 @@ class Image:
             self._pixels = found.to("cpu", torch.uint8, copy=True).contiguous()
         return self._pixels
 
+    def rgb(self) -> Tensor:
+        """Return the pixels with three channels: grey as RGB, and without transparency."""
+        return self.pixels()[..., :3].expand(-1, -1, 3).contiguous()
+
     def png(self) -> bytes:
         """Return the picture as a PNG file. Source: https://www.w3.org/TR/png-3/"""
         height, width, channels = self.pixels().shape

@@ -7,16 +7,14 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from torch.optim import Optimizer
 from torch.profiler import profile as Profiler
 from torch.profiler import record_function
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs, warn
-from torchbus.trackers import Table
+from torchbus.trackers import Table, chosen_by_rank0, new_run_name
 
 from torchbus_profile import _compat, showing
-from torchbus_profile.folder import new_folder
 from torchbus_profile.plan import plan
 from torchbus_profile.reading import read
 from torchbus_profile.recording import Recording
@@ -65,6 +63,7 @@ class Profile:
         self._found: Profiled | None = None
         self._ranges: set[str] = set()
         self._made = 0
+        self._failed = False
 
     # Events --------------------------------------------------------------------------------------
 
@@ -81,9 +80,9 @@ class Profile:
                 f"memory_snapshot=True on {session.device}: only CUDA's allocator keeps a history."
                 " Leave it out"
             )
-        self._folder = new_folder(session, self._root)
+        self._folder = self._root / chosen_by_rank0(session, "profile/folder", new_run_name)
         self._told = Told(session)
-        session.on_close.push(self._close)
+        session.on_close.callback(self._close)
         if self._snapshots:
             _compat.remember_allocations()
         self._begin()
@@ -103,6 +102,7 @@ class Profile:
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
+        self._failed = error is not None
         recording, self._recording = self._recording, None
         if recording is not None:
             with self._guarded():
@@ -189,15 +189,11 @@ class Profile:
                 recording.drop()
             warn(f"profile: {type(error).__name__}: {error}. Training continues")
 
-    def _close(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _close(self) -> None:
+        """All ranks are through. Rank 0 tells of them, unless the loop has failed."""
         if self._snapshots:
             _compat.forget_allocations()
-        if error is not None or not self._session.is_main or self._plan is None:
+        if self._failed or not self._session.is_main or self._plan is None:
             return
         if 0 < self._made < self._plan.first_step:
             warn(

@@ -1,4 +1,4 @@
-"""The folder of one run: its name, its configuration, and its files of lines."""
+"""The folder of one run: its configuration, and its files of lines."""
 
 from __future__ import annotations
 
@@ -7,15 +7,8 @@ import errno
 import json
 import math
 import os
-import secrets
-import time
 from collections.abc import Mapping
 from pathlib import Path
-
-
-def new_name() -> str:
-    """Return "YYYYMMDD-HHMMSS-xxxx", in local time."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:

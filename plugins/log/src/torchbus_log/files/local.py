@@ -11,9 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchbus.plugin import Context, Redactor, expect, hookimpl, warn
-from torchbus.trackers import Image, Table, Values, chosen_by_rank0, describe_run
+from torchbus.trackers import (
+    Image,
+    Table,
+    Values,
+    chosen_by_rank0,
+    describe_run,
+    new_run_name,
+)
 
-from torchbus_log.files.folder import JsonLines, new_name, write_config, write_whole
+from torchbus_log.files.folder import JsonLines, write_config, write_whole
 from torchbus_log.files.patient import Patient
 
 DEFAULT_ROOT = "torchbus-logs"
@@ -60,7 +67,7 @@ class Local:
     def session_start(self, session: Context) -> None:
         self._redactor = session.redactor
         self._started_s, self._pid = time.monotonic(), os.getpid()
-        self.folder = folder = self._root / chosen_by_rank0(session, "log/folder", new_name)
+        self.folder = folder = self._root / chosen_by_rank0(session, "log/folder", new_run_name)
         self._disk = Patient("torchbus-local")
         self._metrics = JsonLines(folder / f"metrics-rank{session.rank}.jsonl")
         self._system = JsonLines(folder / f"system-rank{session.rank}.jsonl")

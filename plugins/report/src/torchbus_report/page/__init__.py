@@ -20,12 +20,16 @@ MOST_CHARTS = 300
 def page(runs: list[Run]) -> str:
     """Return the HTML of a report on one or more runs. It refers to nothing outside of itself."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+
+    def heading(number: int) -> str:
+        return chip(number, runs[number].label) if runs[1:] else ""
+
     parts = [
         _header(title),
         f"<section>{table(runs)}</section>",
         _charts(runs, system=False),
-        media.section(runs, lambda number: chip(number, runs[number].label) if runs[1:] else ""),
-        sheets.section(runs, lambda number: chip(number, runs[number].label) if runs[1:] else ""),
+        media.section(runs, heading),
+        sheets.section(runs, heading),
         _charts(runs, system=True),
         _configuration(runs),
     ]
