@@ -145,7 +145,8 @@ def demo(environment: Environment, words: Words) -> int:
 
 def test(environment: Environment, words: Words) -> int:
     tests = {"pytest": environment.pytest("--dist", "loadfile", *words)}
-    checks = check(environment, Path("."), environment.packages, ROOT / "tests/house/typed")
+    scripts = [ROOT / "tests/house/typed", ROOT / "examples/gallery"]
+    checks = check(environment, Path("."), environment.packages, *scripts)
     return verdict({**checks, **tests})
 
 

@@ -32,14 +32,16 @@ def main(epochs: int = 15) -> None:
     data = TensorDataset(images)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    losses = []
     for epoch in range(epochs):
         for (x,) in DataLoader(data, batch_size=128, shuffle=True, drop_last=True):
             optimizer.zero_grad()
             loss = info_nce(model(views(x)), model(views(x)))
             loss.backward()
             optimizer.step()
+            losses.append(loss.item())
         if epoch % 5 == 4:
-            print(f"epoch {epoch + 1}: loss {loss.item():.2f}")
+            print(f"epoch {epoch + 1}: loss {losses[-1]:.2f}")
     model.eval()
     with torch.no_grad():
         found = nn.functional.normalize(model(images))

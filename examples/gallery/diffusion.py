@@ -72,7 +72,7 @@ def main(epochs: int = 60) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        losses.append(loss.item())
+            losses.append(loss.item())
     print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} at last")
     model.eval()  # the averages of the weights take their place
     made = sample(model, torch.arange(10).repeat_interleave(6))

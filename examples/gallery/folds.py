@@ -37,7 +37,7 @@ def accuracy_of(fold: tuple[Tensor, Tensor], lr: float, width: int) -> float:
             optimizer.step()
     with torch.no_grad():
         right = model(IMAGES[outside]).argmax(1) == DIGITS[outside]
-    return right.float().mean().item()
+    return float(right.float().mean())
 
 
 def objective(trial: optuna.Trial) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from pictures import curve
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchbus import session
 
 GRAPHS, MOST_NODES, WIDTH, LAYERS = 1200, 12, 32, 3
@@ -80,7 +80,8 @@ class Network(nn.Module):
 def main(epochs: int = 12) -> None:
     torch.manual_seed(0)
     graphs = [drawn(number % 2 == 0) for number in range(GRAPHS)]
-    loader = DataLoader(graphs[200:], batch_size=32, shuffle=True, collate_fn=together)  # type: ignore[arg-type]
+    held: Dataset[Graphs] = graphs[200:]  # type: ignore[assignment]
+    loader = DataLoader(held, batch_size=32, shuffle=True, collate_fn=together)
     network, known = Network(), together(graphs[:200])
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     accuracies = []
