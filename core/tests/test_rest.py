@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from torchbus._launch.frozen import rest
+from torchbus._launch.hang.watch import HangWatch, report
 from torchbus._launch.watch.fair import FairClock
-from torchbus._launch.watch.hang import HangWatch, report
 from torchbus._launch.watch.looking import Looking
 from torchbus._launch.watch.place import Place
 
@@ -90,7 +90,7 @@ def place(rank: int, waits_in: str, mark: str) -> Place:
     ],
 )
 def test_ranks_in_different_places_have_diverged_once_both_rest(marks, diverged):
-    watch = HangWatch(None, 0, 2, 60.0, lambda: place(0, "", ""))  # type: ignore[arg-type]
+    watch = HangWatch(None, None, 0, 2, 60.0, lambda: place(0, "", ""))  # type: ignore[arg-type]
     found = [
         watch._deadlock([place(0, "backward 4", one), place(1, "s.barrier", other)])
         for one, other in marks

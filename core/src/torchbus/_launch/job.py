@@ -9,16 +9,19 @@ import sys
 import time
 from collections.abc import Callable
 
+from torchbus._launch.ending import Ending
 from torchbus._launch.frozen import rest
 from torchbus._launch.frozen.freeze import Freeze
 from torchbus._launch.parting import end_children
 from torchbus._launch.request import Request
 from torchbus._launch.settling import Settling
 from torchbus._launch.start.children import Child
+from torchbus._launch.store import polling
+from torchbus._launch.store.news import News
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import orphan
-from torchbus._launch.watch.ended import SOME_ENDED, Ended
+from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.guard import Guard
 from torchbus._launch.watch.lookout import GONE, Lookout
 from torchbus._launch.watch.place import Place, find, waited_workers
@@ -55,7 +58,6 @@ class Job:
         self._keep = keep
         self._print_all_ranks = request.print_all_ranks
         self._store = world.shared.within("job")
-        self._ended = RollCall(self._store, "ended", world.rank, world.world_size)
         self.evaluates: Callable[[], bool] = lambda: False
         self._watch_over(request, parent_pid)
         self.guard = self._make_guard()
@@ -67,9 +69,13 @@ class Job:
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
         store = self.world.shared.connection(request.timeout).within("job")
+        self._news = News(self._store)
+        self._news.start()
+        self._ending = Ending(self.world, self._store, self._news)
         self._freeze = Freeze(store, self.world, request, waited_workers, parent_pid)
         self._lookout = Lookout(
             store,
+            self._news,
             self.world.rank,
             self.world.world_size,
             request.hang_timeout_s,
@@ -137,6 +143,7 @@ class Job:
         """
         assert self.world.store is not None
         deadline, pause_s = time.monotonic() + seconds, 0.0005
+        longest_s = polling.pause_s(0.05, self.world.world_size)
         while not met(self.world.store):
             if self.guard.reason is not None:
                 raise self.guard.reason
@@ -144,7 +151,7 @@ class Job:
                 return False
             self._looked += 1
             time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.05)
+            pause_s = min(pause_s * 1.5, longest_s)
         return True
 
     def meet(self, error: BaseException | None) -> BaseException | None:
@@ -165,12 +172,14 @@ class Job:
         self.guard.leaving = True
         end_children(self._children, in_peace=error is None)
         self.guard.stop_looking()  # at the store: it closes once all ranks have left
+        self._news.stop()
         with contextlib.suppress(RuntimeError):
             self._let_all_leave(error)
         self.guard.stop()
         self.world.shared.close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
-        del self._store, self._ended, self._lookout, self._freeze  # with the guard's connection
+        # with their connections
+        del self._store, self._news, self._ending, self._lookout, self._freeze
 
     def end_process(self, error: BaseException | None) -> None:
         """End the process of a rank that the session started, at the end of its block."""
@@ -187,9 +196,8 @@ class Job:
 
     def _wait_for_all_ends(self) -> BaseException | None:
         try:
-            self._ended.say(Ended(self.backwards, collectives.begun()).written())
-            self._store.set(SOME_ENDED, "")
-            self.wait_until(lambda _: self._ended.is_complete(), float("inf"))
+            self._ending.say(Ended(self.backwards, collectives.begun()))
+            self.wait_until(lambda _: self._ending.is_complete(), float("inf"))
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
@@ -201,16 +209,10 @@ class Job:
 
         It serves the store, which the others need until they have left.
         """
-        self._store.set(f"left/{self.world.rank}", "")
-        if not self.world.is_main or self.ends_with_block:
-            return
-        deadline = time.monotonic() + (5.0 if error is None else 1.0)
-        others = set(range(self.world.world_size)) - {child.rank for child in self._children}
-        while (
-            not self._store.check([f"left/{rank}" for rank in others])
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.005)
+        self._ending.leave()
+        if self.world.is_main and not self.ends_with_block:
+            others = set(range(self.world.world_size)) - {child.rank for child in self._children}
+            self._ending.wait_for(others, 5.0 if error is None else 1.0)
 
     def _away(self, seconds: float) -> RankFailed | None:
         """Return the error that the store's silence means, or None.

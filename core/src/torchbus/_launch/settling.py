@@ -8,6 +8,7 @@ import sys
 import time
 
 from torchbus._launch.frozen.freeze import LOST
+from torchbus._launch.store import polling
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import failure
 from torchbus._launch.watch.failure import Failure
@@ -77,6 +78,7 @@ class Settling:
 
     def _first_failure(self, error: BaseException, mine: Failure) -> Failure:
         clock, within_s = FairClock(0.1), 3.0 if failure.is_consequence(error) else 0.0
+        pause_s = polling.pause_s(0.02, self._world.world_size)
         found = (
             self._lookout.lost_rank()
             if self._guard.reason is None and (within_s or isinstance(error, SystemExit))
@@ -84,8 +86,8 @@ class Settling:
         )
         while found is None and clock.seconds() < within_s:
             found = self._lookout.known_failure()
-            time.sleep(0.02)
-        return found or failure.publish(self._store, mine)
+            time.sleep(pause_s)
+        return found or self._lookout.publish(self._store, mine)
 
     def _show(self, first: Failure) -> None:
         stream = sys.__stderr__ or sys.stderr

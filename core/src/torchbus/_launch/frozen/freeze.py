@@ -27,8 +27,8 @@ OWN = ("session", "fork", "spawn")
 class Freeze:
     """Watches other ranks for signs of life.
 
-    A rank watches those of its own host and the rank after itself. So if several ranks freeze, a
-    live rank watches at least one of them.
+    A rank watches the rank after itself and, once that is silent, those of its own host. So if
+    several ranks freeze, a live rank watches at least one of them.
 
     ``waited()``: returns the workers that this rank's main thread waits for, and their progress.
     ``parent_pid``: the process id of the rank that started this one, or None.
@@ -55,8 +55,9 @@ class Freeze:
         first = world.rank - world.local_rank
         local = range(first, min(first + world.local_world_size, world.world_size))
         clock = FairClock()
-        heard = sorted({*local, (world.rank + 1) % world.world_size} - {world.rank})
-        self._pulse = Pulse(store, world.rank, heard, clock, request.freeze_timeout_s)
+        following = (world.rank + 1) % world.world_size
+        heard = sorted({*local, following} - {world.rank})
+        self._pulse = Pulse(store, world.rank, following, heard, clock, request.freeze_timeout_s)
         self._standstill = Standstill(clock, request.freeze_timeout_s)
         self.neighbours = Neighbours(store, world.rank, local)
         self.end_workers = self._standstill.end_workers

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 
 from torchbus._launch.frozen import process
 from torchbus._launch.frozen.process import ENDED, STOPPED, Process
 from torchbus._launch.store.sealed import SealedStore
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Neighbours:
@@ -20,11 +23,16 @@ class Neighbours:
         self._store = store
         self._mine = process.this()
         self._unknown = {other for other in ranks if other != rank} if self._mine.host else set()
+        self._meets_next_s, self._pause_s = 0.0, FIRST_PAUSE_S
         self.found: dict[int, Process] = {}
         store.set(f"process/{rank}", json.dumps(self._mine))
 
     def meet(self) -> None:
-        """Find ranks that have joined since the last call."""
+        """Find ranks that have joined since the last call; call it often."""
+        if not self._unknown or time.monotonic() < self._meets_next_s:
+            return
+        self._meets_next_s = time.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * 1.5, LONGEST_PAUSE_S)
         for rank in [rank for rank in self._unknown if self._store.check([f"process/{rank}"])]:
             self._unknown.remove(rank)
             other = Process(*json.loads(self._store.get(f"process/{rank}")))

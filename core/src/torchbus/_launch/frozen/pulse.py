@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.fair import FairClock
 
-LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 30.0  # one request in 10 s: less than one a second for all ranks of a host
+HEARS_ALL_AFTER = 0.4
 
 
 class Pulse:
-    """Raises this rank's count, and reads those of other ranks.
+    """Raises this rank's count, and reads that of the next rank, which reads that of its next one.
+
+    Once a rank is silent for a part of ``freeze_timeout``, it reads those of all ``heard`` ranks.
+    So the number of requests does not depend on the number of ranks.
 
     In a stopped process, or one whose native code holds Python's lock, no Python thread runs. In a
     slow process they still run.
@@ -21,6 +25,7 @@ class Pulse:
         self,
         store: SealedStore,
         rank: int,
+        next_rank: int,
         heard: Sequence[int],
         clock: FairClock,
         freeze_timeout_s: float,
@@ -28,6 +33,7 @@ class Pulse:
         self._store = store
         self._rank = rank
         self._freeze_timeout_s = freeze_timeout_s
+        self._next_rank = next_rank
         self._pause_s = min(max(freeze_timeout_s / 20, 0.1), LONGEST_PAUSE_S)
         self._clock = clock
         self._next_s = 0.0
@@ -42,7 +48,11 @@ class Pulse:
         self._next_s = now_s + self._pause_s
         self._beats += 1
         self._store.set(f"pulse/{self._rank}", str(self._beats))
+        hears_all = bool(self.silent(HEARS_ALL_AFTER))
         for rank, (count, _) in self._last.items():
+            if not hears_all and rank != self._next_rank:
+                self._last[rank] = (count, now_s)
+                continue
             heard = int(self._store.read(f"pulse/{rank}") or 0)
             if heard != count or heard == 0:  # a rank that has not begun is not frozen
                 self._last[rank] = (heard, now_s)

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from torchbus._launch.watch.place import Place
 
-SOME_ENDED = "some ended"
-
 
 class Ended(NamedTuple):
     """The counts of a rank at its end.
@@ -28,6 +26,13 @@ class Ended(NamedTuple):
     @classmethod
     def read(cls, text: bytes) -> Ended:
         return cls(*json.loads(text))
+
+    def is_no_more_than(self, other: Ended) -> bool:
+        """Return whether a rank that waits in vain for the other waits in vain for this one."""
+        return self.backwards <= other.backwards and (
+            other.collectives is None
+            or (self.collectives is not None and self.collectives <= other.collectives)
+        )
 
     def never_comes_to(self, place: Place, begun: int | None) -> bool:
         """Return whether a rank waits in a synchronisation that this rank has never begun.

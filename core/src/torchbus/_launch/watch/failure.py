@@ -6,6 +6,7 @@ import json
 import traceback
 from dataclasses import asdict, dataclass
 
+from torchbus._launch.store.news import FAILED, News
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._redaction import redacted, redacted_source
 from torchbus.errors import PluginError, RankFailed, RanksDiverged
@@ -54,9 +55,11 @@ def of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
 
 
-def publish(store: SealedStore, failure: Failure) -> Failure:
+def publish(store: SealedStore, news: News, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
-    return parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
+    recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
+    news.tell(store, FAILED)  # whoever recorded it may have died before it could tell
+    return recorded
 
 
 def read(store: SealedStore) -> Failure | None:

@@ -8,12 +8,13 @@ import signal
 from collections.abc import Callable, Sequence
 
 from torchbus._launch.frozen.freeze import Freeze
+from torchbus._launch.hang.watch import HangWatch
 from torchbus._launch.start.children import Child
+from torchbus._launch.store.news import ENDED, FAILED, News
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import failure
-from torchbus._launch.watch.ended import SOME_ENDED, Ended
+from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.failure import Failure
-from torchbus._launch.watch.hang import HangWatch
 from torchbus._launch.watch.place import END, Place
 from torchbus._launch.watch.say import say
 from torchbus._ranks import collectives
@@ -31,6 +32,7 @@ class Lookout:
     def __init__(
         self,
         store: SealedStore,
+        news: News,
         rank: int,
         world_size: int,
         hang_timeout_s: float,
@@ -42,6 +44,7 @@ class Lookout:
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._news = news
         self._rank = rank
         self._world_size = world_size
         self._place = place
@@ -52,6 +55,7 @@ class Lookout:
         self._is_ours = bool(children) or parent_pid is not None
         self._hang = HangWatch(
             store,
+            news,
             rank,
             world_size,
             hang_timeout_s,
@@ -64,8 +68,10 @@ class Lookout:
     def look(self) -> BaseException | None:
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             return RankFailed("rank 0 has gone")
+        if self._news.lost:
+            return RankFailed(GONE)
         try:
-            found = failure.read(self._store) or self.dead_rank() or self._frozen()
+            found = self._told() or self.dead_rank() or self._frozen()
             if found is not None and found.frozen and self._freeze is not None:
                 self._freeze.end(found.rank, found.summary)
         except RuntimeError:
@@ -78,10 +84,17 @@ class Lookout:
             return found.as_error()
         return self._ended_peer() or self._deadlock()
 
+    def publish(self, store: SealedStore, found: Failure) -> Failure:
+        """Record a failure over the caller's connection; return the one that came first."""
+        return failure.publish(store, self._news, found)
+
+    def _told(self) -> Failure | None:
+        return failure.read(self._store) if self._news.has(FAILED) else None
+
     def report_signal(self, number: int) -> None:
         """Record that this rank got a signal that ends it."""
         with contextlib.suppress(RuntimeError):
-            failure.publish(self._store, received(self._rank, number))
+            self.publish(self._store, received(self._rank, number))
 
     def known_failure(self) -> Failure | None:
         """Return why this rank lost a connection, if that is known by now.
@@ -106,7 +119,7 @@ class Lookout:
             status = child.poll()
             if status:
                 text = child.last_errors()
-                return failure.publish(
+                return self.publish(
                     self._store, Failure(child.rank, f"the process {child.words()}", text)
                 )
         return self.lost_rank()
@@ -116,12 +129,12 @@ class Lookout:
         lost = self._freeze.lost() if self._freeze is not None and not self._is_ours else None
         if lost is not None:
             with contextlib.suppress(RuntimeError):  # the store has gone with it
-                return failure.publish(self._store, lost)
+                return self.publish(self._store, lost)
         return lost
 
     def _frozen(self) -> Failure | None:
         found = self._freeze.look() if self._freeze is not None else None
-        return failure.publish(self._store, found) if found is not None else None
+        return self.publish(self._store, found) if found is not None else None
 
     def _deadlock(self) -> BaseException | None:
         try:
@@ -129,21 +142,24 @@ class Lookout:
         except RuntimeError:
             return RankFailed(GONE)
         if error is not None:
-            failure.publish(self._store, failure.of(self._rank, error))
+            self.publish(self._store, failure.of(self._rank, error))
         return error
 
     def _ended_peer(self) -> BaseException | None:
         """Return an error if a rank ended its loop and will never reach what this one waits in."""
-        if not self._store.check([SOME_ENDED]) or self._store.check([f"ended/{self._rank}"]):
+        ends = [Ended.read(text.encode()) for text in self._news.all(ENDED)]
+        place, begun = self._place() if ends else None, collectives.begun()
+        if place is None or place.waits_in in ("", END):
             return None
-        place, begun = self._place(), collectives.begun()
-        for rank in range(self._world_size) if place.waits_in not in ("", END) else ():
-            if self._store.check([f"ended/{rank}"]):
-                peer = Ended.read(self._store.get(f"ended/{rank}"))
-                if peer.never_comes_to(place, begun):
-                    error = self._left_behind(rank, peer.backwards)
-                    failure.publish(self._store, failure.of(self._rank, error))
-                    return error
+        if not any(end.never_comes_to(place, begun) for end in ends):
+            return None
+        for rank in range(self._world_size):
+            text = self._store.read(f"ended/{rank}")
+            peer = Ended.read(text) if text is not None else None
+            if peer is not None and peer.never_comes_to(place, begun):
+                error = self._left_behind(rank, peer.backwards)
+                self.publish(self._store, failure.of(self._rank, error))
+                return error
         return None
 
     def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
