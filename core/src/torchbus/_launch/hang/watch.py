@@ -121,7 +121,8 @@ class HangWatch:
             return
         number = self._store.add("reports", 1)
         text = report(places, self._world_size, waited_s, all_answer=self._questions.all_answer)
-        if self._questions.all_answer and all(place.rank != 0 for place in places):
+        rank_0_is_silent = all(place.rank != 0 for place in places)
+        if self._rank == 0 or (self._questions.all_answer and rank_0_is_silent):
             self._say(text)
         else:
             self._store.set(f"report/{number}", text)
