@@ -2,16 +2,20 @@ import sys
 import time
 
 import torch
-from torch.utils.data import DataLoader, Dataset  # noqa: F401
+from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: F401
 from torchbus import session
 
 
 class Stuck(Dataset):
+    def __init__(self, slow):
+        self.slow = slow
+
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        time.sleep(9)
+        if self.slow and get_worker_info() is not None:
+            time.sleep(9)
         return torch.ones(3)
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torchbus.plugin import (
     Context,
     Strategy,
@@ -116,6 +117,7 @@ class DeepSpeed(Strategy):
     def _open(self, session: Context) -> None:
         """Open DeepSpeed's communication, and silence what the loop's author can't act on."""
         session.on_close.callback(_compat.close_comm)
+        session.replace(functional, "linear", lambda linear: linear)  # stage 3 puts its own there
         if session.device.type == "cpu":
             session.on_close.callback(_compat.use_cpu())
         session.on_close.enter_context(_compat.quiet())

@@ -1,0 +1,166 @@
+"""What guards hear from each other, and what they ask of the store for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchbus._launch.ending import Ending
+from torchbus._launch.hang import questions
+from torchbus._launch.hang.questions import Questions
+from torchbus._launch.hang.report import report
+from torchbus._launch.store import polling
+from torchbus._launch.store.news import ALL_ENDED, ENDED, FAILED, News
+from torchbus._launch.store.sealed import SealedStore
+from torchbus._launch.watch.ended import Ended
+from torchbus._launch.watch.place import Place
+from torchbus._ranks.world import World
+
+
+@pytest.fixture
+def store() -> SealedStore:
+    return SealedStore(
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), b"key"
+    )
+
+
+@pytest.fixture
+def listeners(store: SealedStore) -> Iterator[list[News]]:
+    found = [News(store) for _ in range(3)]
+    for news in found:
+        news.start()
+    yield found
+    found[0].tell(store, FAILED)
+    for news in found:
+        news.stop()
+        assert not news._thread.is_alive()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_all_hear_the_same_in_the_same_order_and_each_item_once(store, listeners):
+    def tell(news: News) -> None:
+        for number in range(5):
+            news.tell(store, f"item {number}")
+
+    threads = [threading.Thread(target=tell, args=[news]) for news in listeners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: all(len(news.all("item ")) == 5 for news in listeners))
+    orders = [news.all("item ") for news in listeners]
+    assert orders[0] == orders[1] == orders[2] and sorted(orders[0]) == list("01234")
+
+
+def test_an_unsigned_item_is_not_heard_and_stops_nobody(store, listeners):
+    store.raw.set("news/1", "failed")
+    time.sleep(0.1)
+    assert not any(news.has(FAILED) for news in listeners)
+    listeners[1].tell(store, ALL_ENDED)
+    until(lambda: all(news.has(ALL_ENDED) for news in listeners))
+
+
+def test_a_store_that_has_gone_is_noticed():
+    store = SealedStore(
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), b"key"
+    )
+    news = News(store)
+    news.start()
+    store.close()
+    until(lambda: news.lost)
+    news.stop()
+
+
+def test_news_that_never_ends_by_itself_is_stopped(store):
+    news = News(store)
+    news.start()
+    news.stop()
+    assert not news._thread.is_alive() and store.check([]) in (True, False)
+
+
+counts = st.builds(Ended, st.integers(0, 3), st.none() | st.integers(0, 3))
+
+
+@settings(deadline=None)
+@given(counts, counts, st.integers(0, 3), st.none() | st.integers(0, 3))
+def test_no_end_is_left_out_that_a_rank_waits_for(told, other, backwards, begun):
+    place = Place(0, "backward 1", "", "", backwards)
+    if told.is_no_more_than(other) and other.never_comes_to(place, begun):
+        assert told.never_comes_to(place, begun)
+
+
+def test_ranks_that_did_the_same_tell_it_once(store, listeners):
+    for rank, news in enumerate(listeners):
+        Ending(World(rank, 3), store, news).say(Ended(4, 9))
+        until(lambda news=news: news.all(ENDED))
+    Ending(World(1, 3), store, listeners[1]).say(Ended(3, 9))
+    until(lambda: all(len(news.all(ENDED)) == 2 for news in listeners))
+
+
+def place(rank: int, waits_in: str = "backward 41") -> Place:
+    return Place(rank, waits_in, "train.py:57", "loss.backward()", 41)
+
+
+def asked(store, listeners, monkeypatch, places):
+    """What rank 0 is told, with three ranks of a world that is said to be larger."""
+    monkeypatch.setattr(questions, "ANSWERS_WITHIN_S", 1.0)
+    ranks = [
+        Questions(store, news, rank, 5000, lambda rank=rank: places[rank], lambda: None)
+        for rank, news in enumerate(listeners)
+    ]
+    over = threading.Event()
+
+    def answer(one: Questions) -> None:
+        while not over.wait(0.02):
+            one.answer()
+
+    threads = [threading.Thread(target=answer, args=[one]) for one in ranks[1:]]
+    for thread in threads:
+        thread.start()
+    found = ranks[0].ask()
+    over.set()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_of_thousands_of_ranks_only_those_elsewhere_answer(store, listeners, monkeypatch):
+    places = [place(0), place(1), place(2, "")]
+    found = asked(store, listeners, monkeypatch, places)
+    assert found == [places[0], places[2]]
+    told = report(found, 5000, 61.0, all_answer=False)
+    assert "rank 0 waits in backward 41, at train.py:57" in told
+    assert "rank 2 is elsewhere, after 41 backward calls" in told
+    assert "of 5000 ranks, 1 say that they are elsewhere than rank 0" in told
+    assert "It may only be slow" in told
+
+
+def test_of_ranks_that_are_elsewhere_only_the_first_are_written_down(store, listeners, monkeypatch):
+    monkeypatch.setattr(questions, "SLOTS", 1)
+    found = asked(store, listeners, monkeypatch, [place(0), place(1, ""), place(2, "")])
+    assert len(found) == 2 and found[1].rank in (1, 2)
+
+
+def test_one_question_at_a_time(store, listeners):
+    ranks = [
+        Questions(store, news, rank, 2, lambda rank=rank: place(rank), lambda: None)
+        for rank, news in enumerate(listeners[:2])
+    ]
+    store.set("asker/1", "1")
+    assert ranks[0].ask() is None
+
+
+def test_ranks_of_a_large_world_ask_at_a_pace_that_one_store_answers():
+    assert polling.pause_s(0.05, 16) == 0.05
+    assert 10000 / polling.pause_s(0.05, 10000) <= polling.REQUESTS_PER_S
