@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from torchbus.plugin import Context, DataPlace, Strategy, UsageError, World, hookimpl, strategies
+from torchbus.plugin import Context, Strategy, UsageError, World, hookimpl, strategies
 
 from torchbus_tensor_parallel.division import divide
 from torchbus_tensor_parallel.dtensor.install import as_whole
@@ -62,11 +62,7 @@ class TensorParallel(Strategy):
             self._tensor_size(session.ranks_asked_for)
         world = session.start_ranks()
         size = self._tensor_size(world.world_size)
-        session.change_world(
-            data_place=DataPlace(world.rank // size, world.world_size // size),
-            member=world.rank % size,
-        )
-        return session.world
+        return session.arrange_ranks(dp=world.world_size // size, tp=size)
 
     def start(self, session: Context) -> None:
         """Divide the models that optimizers hold, and begin to synchronise."""

@@ -47,7 +47,7 @@ class ShardedModels:
         self._job = session.job
         self._session = session
         self._options = options
-        self._mesh = options.mesh(session)
+        self._mesh = session.world.mesh
         self.agreement = Agreement(session)
         self.forwards = ForwardHooks(session, self.agreement)
         self.used = UsedParameters(self.agreement)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torchbus.plugin import Context, UsageError, expect, guarded_groups
+from torchbus.plugin import UsageError, World, expect
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
@@ -63,15 +62,11 @@ class ShardingOptions:
                 " out"
             )
 
-    def mesh(self, session: Context) -> DeviceMesh:
-        """One dimension, or nodes x ranks of a node. All ranks call it."""
-        with guarded_groups(session):
-            if not self.hybrid:
-                return init_device_mesh(session.device.type, (session.world_size,))
-            shape = (session.world.num_nodes, session.world.local_world_size)
-            return init_device_mesh(
-                session.device.type, shape, mesh_dim_names=("replicate", "shard")
-            )
+    def sizes(self, world: World) -> dict[str, int]:
+        """Of the mesh's dimensions: one, or nodes x ranks of a node."""
+        if not self.hybrid:
+            return {"dp": world.world_size}
+        return {"dp_replicate": world.num_nodes, "dp_shard": world.local_world_size}
 
     def of_engine(self, outputs: torch.dtype | None) -> EngineOptions:
         """What ``fully_shard`` is told.

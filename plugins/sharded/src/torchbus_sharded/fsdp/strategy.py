@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, Strategy, dtensors, expect
+from torchbus.plugin import Context, Strategy, World, dtensors, expect, hookimpl
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
@@ -76,6 +76,12 @@ class FSDP(Strategy):
             tuple(forward_methods),
             param_init_fn,
         )
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        """Start the ranks. With ``hybrid``, those of a node share what is divided."""
+        world = session.start_ranks(self.form)
+        return session.arrange_ranks(**self.sharding.sizes(world))
 
     def start_alone(self, session: Context) -> None:
         """Give the tensors of models on the meta device values."""
