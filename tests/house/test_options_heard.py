@@ -43,6 +43,7 @@ WITHOUT_MAIN = {
     "profile_folder": ("torchbus-profiles", "profile"),
 }
 REFUSED_AT_ENTRY = {
+    "plan": ("auto", "plan= without tp=: say how many ranks share a layer, such as tp=2 with"),
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
     "log_every_n_steps": (50, "log_every_n_steps=50 without a logger: it would do nothing"),
     "gradient_algorithm": (
@@ -169,7 +170,9 @@ def test_an_option_of_another_strategy_is_refused(name: str) -> None:
     for entry in discovery.every("strategy"):
         maker = discovery.load(entry)
         owns = "strategy" in getattr(maker, "owns", ())
-        if owns and owner != "ddp_sharded" and name not in inspect.signature(maker).parameters:
+        combined = f"{entry.name}+{name}" in discovery.installed("strategy")
+        takes = combined or name in inspect.signature(maker).parameters
+        if owns and owner != "ddp_sharded" and not takes:
             with pytest.raises(UsageError) as error:
                 session(strategy=entry.name, **{name: _some_value(name)})
             assert str(error.value) == (

@@ -30,6 +30,7 @@ StrategyName = typing.Literal[
     "rpc_sequential",
     "fsdp",
     "ddp_sharded",
+    "ddp+tp",
     "tp",
 ]
 LoggerName = typing.Literal[
