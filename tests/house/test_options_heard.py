@@ -42,8 +42,11 @@ WITHOUT_MAIN = {
     "memory_snapshot": (False, "profile"),
     "profile_folder": ("torchbus-profiles", "profile"),
 }
+WITHOUT_TP = "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
 REFUSED_AT_ENTRY = {
-    "plan": ("auto", "plan= without tp=: say how many ranks share a layer, such as tp=2 with"),
+    "plan": ("auto", WITHOUT_TP),
+    "sequence_parallel": (True, WITHOUT_TP),
+    "loss_parallel": (True, WITHOUT_TP),
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
     "log_every_n_steps": (50, "log_every_n_steps=50 without a logger: it would do nothing"),
     "gradient_algorithm": (

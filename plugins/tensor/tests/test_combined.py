@@ -41,8 +41,8 @@ REFUSALS = {
     "ranks, ddp": "tp=3 with 4 ranks: ranks form groups of tp ranks, so tp must divide",
     "type": "tp='two' is a str: it must be a number of ranks that share a layer",
     "zero": "tp=0: say how many ranks share a layer",
-    "plan alone": "plan= without tp=: say how many ranks share a layer, such as tp=2",
-    "plan alone, ddp": "plan= without tp=: say how many ranks share a layer, such as tp=2",
+    "plan alone": "loss_parallel= without tp=: say how many ranks share a layer, such as tp=2",
+    "plan alone, ddp": "loss_parallel= without tp=: say how many ranks share a layer, such as tp=2",
     "no module": "plan: 'blocks.*.upp' matches no module of the models that are trained. The nearest"
     " names are blocks.*.up,",
     "no module, ddp": "plan: 'blocks.*.upp' matches no module",

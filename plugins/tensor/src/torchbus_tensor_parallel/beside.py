@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Module
-from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, hookimpl
+from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
 
 from torchbus_tensor_parallel.clipping import clip_by_mesh
 from torchbus_tensor_parallel.dtensor.implicit import Mixing
 from torchbus_tensor_parallel.dtensor.install import compute_divided
-from torchbus_tensor_parallel.layers import Layers
+from torchbus_tensor_parallel.dtensor.loss import divide_losses, refuse_divided_loss
+from torchbus_tensor_parallel.layers import Layers, gathered_copy
 from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
 
 
@@ -23,30 +24,42 @@ class TensorLayers(Plugin):
 
     Args:
         plan: which modules are divided, and how, as for tp.
+        sequence_parallel: as for tp.
+        loss_parallel: as for tp.
 
     Raises:
         UsageError: the plan is of another type, or a style is unknown.
     """
 
-    def __init__(self, *, plan: PlanOption = "auto") -> None:
-        self._plan = Plan(plan)
+    def __init__(
+        self,
+        *,
+        plan: PlanOption = "auto",
+        sequence_parallel: bool = False,
+        loss_parallel: bool = False,
+    ) -> None:
+        expect("loss_parallel", loss_parallel, bool, "True or False")
+        self._plan, self._loss_parallel = Plan(plan, sequence_parallel), loss_parallel
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         if "tp" not in dict(session.world.shape):
             raise UsageError(
-                "plan= without tp=: say how many ranks share a layer, such as tp=2 with"
-                " strategy='ddp', 'fsdp' or 'tp'"
+                "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
+                " a layer, such as tp=2 with strategy='ddp', 'fsdp' or 'tp'"
             )
         self._session, self._undo, self._mixing = session, ExitStack(), Mixing()
         session.on_close.callback(self._undo.close)
         if session.world_size > 1:
             compute_divided(session)
+        if session.world_size > 1 and self._loss_parallel:
+            divide_losses(session)
 
     @hookimpl(optionalhook=True)
     def divide_layers(self, model: Module, mesh: DeviceMesh) -> int:
-        self._models[model] = Layers(self._plan, mesh, self._undo).divide(model)
+        layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy)
+        self._models[model] = layers.divide(model)
         self._mixing.around(model, self._undo)
         return self._models[model]
 
@@ -54,6 +67,8 @@ class TensorLayers(Plugin):
     def before_backward(self, call: BackwardCall) -> None:
         if self._session.job is not None and not self._session.job.backwards:
             self._plan.refuse_unused()
+        if self._loss_parallel:
+            refuse_divided_loss(call)
         self._mixing.begin()
 
     @hookimpl

@@ -26,7 +26,8 @@ from torchbus_tensor_parallel.checks import (
     refuse_optimizer,
     refuse_second_derivatives,
 )
-from torchbus_tensor_parallel.layers import Layers
+from torchbus_tensor_parallel.dtensor.loss import refuse_divided_loss
+from torchbus_tensor_parallel.layers import Layers, gathered
 from torchbus_tensor_parallel.plans.plan import Plan
 from torchbus_tensor_parallel.ranks import Ranks
 
@@ -34,13 +35,13 @@ from torchbus_tensor_parallel.ranks import Ranks
 class DividedModels:
     """Divides a model when an optimizer gets its parameters."""
 
-    def __init__(self, session: Context, ranks: Ranks, plan: Plan) -> None:
+    def __init__(self, session: Context, ranks: Ranks, plan: Plan, loss_parallel: bool) -> None:
         assert session.job is not None
         self._session, self._job = session, session.job
         self._ranks = ranks
-        self._plan = plan
+        self._plan, self._loss_parallel = plan, loss_parallel
         self._undo = ExitStack()
-        self._layers = Layers(plan, ranks.tensor, self._undo)
+        self._layers = Layers(plan, ranks.tensor, self._undo, loss_parallel, gathered)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._local_steps = dtensors.LocalSteps(session)
@@ -67,6 +68,8 @@ class DividedModels:
         if not self._job.backwards:
             self._plan.refuse_unused()
         refuse_second_derivatives(call)
+        if self._loss_parallel:
+            refuse_divided_loss(call)
 
     @hookimpl(trylast=True)
     def clip_gradients(
