@@ -20,7 +20,7 @@ from release import tree  # noqa: E402  (make.py runs this file by its path)
 
 SITE = ROOT / ".gpu-site"
 NAME = re.compile(r'^name = "(.+)"$', re.M)
-LINE = re.compile(r'^"?([\w.-]+)"? = "(.+)"$')
+LINE = re.compile(r'^"?([\w.+-]+)"? = "(.+)"$')
 
 
 def entry_points(text: str) -> str:

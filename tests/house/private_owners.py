@@ -43,7 +43,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch, "_C _compile _guards _ops _library _subclasses _tensor _utils"
     yield torch, "_foreach_mul_ _foreach_copy_"
     yield torch, "_amp_foreach_non_finite_check_and_unscale_"
-    yield torch._C, "_current_graph_task_id _will_engine_execute_node"
+    yield torch._C, "_current_graph_task_id _will_engine_execute_node _nn"
     yield torch.autograd, "_unsafe_preserve_version_counter"
     yield torch.autograd.graph, "_engine_run_backward"
     yield torch._utils, "_flatten_dense_tensors _unflatten_dense_tensors"

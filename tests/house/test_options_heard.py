@@ -42,7 +42,11 @@ WITHOUT_MAIN = {
     "memory_snapshot": (False, "profile"),
     "profile_folder": ("torchbus-profiles", "profile"),
 }
+WITHOUT_TP = "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
 REFUSED_AT_ENTRY = {
+    "plan": ("auto", WITHOUT_TP),
+    "sequence_parallel": (True, WITHOUT_TP),
+    "loss_parallel": (True, WITHOUT_TP),
     "autolog": (True, "autolog=True without a logger: it would do nothing"),
     "log_every_n_steps": (50, "log_every_n_steps=50 without a logger: it would do nothing"),
     "gradient_algorithm": (
@@ -169,7 +173,9 @@ def test_an_option_of_another_strategy_is_refused(name: str) -> None:
     for entry in discovery.every("strategy"):
         maker = discovery.load(entry)
         owns = "strategy" in getattr(maker, "owns", ())
-        if owns and owner != "ddp_sharded" and name not in inspect.signature(maker).parameters:
+        combined = f"{entry.name}+{name}" in discovery.installed("strategy")
+        takes = combined or name in inspect.signature(maker).parameters
+        if owns and owner != "ddp_sharded" and not takes:
             with pytest.raises(UsageError) as error:
                 session(strategy=entry.name, **{name: _some_value(name)})
             assert str(error.value) == (

@@ -48,20 +48,23 @@ def test_a_transformer_with_dropout_draws_what_one_process_draws(ranks):
 
 
 @pytest.mark.slow
-def test_windows_clipping_and_logged_values():
-    found = facts("windows.py")
+@pytest.mark.parametrize("strategy", ["tp", "fsdp"])
+def test_windows_clipping_and_logged_values(strategy):
+    found = facts("windows.py", strategy)
     for name in ("accumulate_grad_batches", "gradient_clip_val", "own window", "no_sync"):
         assert found[name] < ROUNDING, name
     assert [found["logged"]["mean"], found["logged"]["sum"]] == pytest.approx(found["expected"])
 
 
 @pytest.mark.slow
-def test_states_are_whole_and_checkpoints_go_on_elsewhere(tmp_path):
-    found = facts("states.py", tmp_path)
+@pytest.mark.parametrize(("strategy", "part"), [("tp", 0.5), ("fsdp", 0.25)])
+def test_states_are_whole_and_checkpoints_go_on_elsewhere(strategy, part, tmp_path):
+    found = facts("states.py", tmp_path, strategy)
     assert found["model"][0] < ROUNDING and found["model"][1]
     assert found["optimizer"] < ROUNDING and found["loaded"] == 0.0
-    assert found["part of the state"] == 0.5
-    assert found["2 to 3"] < ROUNDING and found["tp to ddp"] < ROUNDING
+    assert found["part of the state"] == part
+    assert found["2 to 3"] < ROUNDING
+    assert found["2x2 to ddp"] < ROUNDING and found["ddp to 2x2"] < ROUNDING
 
 
 @pytest.mark.slow

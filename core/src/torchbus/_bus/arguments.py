@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 
 from torchbus._bus import discovery, elsewhere, misuse
@@ -43,7 +43,7 @@ def resolve(
     wanted = Wanted()
     for name in [plugin for plugin in plugins if isinstance(plugin, str)]:
         wanted.once(discovery.find("plugin", name))
-    chosen = discovery.find("strategy", strategy, ("auto",)) if isinstance(strategy, str) else None
+    chosen = _strategy(strategy, options) if isinstance(strategy, str) else None
     if chosen is not None:
         wanted.options_of(chosen)
     elif strategy is not None:
@@ -60,6 +60,16 @@ def resolve(
     named += [(name, _make(entry, given, named)) for name, (entry, given) in wanted.items()]
     _refuse_options_of_another_strategy(named, wanted, chosen)
     return named + _companions(named, ("log",) if loggers else ())
+
+
+def _strategy(name: str, options: Iterable[str]) -> EntryPoint:
+    """Return the strategy of that name.
+
+    If one is called "ddp+tp", it is the one for ``strategy="ddp"`` with the option ``tp``.
+    """
+    combined = [f"{name}+{option}" for option in options]
+    known = [one for one in combined if one in discovery.installed("strategy")]
+    return discovery.find("strategy", known[0] if known else name, ("auto",))
 
 
 class Wanted(dict[str, tuple[EntryPoint, dict[str, object]]]):
@@ -119,7 +129,7 @@ def _refuse_options_of_another_strategy(
     ]
     if len(strategies) > 1 and by_option:
         name, options = by_option[0], ", ".join(wanted[by_option[0]][1])
-        other = next(one for one in strategies if one != name)
+        other = chosen.name if chosen else next(one for one in strategies if one != name)
         raise UsageError(
             f"{options}: an option of strategy={name!r}, and the strategy here is {other!r}: leave"
             f" it out, or say strategy={name!r}"

@@ -39,6 +39,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "scale": "torchbus-scale",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
+        "tensor_layers": "torchbus-tensor-parallel",
         "tp": "torchbus-tensor-parallel",
         "throughput": "torchbus-throughput",
         "wandb_one_run": "torchbus-wandb",
@@ -60,6 +61,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "rpc_sequential": "torchbus-pipeline",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
+        "ddp+tp": "torchbus-tensor-parallel",
         "tp": "torchbus-tensor-parallel",
     },
     "logger": {
@@ -144,7 +146,9 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "forward_methods": "torchbus-sharded",
         "param_init_fn": "torchbus-sharded",
         "shard_gradients": "torchbus-sharded",
+        "loss_parallel": "torchbus-tensor-parallel",
         "plan": "torchbus-tensor-parallel",
+        "sequence_parallel": "torchbus-tensor-parallel",
         "tp": "torchbus-tensor-parallel",
         "throughput_every": "torchbus-throughput",
         "tokens": "torchbus-throughput",
@@ -190,6 +194,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "metrics_ready": "torchbus-log",
         "image_ready": "torchbus-log",
         "histogram_ready": "torchbus-log",
+        "divide_layers": "torchbus-sharded",
     },
     "companion": {
         "wandb": "torchbus-wandb",

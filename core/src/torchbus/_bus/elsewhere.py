@@ -6,6 +6,10 @@ Such a name is never accepted: two names for one thing would have to mean the sa
 from __future__ import annotations
 
 IN_THE_LOOP = "the loop is yours: write it there"
+NO_CONTEXT = (
+    "context parallel is not offered (see docs/limits.md); sequence_parallel=True divides the"
+    " sequence between the layers of a plan"
+)
 FOUND = "the session finds models, optimizers and loaders by itself, so leave it out"
 HERE: dict[str, dict[str, str]] = {
     "option": {
@@ -13,6 +17,9 @@ HERE: dict[str, dict[str, str]] = {
         "auto_lr_find": IN_THE_LOOP,
         "callbacks": "pass plugins by position: session(MyPlugin(), ...)",
         "ckpt_path": "here it is called checkpoint=, from which a run also resumes",
+        "context_parallel": NO_CONTEXT,
+        "context_parallel_size": NO_CONTEXT,
+        "cp": NO_CONTEXT,
         "cpu": "here it is called accelerator='cpu'",
         "default_root_dir": "pass folders one by one, such as checkpoint='folder'",
         "detect_anomaly": "use torch.autograd.set_detect_anomaly(True)",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -9,10 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from torchbus.errors import UsageError
+
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from torchbus._launch.store.sealed import SealedStore
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+DATA = "dp"
+"""What names of dimensions begin with over which the data is divided."""
 
 
 class DataPlace(NamedTuple):
@@ -32,7 +41,9 @@ class World:
     ``launched_by``: who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI"
     or "environment". ``store``: the key-value store that all ranks share, None for a world of one.
     ``member``: this rank's number among the ranks that compute its part of the data together.
-    ``one_host``: all ranks are known to be on this host.
+    ``one_host``: all ranks are known to be on this host. ``shape``: the sizes of the mesh's
+    dimensions, if a strategy has arranged the ranks. ``open_mesh``: makes it, while there is a
+    process group.
     """
 
     rank: int = 0
@@ -46,6 +57,64 @@ class World:
     data_place: DataPlace | None = None
     member: int = 0
     one_host: bool = False
+    shape: tuple[tuple[str, int], ...] = ()
+    open_mesh: Callable[[World], DeviceMesh] | None = field(default=None, repr=False, compare=False)
+
+    def arranged(self, sizes: Mapping[str, int]) -> World:
+        """The same ranks as a mesh, by the sizes of its dimensions.
+
+        Along the last dimension ranks are consecutive. The data is divided over the dimensions
+        whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
+        """
+        if math.prod(sizes.values()) != self.world_size:
+            words = " x ".join(f"{name}={size}" for name, size in sizes.items())
+            raise UsageError(
+                f"a mesh of {words} has {math.prod(sizes.values())} ranks, and there are"
+                f" {self.world_size}: change devices=, or the options that give these sizes"
+            )
+        part = member = 0
+        for name, index in _coordinates(self.rank, sizes):
+            if name.startswith(DATA):
+                part = part * sizes[name] + index
+            else:
+                member = member * sizes[name] + index
+        parts = math.prod(size for name, size in sizes.items() if name.startswith(DATA))
+        return dataclasses.replace(
+            self,
+            shape=tuple(sizes.items()),
+            data_place=DataPlace(part, parts),
+            member=member,
+        )
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The ranks as torch's DeviceMesh, with named dimensions.
+
+        ("dp",) if every rank has a part of the data of its own. ("dp", "tp") and ("dp", "pp") with
+        tensor parallel and pipelines; ("dp_replicate", "dp_shard") for fsdp with hybrid=True. The
+        first use makes the process groups, so all ranks ask for it first at the same place.
+
+        Raises UsageError if there is one rank, outside of the block, and if the ranks form no mesh.
+        """
+        if self.open_mesh is None:
+            raise UsageError(
+                "world.mesh: there is no process group, because there is one rank or the block does"
+                " not run. Ask for it inside the block, if world_size > 1"
+            )
+        return self.open_mesh(self)
+
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """The sizes of the mesh's dimensions by name. Nothing is made or sent.
+
+        Raises UsageError if the ranks form no mesh.
+        """
+        if not self.shape and self.data_place is not None:
+            raise UsageError(
+                "world.mesh: the ranks form no mesh, because the strategy puts them into groups"
+                " that differ in size (ddp2 on nodes with different numbers of ranks)"
+            )
+        return dict(self.shape) or {DATA: self.world_size}
 
     @cached_property
     def data(self) -> DataPlace:
@@ -68,4 +137,13 @@ class World:
 
     @property
     def num_nodes(self) -> int:
+        """The number of machines, if each has as many ranks as this one."""
         return self.world_size // self.local_world_size
+
+
+def _coordinates(rank: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Where a rank is along each dimension."""
+    below = math.prod(sizes.values())
+    for name, size in sizes.items():
+        below //= size
+        yield name, rank // below % size

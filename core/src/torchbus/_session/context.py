@@ -121,6 +121,15 @@ class Context(Fed):
         """For strategies: give this rank another device, or divide the data otherwise."""
         self.world = dataclasses.replace(self.world, **changes)
 
+    def arrange_ranks(self, **sizes: int) -> World:
+        """For strategies: let the ranks form a mesh, such as ``arrange_ranks(dp=2, tp=2)``.
+
+        Along the last dimension ranks are consecutive. The data is divided over the dimensions
+        whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
+        """
+        self.world = self.world.arranged(sizes)
+        return self.world
+
     def add_plugin(self, plugin: object, name: str | None = None) -> None:
         """Register one more plugin. If the session has begun, start it at once."""
         self.bus.register(plugin, name)
@@ -217,7 +226,7 @@ class Context(Fed):
 
     def forget(self) -> None:
         """Let go of everything of the caller's, after the end."""
-        self.world = dataclasses.replace(self.world, store=None)
+        self.world = dataclasses.replace(self.world, store=None, open_mesh=None)
         self.call = None
         self.verbs.forget()
         self.adopted.clear()

@@ -83,10 +83,13 @@ def _ranks(session: Context) -> list[str]:
         "fork": "started by fork: only the block runs in each",
     }.get(world.launched_by, f"started by {world.launched_by}")
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
+    sizes = " x ".join(f"{size} ({name})" for name, size in world.shape)
+    mesh = f" as {sizes}" if len(world.shape) > 1 else ""
     rule = session.job.launch_rule if session.job is not None else ""
     chosen = f" ({rule})" if rule else ""
     return [
-        f"{world.world_size}{nodes}, this is rank {world.rank} on {world.device}; {how}{chosen};"
+        f"{world.world_size}{nodes}{mesh}, this is rank {world.rank} on {world.device};"
+        f" {how}{chosen};"
         f" {torch.get_num_threads()} threads each"
     ]
 

@@ -30,6 +30,7 @@ StrategyName = typing.Literal[
     "rpc_sequential",
     "fsdp",
     "ddp_sharded",
+    "ddp+tp",
     "tp",
 ]
 LoggerName = typing.Literal[
@@ -96,6 +97,7 @@ class KnownOptions(MoreOptions, total=False):
     local_copy: str | os.PathLike[str] | None
     log_dir: str | os.PathLike[str]
     log_every_n_steps: int
+    loss_parallel: bool
     loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
     loss_weight: typing.Literal["auto", "samples", "tokens"]
     memory_snapshot: bool
@@ -128,6 +130,7 @@ class KnownOptions(MoreOptions, total=False):
     scale_lr: typing.Literal["linear", "sqrt"] | None
     schedule: typing.Literal["gpipe", "1f1b", "interleaved"]
     schedule_free: bool
+    sequence_parallel: bool
     shard_eval: bool
     shard_gradients: bool
     sharded_save: bool

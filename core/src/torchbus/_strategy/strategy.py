@@ -98,7 +98,7 @@ class Strategy(Plugin):
 
     def division(self, session: Context) -> Division:
         """How the ranks divide a batch. By default each has its own part of it."""
-        return Division(watch_replicas(session), stream=session.rank)
+        return Division(watch_replicas(session), stream=session.world.data.part)
 
     def start_alone(self, session: Context) -> None:
         """What is to be done if there is one rank. By default nothing is."""

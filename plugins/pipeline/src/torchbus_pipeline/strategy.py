@@ -8,7 +8,6 @@ from typing import Literal
 from torch.amp.grad_scaler import GradScaler
 from torchbus.plugin import (
     Context,
-    DataPlace,
     Strategy,
     Unsupported,
     UsageError,
@@ -90,10 +89,9 @@ class Pipeline(Strategy):
         size = self.pipeline.ranks_of_pipeline(session.ranks_asked_for)
         world = session.start_ranks(self.form)
         size = self.pipeline.ranks_of_pipeline(world.world_size)
-        place = DataPlace(world.rank // size, world.world_size // size)
-        session.change_world(data_place=place)
-        self.divides_data = place.parts > 1
-        return session.world
+        parts = world.world_size // size
+        self.divides_data = parts > 1
+        return session.arrange_ranks(dp=parts, pp=size)
 
     def start(self, session: Context) -> None:
         """Begin to divide models."""

@@ -43,15 +43,14 @@ class Team:
 
 def make_team(session: Context, size: int) -> Team:
     """Pipelines of ``size`` consecutive ranks. All ranks call it."""
-    world, rank = session.world_size, session.rank
-    parts = world // size
+    world, place = session.world_size, session.world.member
+    part, parts = session.world.data
     if parts == 1:
-        return Team(rank, tuple(range(world)), 1, None, None)
+        return Team(place, tuple(range(world)), 1, None, None)
     pipelines = [list(range(part * size, (part + 1) * size)) for part in range(parts)]
     replicas = [list(range(place, world, size)) for place in range(size)]
     with guarded_groups(session):
         groups = [
             dist.new_group(ranks, timeout=session.timeout) for ranks in [*pipelines, *replicas]
         ]
-    part, place = divmod(rank, size)
     return Team(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchbus_tensor_parallel.beside import TensorLayers
 from torchbus_tensor_parallel.strategy import TensorParallel
 
-__all__ = ["TensorParallel"]
+__all__ = ["TensorLayers", "TensorParallel"]

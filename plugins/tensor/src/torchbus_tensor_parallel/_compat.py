@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from types import ModuleType
 
+import torch
 from torch import Tensor
 from torch.nn import Module
+
+functions_of_nn: ModuleType = torch._C._nn
+CROSS_ENTROPY = "cross_entropy_loss"
+"""Where ``torch.nn.functional.cross_entropy`` and its module find it, however they were imported.
+
+Without it: AttributeError when a session with ``loss_parallel=True`` starts.
+"""
 
 parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
 """Of one module, by name. Without it: AttributeError when a model is divided."""

@@ -52,7 +52,7 @@ def refuse_hooks(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
         for path, one in model.get_submodule(name).named_parameters(name):
             if backward_hooks(one) or post_accumulate_hooks(one):
                 raise Unsupported(
-                    f"strategy='tp' with parameter hooks on {type(model).__name__}.{path}, which"
+                    f"tensor parallel with parameter hooks on {type(model).__name__}.{path}, which"
                     " the plan divides: register them after the optimizer is made, on the divided"
                     " parameter, or leave the module out of the plan"
                 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import (
@@ -18,24 +17,17 @@ from torchbus.plugin import (
     dtensors,
     hookimpl,
     inventory,
-    map_tensors,
     strategies,
 )
 
-from torchbus_tensor_parallel._compat import (
-    forget_distribution,
-    hooks_after,
-    hooks_before,
-    parameters,
-)
+from torchbus_tensor_parallel._compat import parameters
 from torchbus_tensor_parallel.checks import (
     refuse_derivatives,
-    refuse_hooks,
-    refuse_local_dropout,
     refuse_optimizer,
     refuse_second_derivatives,
-    refuse_shared,
 )
+from torchbus_tensor_parallel.dtensor.loss import refuse_divided_loss
+from torchbus_tensor_parallel.layers import Layers, gathered
 from torchbus_tensor_parallel.plans.plan import Plan
 from torchbus_tensor_parallel.ranks import Ranks
 
@@ -43,17 +35,18 @@ from torchbus_tensor_parallel.ranks import Ranks
 class DividedModels:
     """Divides a model when an optimizer gets its parameters."""
 
-    def __init__(self, session: Context, ranks: Ranks, plan: Plan) -> None:
+    def __init__(self, session: Context, ranks: Ranks, plan: Plan, loss_parallel: bool) -> None:
         assert session.job is not None
         self._session, self._job = session, session.job
         self._ranks = ranks
-        self._plan = plan
+        self._plan, self._loss_parallel = plan, loss_parallel
+        self._undo = ExitStack()
+        self._layers = Layers(plan, ranks.tensor, self._undo, loss_parallel, gathered)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._local_steps = dtensors.LocalSteps(session)
         self._replaced: dict[int, nn.Parameter] = {}
         self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
-        self._undo = ExitStack()
         session.on_close.callback(self._undo.close)
         session.replace(torch.autograd, "grad", refuse_derivatives)
 
@@ -75,6 +68,8 @@ class DividedModels:
         if not self._job.backwards:
             self._plan.refuse_unused()
         refuse_second_derivatives(call)
+        if self._loss_parallel:
+            refuse_divided_loss(call)
 
     @hookimpl(trylast=True)
     def clip_gradients(
@@ -98,17 +93,12 @@ class DividedModels:
 
     def _divide(self, model: Module) -> None:
         """Divide rank 0's values. All ranks call it with the same models."""
-        styles = self._plan.of(model, self._ranks.size)
-        self._models[model] = len(styles)
-        if not styles:
-            return
-        refuse_shared(model, styles)
-        refuse_hooks(model, styles)
-        refuse_local_dropout(model, styles)
         held = [*model.parameters(), *model.buffers()]
         strategies.copy_from_rank0(held, f"the tensors of {type(model).__name__}")
         before = dict(model.named_parameters())
-        self._apply(model, styles)
+        self._models[model] = self._layers.divide(model)
+        if not self._models[model]:
+            return
         for name, new in model.named_parameters():
             self._replace(before[name], new)
         gather = dtensors.whole_states(self._session)
@@ -117,18 +107,10 @@ class DividedModels:
             self._undo.callback(
                 module.register_load_state_dict_pre_hook(dtensors.divided_states).remove
             )
-        self._undo.callback(model.register_forward_hook(_whole_outputs).remove)
-
-    def _apply(self, model: Module, styles: Mapping[str, ParallelStyle]) -> None:
-        undo = hooks_removed(model)
-        for name, style in styles.items():
-            parallelize_module(model.get_submodule(name), self._ranks.tensor, style)
-        self._undo.callback(undo)
 
     def _replace(self, old: nn.Parameter, new: nn.Parameter) -> None:
         if new is old:
             return
-        new.requires_grad_(old.requires_grad)
         if old.grad is not None:
             new.grad = dtensors.like(old.grad, new)
         self._replaced[id(old)] = new
@@ -165,32 +147,9 @@ class DividedModels:
         return {"plan": self._plan.lines()}
 
 
-def hooks_removed(model: Module) -> Callable[[], None]:
-    """A function that takes away what torch's styles have put into the modules since now."""
-    kinds = [
-        (kind(module), set(kind(module)))
-        for module in model.modules()
-        for kind in (hooks_before, hooks_after)
-    ]
-
-    def undo() -> None:
-        for hooks, before in kinds:
-            for key in [key for key in hooks if key not in before]:
-                del hooks[key]
-        for module in model.modules():
-            forget_distribution(module)
-
-    return undo
-
-
 def _whole_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
     """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
     return dtensors.whole_optimizer(state)
-
-
-def _whole_outputs(module: Module, inputs: object, outputs: object) -> object:
-    """The loop's own code sees whole tensors."""
-    return map_tensors(outputs, lambda one: one.full_tensor() if isinstance(one, DTensor) else one)
 
 
 @torch.no_grad()

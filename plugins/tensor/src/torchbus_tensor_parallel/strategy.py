@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from torchbus.plugin import Context, DataPlace, Strategy, UsageError, World, hookimpl, strategies
+from torchbus.plugin import Context, Strategy, UsageError, World, expect, hookimpl, strategies
 
 from torchbus_tensor_parallel.division import divide
 from torchbus_tensor_parallel.dtensor.install import as_whole
+from torchbus_tensor_parallel.dtensor.loss import divide_losses
 from torchbus_tensor_parallel.models import DividedModels
 from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
 from torchbus_tensor_parallel.ranks import Ranks
@@ -25,6 +26,10 @@ class TensorParallel(Strategy):
             for any word between two dots, to "colwise", "rowwise" or a ``ParallelStyle`` of torch;
             or "auto": attention and MLPs, found by the names and shapes of their layers.
         tp: how many ranks share a layer; None: all.
+        sequence_parallel: between the layers of the plan, inside blocks, each rank has a part of
+            the sequence (dim 1): norms, dropout and sums are divided too, and need less memory.
+        loss_parallel: outputs of a model whose last layer is divided by columns stay divided, and
+            ranks share the classes of a cross entropy.
         loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
@@ -45,6 +50,8 @@ class TensorParallel(Strategy):
         *,
         plan: PlanOption = "auto",
         tp: int | None = None,
+        sequence_parallel: bool = False,
+        loss_parallel: bool = False,
         loss_reduction: Literal["mean", "sum"] = "mean",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
@@ -52,7 +59,9 @@ class TensorParallel(Strategy):
         super().__init__(backend=backend, loss_reduction=loss_reduction, loss_weight=loss_weight)
         if tp is not None and (not isinstance(tp, int) or isinstance(tp, bool) or tp < 1):
             raise UsageError(f"tp={tp!r}: say how many ranks share a layer, such as tp=2")
-        self.plan = Plan(plan)
+        expect("loss_parallel", loss_parallel, bool, "True or False")
+        self.plan = Plan(plan, sequence_parallel)
+        self.loss_parallel = loss_parallel
         self.tp = tp
 
     @hookimpl
@@ -62,15 +71,13 @@ class TensorParallel(Strategy):
             self._tensor_size(session.ranks_asked_for)
         world = session.start_ranks()
         size = self._tensor_size(world.world_size)
-        session.change_world(
-            data_place=DataPlace(world.rank // size, world.world_size // size),
-            member=world.rank % size,
-        )
-        return session.world
+        return session.arrange_ranks(dp=world.world_size // size, tp=size)
 
     def start(self, session: Context) -> None:
         """Divide the models that optimizers hold, and begin to synchronise."""
         as_whole(session)
+        if self.loss_parallel:
+            divide_losses(session)
         ranks = Ranks(session)
         sync = strategies.GradientSync(
             session,
@@ -81,7 +88,9 @@ class TensorParallel(Strategy):
         )
         session.bus.register(sync, "tp.gradients")
         # after it, to be heard before it: models are divided before their parameters are known
-        session.bus.register(DividedModels(session, ranks, self.plan), "tp.models")
+        session.bus.register(
+            DividedModels(session, ranks, self.plan, self.loss_parallel), "tp.models"
+        )
 
     def how(self) -> str:
         """What ``explain()`` says, after the strategy's name and backend."""

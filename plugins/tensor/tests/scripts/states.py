@@ -32,12 +32,12 @@ def run(epochs, batch, s=None, path=None, stop=None):
 
 
 def opened(ranks, strategy="tp", **options):
-    words = {"plan": PLAN, **options} if strategy == "tp" else {}
+    words = {"plan": PLAN, **options} if strategy == "tp" or options else {}
     return session(strategy=strategy, devices=ranks, accelerator="cpu", launch="fork", **words)
 
 
-def whole_states(whole, entries):
-    model, optimizer = run(2, 8)
+def whole_states(s, whole, entries):
+    model, optimizer = run(2, 8 // s.world.data.parts)
     ours = state(model)
     found["model"] = [differ(ours, whole), alike(s, ours)]
     kept, kept_entries = state(model), optimizer.state_dict()
@@ -58,11 +58,13 @@ def of_one_process():
 
 
 whole, entries = of_one_process()
-with opened(2) as s:
-    whole_states(whole, entries)
+two_by_two = {"ranks": 4, "tp": 2, "strategy": sys.argv[2]}
+with opened(**({"ranks": 2} if sys.argv[2] == "tp" else two_by_two)) as s:
+    whole_states(s, whole, entries)
 for name, first, second, batch in (
     ("2 to 3", {"ranks": 2}, {"ranks": 3}, 8),
-    ("tp to ddp", {"ranks": 4, "tp": 2}, {"ranks": 2, "strategy": "ddp"}, 4),
+    ("2x2 to ddp", two_by_two, {"ranks": 2, "strategy": "ddp"}, 4),
+    ("ddp to 2x2", {"ranks": 2, "strategy": "ddp"}, two_by_two, 4),
 ):
     with opened(**first) as s:
         run(2, batch, s, folder / name, stop=4)

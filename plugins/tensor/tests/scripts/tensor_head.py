@@ -143,8 +143,8 @@ def train(make, data, batch, kind="adamw", epochs=2, clip=0.5, every=1, s=None):
     return model, optimizer, torch.tensor(seen)
 
 
-def opened(ranks, **options):
-    return session(strategy="tp", devices=ranks, accelerator="cpu", launch="fork", **options)
+def opened(ranks, strategy="tp", **options):
+    return session(strategy=strategy, devices=ranks, accelerator="cpu", launch="fork", **options)
 
 
 def state(model):

@@ -1,6 +1,7 @@
 """Windows and clipping by plugins, and logged values, over 2 x 2 ranks."""
 
 import json
+import sys
 from contextlib import nullcontext
 
 import torch
@@ -11,7 +12,7 @@ from torchbus.testing import RecordingLogger
 found = {}
 
 
-options = {"plan": PLAN, "tp": 2}
+options = {"plan": PLAN, "tp": 2, "strategy": sys.argv[1]}
 alone, _, _ = train(Mlp, numbers(24), 8, clip=None)
 with opened(4, **options, accumulate_grad_batches=2) as s:
     model, _, _ = train(Mlp, numbers(24), 2, clip=None)

@@ -23,6 +23,7 @@ from torchbus._ranks import random_streams
 from torchbus._ranks.collectives import broadcast_object
 from torchbus._ranks.devices import threads_per_rank
 from torchbus._session.context import Context
+from torchbus._strategy.group.mesh import offer_mesh
 from torchbus.errors import LaunchError, UsageError
 
 
@@ -42,6 +43,7 @@ def join_ranks(session: Context, backend: str | None) -> str:
     claim_device(session)
     share_cpu(session)
     open_group(session, chosen)
+    offer_mesh(session)
     share_random_state(session)
     return chosen
 

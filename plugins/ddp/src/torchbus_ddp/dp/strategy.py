@@ -73,13 +73,11 @@ class DP(ByReducer):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        world = session.start_ranks()
-        session.change_world(data_place=self.data_place(world))
-        return session.world
+        return self.arrange(session, session.start_ranks())
 
-    def data_place(self, world: World) -> DataPlace:
-        """This rank's part of the data: every rank has all of it."""
-        return DataPlace(0, 1)
+    def arrange(self, session: Context, world: World) -> World:
+        """Every rank has all of the data."""
+        return session.arrange_ranks(dp=1, rows=world.world_size)
 
     def make_team(self, session: Context) -> Team:
         """The ranks that compute a batch together. All ranks call it."""
@@ -117,9 +115,10 @@ class DDP2(DP):
     divides_data = True
     companions = ("sampler",)
 
-    def data_place(self, world: World) -> DataPlace:
-        """This rank's part of the data: that of its node."""
-        return DataPlace(world.node_rank, world.num_nodes)
+    def arrange(self, session: Context, world: World) -> World:
+        """The ranks of a node have the same part of the data."""
+        session.change_world(data_place=DataPlace(world.node_rank, world.num_nodes))
+        return session.world
 
     def make_team(self, session: Context) -> Team:
         """The ranks of this rank's node. All ranks of all nodes call it.
@@ -130,4 +129,7 @@ class DDP2(DP):
         numbers = sorted(set(nodes))
         place = DataPlace(numbers.index(session.world.node_rank), len(numbers))
         session.change_world(data_place=place, member=session.world.local_rank)
+        size = len(nodes) // len(numbers)
+        if nodes == [number for number in numbers for _ in range(size)]:
+            session.arrange_ranks(dp=len(numbers), rows=size)
         return of_node(session, nodes)

@@ -37,6 +37,11 @@ RESET_METHODS = ("reset_parameters", "_reset_parameters")
 Without it: Unsupported, if such a module is on the meta device.
 """
 
+call_when_accumulated: Callable[[Tensor, Callable[[Tensor], None]], object] = (
+    Tensor.register_post_accumulate_grad_hook
+)
+"""Of any tensor: the method of a DTensor is fsdp's refusal."""
+
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 """Without it: AttributeError when the package is imported."""
 

@@ -20,6 +20,7 @@ OUTSIDE = (
     "Sharding propagation failed",
     "its data is not allocated yet",
     "for input.numel() == 0",
+    "the local_tensor argument only accepts torch.Tensor but got",
 )
 PART_FIRST = "FSDP state has already been lazily initialized"
 INSIDE_TORCH = torch.__path__[0]

@@ -13,7 +13,7 @@ from torch.nn import Module
 from torchbus.plugin import RanksDiverged
 
 from torchbus_sharded._compat.fsdp2 import Pair, original_class, pairs_in, unsharded
-from torchbus_sharded._compat.tensors import backward_hooks
+from torchbus_sharded._compat.tensors import backward_hooks, call_when_accumulated
 from torchbus_sharded.checks.agreement import REMEDY, Agreement
 from torchbus_sharded.engine.parameter_hooks import forward_to
 
@@ -84,7 +84,7 @@ def _watch(pair: Pair) -> None:
         and whole.requires_grad
         and getattr(pair, "torchbus_watched", None) is not whole
     ):
-        whole.register_post_accumulate_grad_hook(_mark(pair))
+        call_when_accumulated(whole, _mark(pair))
         pair.torchbus_watched = whole
         pair.torchbus_calls_hooks = False
     if (

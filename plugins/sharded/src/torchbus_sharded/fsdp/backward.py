@@ -144,7 +144,7 @@ class ShardedBackward:
         self._job.go_on()
         self._job.count_backward()
         if not self._session.random.is_split:
-            self._session.random.split(self._session.rank)
+            self._session.random.split(self._session.world.data.part)
         if self._job.backwards == CLOSELY:
             self._models.forwards.settle()
             self._session.end_discovery()

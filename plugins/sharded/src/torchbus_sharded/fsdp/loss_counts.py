@@ -39,7 +39,7 @@ class LossCounts:
         if self._is_sum:
             if call.weight is None:
                 return self.losses.of_sum(call.loss)
-            return Count(float(self._session.world_size) if call.weight else 0.0)
+            return Count(float(self._session.world.data.parts) if call.weight else 0.0)
         if call.weight is not None:
             return self.losses.take(Count(call.weight))
         return (

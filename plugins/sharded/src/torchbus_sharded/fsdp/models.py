@@ -12,7 +12,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import END, Context, Settings, dtensors, hookimpl, hyperparameters, inventory
+from torchbus.plugin import (
+    END,
+    Context,
+    Settings,
+    dtensors,
+    hookimpl,
+    hyperparameters,
+    inventory,
+)
 
 from torchbus_sharded._compat.fsdp2 import (
     gathered_in,
@@ -35,6 +43,7 @@ from torchbus_sharded.engine.meta import MetaModules
 from torchbus_sharded.engine.unshard import make_whole
 from torchbus_sharded.engine.wrapping import called_parts, units
 from torchbus_sharded.fsdp.existing_optimizers import common_optimizers
+from torchbus_sharded.fsdp.layers import divide_layers
 from torchbus_sharded.fsdp.options import ShardingOptions
 from torchbus_sharded.optimizers.holders import Optimizers
 
@@ -47,7 +56,7 @@ class ShardedModels:
         self._job = session.job
         self._session = session
         self._options = options
-        self._mesh = options.mesh(session)
+        self._mesh = options.shards(session.world.mesh)
         self.agreement = Agreement(session)
         self.forwards = ForwardHooks(session, self.agreement)
         self.used = UsedParameters(self.agreement)
@@ -136,6 +145,8 @@ class ShardedModels:
             if not tensor.is_meta:
                 dist.broadcast(tensor.data, 0)
         before = parameter_hooks.named(model)
+        if self._options.tp is not None:
+            divide_layers(self._session, model)
         self._models[model] = self._shard(model)
         if on_meta:
             self._fill(on_meta)
@@ -235,5 +246,5 @@ class ShardedModels:
         units = self._models[thing]
         return (
             f"divided in {units} {'units' if units > 1 else 'unit'}; each rank keeps"
-            f" 1/{self._mesh.size(-1)} of it"
+            f" 1/{self._mesh.size(-1)} of it{self._options.share_of_layers(self._mesh)}"
         )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torchbus.plugin import Context, UsageError, expect, guarded_groups
+from torchbus.plugin import UsageError, World, expect
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
@@ -35,6 +35,7 @@ class ShardingOptions:
     hybrid: bool
     forward_methods: tuple[str, ...]
     param_init_fn: ParamInit | None
+    tp: int | None = None
 
     def __post_init__(self) -> None:
         wrapping.check(self.policy)
@@ -54,6 +55,9 @@ class ShardingOptions:
             raise UsageError(
                 f"param_init_fn={self.param_init_fn!r}: it must be a function of a module, or None"
             )
+        expect("tp", self.tp, (int, type(None)), "a number of ranks that share a layer, such as 2")
+        if self.tp is not None and self.tp < 1:
+            raise UsageError(f"tp={self.tp}: say how many ranks share a layer, such as tp=2")
 
     def check_device(self, device: torch.device) -> None:
         """Raise UsageError if this rank's device can't do what is asked for."""
@@ -63,15 +67,34 @@ class ShardingOptions:
                 " out"
             )
 
-    def mesh(self, session: Context) -> DeviceMesh:
-        """One dimension, or nodes x ranks of a node. All ranks call it."""
-        with guarded_groups(session):
-            if not self.hybrid:
-                return init_device_mesh(session.device.type, (session.world_size,))
-            shape = (session.world.num_nodes, session.world.local_world_size)
-            return init_device_mesh(
-                session.device.type, shape, mesh_dim_names=("replicate", "shard")
+    def sizes(self, world: World) -> dict[str, int]:
+        """Of the mesh's dimensions: one, or nodes x ranks of a node, and perhaps "tp".
+
+        Raises UsageError if ``tp`` does not divide the ranks.
+        """
+        size = self.tp or 1
+        divided = world.local_world_size if self.hybrid else world.world_size
+        self.check_ranks(divided, " on a node" if self.hybrid else "")
+        sizes = {"dp_replicate": world.num_nodes, "dp_shard": divided // size}
+        return (sizes if self.hybrid else {"dp": divided // size}) | (
+            {} if self.tp is None else {"tp": size}
+        )
+
+    def check_ranks(self, ranks: int, where: str = "") -> None:
+        """Raise UsageError if they form no groups of ``tp`` ranks."""
+        if self.tp and ranks % self.tp:
+            raise UsageError(
+                f"tp={self.tp} with {ranks} {'ranks' if ranks > 1 else 'rank'}{where}: ranks form"
+                " groups of tp ranks, so tp must divide their number. Change devices= or tp="
             )
+
+    def shards(self, mesh: DeviceMesh) -> DeviceMesh:
+        """The dimensions over which parameters are sharded, and replicated."""
+        return mesh["dp_replicate", "dp_shard"] if self.hybrid else mesh["dp"]
+
+    def share_of_layers(self, mesh: DeviceMesh) -> str:
+        """What ``explain()`` adds to a rank's share of a model."""
+        return f", and 1/{mesh.size(-1) * self.tp} of each layer of the plan" if self.tp else ""
 
     def of_engine(self, outputs: torch.dtype | None) -> EngineOptions:
         """What ``fully_shard`` is told.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, Strategy, dtensors, expect
+from torchbus.plugin import Context, Strategy, World, dtensors, expect, hookimpl
 
+from torchbus_sharded import events
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit
 from torchbus_sharded.fsdp.backward import ShardedBackward
@@ -33,6 +34,8 @@ class FSDP(Strategy):
             way; None: as they are.
         cpu_offload: keep the parts in host memory.
         hybrid: divide over the ranks of a node, replicate over nodes.
+        tp: how many ranks share each layer of ``plan``, as for tp; they see the same batches, and
+            fsdp divides over the other ranks. None: layers are not divided.
         forward_methods: names of methods other than ``forward`` that use parameters, such as
             ("loss", "generate").
         param_init_fn: a function that gives the tensors of a module values, called with each module
@@ -48,6 +51,7 @@ class FSDP(Strategy):
 
     name = "fsdp"
     divides_states = True
+    declares_events = events
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class FSDP(Strategy):
         mixed_precision: Literal["bf16", "16"] | None = None,
         cpu_offload: bool = False,
         hybrid: bool = False,
+        tp: int | None = None,
         forward_methods: tuple[str, ...] = (),
         param_init_fn: ParamInit | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
@@ -75,7 +80,18 @@ class FSDP(Strategy):
             hybrid,
             tuple(forward_methods),
             param_init_fn,
+            tp,
         )
+        if tp is not None:
+            self.companions = (*self.companions, "tensor_layers")
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        """Start the ranks. With ``hybrid``, those of a node share what is divided."""
+        if session.ranks_asked_for > 1:
+            self.sharding.check_ranks(session.ranks_asked_for)
+        world = session.start_ranks(self.form)
+        return session.arrange_ranks(**self.sharding.sizes(world))
 
     def start_alone(self, session: Context) -> None:
         """Give the tensors of models on the meta device values."""
@@ -103,7 +119,9 @@ class FSDP(Strategy):
             if self.sharding.reshard_after_forward is False
             else "after its forward and its backward"
         )
+        tp = self.sharding.tp
+        layers = f"; {tp} ranks share each layer of the plan" if tp else ""
         return (
             "parameters, gradients and optimizer states are divided over ranks; a unit is gathered"
-            f" while the one before it computes, and let go {when}"
+            f" while the one before it computes, and let go {when}{layers}"
         )

@@ -46,7 +46,7 @@ def _own_heads(tensor: Tensor, query: DTensor) -> Tensor:
     heads = query.dim() + HEADS
     if heads < 0 or list(query.placements) != [Shard(heads)]:
         raise Unsupported(
-            f"scaled_dot_product_attention under strategy='tp': queries of shape"
+            f"scaled_dot_product_attention under tensor parallel: queries of shape"
             f" {tuple(query.shape)} are divided as {list(query.placements)}, and not by heads"
             " (dim -3). Divide the layers of queries, keys and values by 'colwise', all three"
         )

@@ -18,7 +18,13 @@ def as_whole(session: Context) -> None:
     """
     dtensors.forget_other_meshes(session)
     session.on_close.enter_context(implicit_replication())
-    dtensors.as_whole(session, dtensors.READS | dtensors.DRAWS | DROPOUT, dtensors.METHODS)
+    dtensors.as_whole(session, dtensors.READS | dtensors.DRAWS, dtensors.METHODS)
+    compute_divided(session)
+
+
+def compute_divided(session: Context) -> None:
+    """Until the end of the block, attend and drop out with features that are divided."""
+    dtensors.as_whole(session, DROPOUT, {})
     session.replace(functional, "scaled_dot_product_attention", by_heads)
     # one kernel for a whole nn.TransformerEncoderLayer, which knows no DTensors
     session.on_close.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
 )
 from torch.nn import Module
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, expect
 
-from torchbus_tensor_parallel.plans import auto
+from torchbus_tensor_parallel.plans import auto, sequence
 from torchbus_tensor_parallel.plans.names import common, short
 
 PlanOption = Mapping[str, "str | ParallelStyle"] | str
@@ -38,11 +38,13 @@ class Plan:
     Raises UsageError if the option is of another type, or a style is unknown.
     """
 
-    def __init__(self, option: PlanOption) -> None:
+    def __init__(self, option: PlanOption, sequence_parallel: bool = False) -> None:
+        expect("sequence_parallel", sequence_parallel, bool, "True or False")
         if option != "auto" and not (isinstance(option, Mapping) and option):
             raise UsageError(f"plan={option!r}: {USAGE}")
         self._patterns = {} if isinstance(option, str) else dict(option)
         self._is_auto = isinstance(option, str)
+        self._by_sequence = sequence_parallel
         self._used: set[str] = set()
         self._seen: dict[str, None] = {}
         self._left: dict[str, None] = {}
@@ -50,9 +52,10 @@ class Plan:
         for pattern, style in self._patterns.items():
             _check(pattern, style)
 
-    def of(self, model: Module, size: int) -> dict[str, ParallelStyle]:
+    def of(self, model: Module, size: int) -> tuple[dict[str, ParallelStyle], list[list[str]]]:
         """The styles of the model's modules, by name, for ``size`` ranks.
 
+        Also the blocks inside which the sequence is divided, those that follow each other.
         Raises UsageError if a module can't be divided in this way.
         """
         modules = dict(model.named_modules())
@@ -65,16 +68,20 @@ class Plan:
         for name, style in found.items():
             if isinstance(style, str):
                 refuse(model, name, style, size)
+        runs = sequence.runs(model, found) if self._by_sequence else []
+        inside = sequence.styles(model, found, [block for run in runs for block in run])
+        said = {name: style for name, style in inside.items() if name not in found} | found
         self._said.update(
             dict.fromkeys(
                 f"{name}: {style if isinstance(style, str) else type(style).__name__}"
-                for name, style in common(found).items()
+                for name, style in common(said).items()
             )
         )
-        return {
+        whole = {
             name: STYLES[style] if isinstance(style, str) else style
             for name, style in found.items()
         }
+        return whole | inside, runs
 
     def refuse_unused(self) -> None:
         """Raise UsageError if a pattern has matched no module of any model so far."""

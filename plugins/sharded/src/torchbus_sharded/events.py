@@ -1,0 +1,24 @@
+"""The event that torchbus-sharded adds: another plugin divides layers, before fsdp shards them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchbus.plugin import hookspec
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn import Module
+
+
+@hookspec(firstresult=True)
+def divide_layers(model: Module, mesh: DeviceMesh) -> int | None:
+    """Divide a model's layers over the ranks of ``mesh``, and return how many were divided.
+
+    Fired once for each model, if ``session(strategy="fsdp", tp=...)`` says how many ranks share a
+    layer. All ranks fire it, with equal values of the parameters. ``mesh`` is the dimension "tp" of
+    ``session.world.mesh``. Replace parameters by DTensors over it: fsdp then shards these over the
+    other dimensions. Without an answer, the model can't be trained.
+
+    Since 0.1.
+    """

@@ -1,0 +1,103 @@
+"""Layers that are divided beside another strategy, which shards what remains."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Module
+from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
+
+from torchbus_tensor_parallel.clipping import clip_by_mesh
+from torchbus_tensor_parallel.dtensor.implicit import Mixing
+from torchbus_tensor_parallel.dtensor.install import compute_divided
+from torchbus_tensor_parallel.dtensor.loss import divide_losses, refuse_divided_loss
+from torchbus_tensor_parallel.layers import Layers, gathered_copy
+from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
+
+
+class TensorLayers(Plugin):
+    """Divides the layers of a plan over the ranks of ``tp=``, under ``strategy="fsdp"``.
+
+    Args:
+        plan: which modules are divided, and how, as for tp.
+        sequence_parallel: as for tp.
+        loss_parallel: as for tp.
+
+    Raises:
+        UsageError: the plan is of another type, or a style is unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: PlanOption = "auto",
+        sequence_parallel: bool = False,
+        loss_parallel: bool = False,
+    ) -> None:
+        expect("loss_parallel", loss_parallel, bool, "True or False")
+        self._plan, self._loss_parallel = Plan(plan, sequence_parallel), loss_parallel
+        self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if "tp" not in dict(session.world.shape):
+            raise UsageError(
+                "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
+                " a layer, such as tp=2 with strategy='ddp', 'fsdp' or 'tp'"
+            )
+        self._session, self._undo, self._mixing = session, ExitStack(), Mixing()
+        session.on_close.callback(self._undo.close)
+        if session.world_size > 1:
+            compute_divided(session)
+        if session.world_size > 1 and self._loss_parallel:
+            divide_losses(session)
+
+    @hookimpl(optionalhook=True)
+    def divide_layers(self, model: Module, mesh: DeviceMesh) -> int:
+        layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy)
+        self._models[model] = layers.divide(model)
+        self._mixing.around(model, self._undo)
+        return self._models[model]
+
+    @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        if self._session.job is not None and not self._session.job.backwards:
+            self._plan.refuse_unused()
+        if self._loss_parallel:
+            refuse_divided_loss(call)
+        self._mixing.begin()
+
+    @hookimpl
+    def after_backward(self, call: BackwardCall) -> None:
+        self._mixing.end()
+
+    @hookimpl
+    def backward_failed(self, call: BackwardCall) -> None:
+        self._mixing.end()
+
+    @hookimpl(trylast=True)
+    def clip_gradients(
+        self,
+        parameters: list[Tensor],
+        max_norm: float,
+        norm_type: float,
+        run: Callable[[float], Tensor],
+    ) -> Tensor | None:
+        return clip_by_mesh(parameters, max_norm, norm_type, run)
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        count = self._models.get(thing, 0) if isinstance(thing, Module) else 0
+        return (
+            f"{count} layers divided over {self._session.world.mesh_sizes['tp']} ranks"
+            if count
+            else None
+        )
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {"plan": self._plan.lines()}

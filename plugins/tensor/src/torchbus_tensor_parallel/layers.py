@@ -1,0 +1,116 @@
+"""Divides the layers of a model that a plan names, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn import Module
+from torchbus.plugin import UsageError, leaves, map_tensors
+
+from torchbus_tensor_parallel._compat import forget_distribution, hooks_after, hooks_before
+from torchbus_tensor_parallel.checks import refuse_hooks, refuse_local_dropout, refuse_shared
+from torchbus_tensor_parallel.dtensor.sequence import divide_between
+from torchbus_tensor_parallel.plans.plan import Plan
+
+
+class Layers:
+    """Divides over ``mesh``, which has one dimension.
+
+    ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
+    last dimension stay so. ``gather`` makes other outputs whole.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: DeviceMesh,
+        undo: ExitStack,
+        keeps_logits: bool,
+        gather: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._plan, self._mesh, self._undo = plan, mesh, undo
+        self._keeps_logits, self._gather = keeps_logits, gather
+
+    def divide(self, model: Module) -> int:
+        """Returns how many layers were divided. All ranks call it, with equal parameters.
+
+        Raises UsageError or Unsupported if the plan does not fit the model.
+        """
+        styles, runs = self._plan.of(model, self._mesh.size())
+        if not styles:
+            return 0
+        refuse_shared(model, styles)
+        refuse_hooks(model, styles)
+        refuse_local_dropout(model, styles)
+        trained = {name: one.requires_grad for name, one in model.named_parameters()}
+        self._apply(model, styles)
+        for name, new in model.named_parameters():
+            new.requires_grad_(trained[name])
+        for run in runs:
+            blocks = [model.get_submodule(one) for one in run]
+            for undo in divide_between(blocks, self._mesh, self._gather):
+                self._undo.callback(undo)
+        self._undo.callback(model.register_forward_hook(self._outputs).remove)
+        return len(styles)
+
+    def _apply(self, model: Module, styles: Mapping[str, ParallelStyle]) -> None:
+        before = _hooks(model)
+        for name, style in styles.items():
+            parallelize_module(model.get_submodule(name), self._mesh, style)
+        put = [
+            (hooks, keys - old)
+            for (hooks, keys), (_, old) in zip(_hooks(model), before, strict=True)
+        ]
+        self._undo.callback(_remove, put)
+        for module in model.modules():
+            self._undo.callback(forget_distribution, module)
+
+    def _outputs(self, model: Module, inputs: object, outputs: object) -> object:
+        """The loop's own code sees whole tensors, and divided logits if it has asked for these."""
+        if not self._keeps_logits:
+            return map_tensors(outputs, self._gather)
+        _refuse_whole(model, outputs)
+        return map_tensors(outputs, lambda one: one if _are_logits(one) else self._gather(one))
+
+
+Hooks = list[tuple[dict[int, object], set[int]]]
+
+
+def _hooks(model: Module) -> Hooks:
+    """Each module's tables of hooks around forward, with their keys now."""
+    kinds: tuple[Callable[[Module], dict[int, object]], ...] = (hooks_before, hooks_after)
+    return [(kind(module), set(kind(module))) for module in model.modules() for kind in kinds]
+
+
+def _remove(put: Hooks) -> None:
+    for hooks, keys in put:
+        for key in keys:
+            hooks.pop(key, None)
+
+
+def gathered(one: Tensor) -> Tensor:
+    """The whole of a DTensor, with a graph."""
+    return one.full_tensor() if isinstance(one, DTensor) else one
+
+
+def gathered_copy(one: Tensor) -> Tensor:
+    """The same, and no view: fsdp could not follow what the loop writes into one."""
+    return one.full_tensor().clone() if isinstance(one, DTensor) else one
+
+
+def _refuse_whole(module: Module, outputs: object) -> None:
+    if not any(_are_logits(one) for one in leaves(outputs)):
+        raise UsageError(
+            f"loss_parallel=True: no output of {type(module).__name__} is divided in its last"
+            " dimension. Name its last layer in the plan, such as plan={'head': 'colwise'}, or"
+            " leave loss_parallel out"
+        )
+
+
+def _are_logits(one: object) -> bool:
+    return isinstance(one, DTensor) and list(one.placements) == [Shard(one.dim() - 1)]
