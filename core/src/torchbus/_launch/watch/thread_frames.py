@@ -8,6 +8,7 @@ dies. So this module switches the garbage collector off while it reads.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,13 @@ from types import FrameType
 from torchbus._compat.cpython import frames_of_threads
 
 _one_at_a_time = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # else a process that is forked during a read has the lock held, and no garbage collection
+    os.register_at_fork(
+        before=_one_at_a_time.acquire,
+        after_in_parent=_one_at_a_time.release,
+        after_in_child=_one_at_a_time.release,
+    )
 
 
 def of_thread(ident: int | None) -> list[FrameType]:
