@@ -17,7 +17,7 @@ ROUNDING = 1e-12
 def test_the_numbers_of_one_process(strategy, part):
     """Losses, norms, evaluation, parameters: SGD, AdamW, two groups, a ragged last batch."""
     found = fork_script(SCRIPTS / "combined.py", strategy, timeout_s=240).json()
-    for kind in ("mlp sgd", "mlp adamw", "gpt sgd"):
+    for kind in ("mlp sgd", "mlp adamw", "window sgd", "gpt sgd"):
         difference, ranks_agree, held = found[f"{kind}"]
         assert difference < ROUNDING and ranks_agree and held == part
         assert found[f"{kind} losses"] < ROUNDING
@@ -50,6 +50,8 @@ REFUSALS = {
     "auto": "plan='auto' found no attention and no MLP that it knows",
     "pipeline": "tp: an option of strategy='tp', and the strategy here is 'pipeline'",
     "no plugin": "tp=2 with strategy='fsdp': no plugin divides the layers of Mlp: pip install",
+    "penalty": "torch.autograd.grad(create_graph=True) with divided layers",
+    "penalty, ddp": "torch.autograd.grad(create_graph=True) with divided layers",
     "outside": "mixes parts of parameters or gradients with whole tensors",
 }
 

@@ -6,12 +6,15 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Module
 from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
 
+from torchbus_tensor_parallel.checks import refuse_graphs
 from torchbus_tensor_parallel.clipping import clip_by_mesh
+from torchbus_tensor_parallel.dtensor import gradients
 from torchbus_tensor_parallel.dtensor.implicit import Mixing
 from torchbus_tensor_parallel.dtensor.install import compute_divided
 from torchbus_tensor_parallel.dtensor.loss import divide_losses, refuse_divided_loss
@@ -53,6 +56,7 @@ class TensorLayers(Plugin):
         session.on_close.callback(self._undo.close)
         if session.world_size > 1:
             compute_divided(session)
+            session.replace(torch.autograd, "grad", refuse_graphs)
         if session.world_size > 1 and self._loss_parallel:
             divide_losses(session)
 
@@ -61,6 +65,8 @@ class TensorLayers(Plugin):
         layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy)
         self._models[model] = layers.divide(model)
         self._mixing.around(model, self._undo)
+        for one in gradients.undivided(model):  # fsdp calls the hooks for the gathered parameter
+            self._undo.callback(one.register_hook(gradients.whole).remove)
         return self._models[model]
 
     @hookimpl

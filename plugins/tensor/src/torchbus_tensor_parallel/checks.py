@@ -94,6 +94,31 @@ def refuse_derivatives(original: Grad) -> Grad:
     return grad
 
 
+def refuse_graphs(original: Grad) -> Grad:
+    """Make a ``torch.autograd.grad`` that refuses second derivatives, out of torch's.
+
+    Those of DTensors that are made from plain tensors are not exact.
+    """
+
+    def grad(
+        outputs: Tensor | Sequence[Tensor],
+        inputs: Tensor | Sequence[Tensor],
+        grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, ...]:
+        if create_graph:
+            raise Unsupported(
+                "torch.autograd.grad(create_graph=True) with divided layers: second derivatives are"
+                " not exact there; use strategy='ddp' without tp="
+            )
+        return original(outputs, inputs, grad_outputs, retain_graph, False, *args, **kwargs)
+
+    return grad
+
+
 def refuse_second_derivatives(call: BackwardCall) -> None:
     """Raise Unsupported for ``backward(create_graph=True)``."""
     if call.create_graph:

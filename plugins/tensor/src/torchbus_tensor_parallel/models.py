@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -23,9 +24,11 @@ from torchbus.plugin import (
 from torchbus_tensor_parallel._compat import parameters
 from torchbus_tensor_parallel.checks import (
     refuse_derivatives,
+    refuse_graphs,
     refuse_optimizer,
     refuse_second_derivatives,
 )
+from torchbus_tensor_parallel.dtensor import gradients
 from torchbus_tensor_parallel.dtensor.loss import refuse_divided_loss
 from torchbus_tensor_parallel.layers import Layers, gathered
 from torchbus_tensor_parallel.plans.plan import Plan
@@ -46,8 +49,10 @@ class DividedModels:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._local_steps = dtensors.LocalSteps(session)
         self._replaced: dict[int, nn.Parameter] = {}
+        self._adding: list[Node] = []
         self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
         session.on_close.callback(self._undo.close)
+        session.replace(torch.autograd, "grad", refuse_graphs)
         session.replace(torch.autograd, "grad", refuse_derivatives)
 
     @hookimpl(tryfirst=True)
@@ -101,6 +106,7 @@ class DividedModels:
             return
         for name, new in model.named_parameters():
             self._replace(before[name], new)
+        self._adding += map(gradients.make_whole_when_added, gradients.undivided(model))
         gather = dtensors.whole_states(self._session)
         for module in model.modules():
             self._undo.callback(module.register_state_dict_post_hook(gather).remove)
@@ -123,6 +129,7 @@ class DividedModels:
     def session_end(self, error: BaseException | None) -> None:
         """Leave whole models, and optimizers that hold them. All ranks call it."""
         self._replaced.clear()
+        self._adding.clear()
         if error is not None:
             return
         self._plan.refuse_unused()

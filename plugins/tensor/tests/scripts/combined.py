@@ -21,14 +21,15 @@ found = {}
 CASES = {
     "mlp": (Mlp, numbers(), 8, PLAN),
     "gpt": (Gpt, words(), 8, GPT_PLAN),
+    "window": (Mlp, numbers(24), 8, {"blocks.*.up": "colwise"}),
 }
 
 
-def compare(name, kind):
+def compare(name, kind, every=1):
     make, data, batch, plan = CASES[name]
-    alone, _, seen_alone = train(make, data, batch, kind)
+    alone, _, seen_alone = train(make, data, batch, kind, every=every)
     with opened(4, strategy=sys.argv[1], tp=2, plan=plan) as s:
-        model, _, seen = train(make, data, batch // 2, kind)
+        model, _, seen = train(make, data, batch // 2, kind, every=every)
         ours = state(model)
         weight = model.blocks[0].up.weight
         part = weight.to_local().numel() / weight.numel()
@@ -42,5 +43,6 @@ def compare(name, kind):
 
 compare("mlp", "sgd")
 compare("mlp", "adamw")
+compare("window", "sgd", every=2)  # layers that the plan leaves whole get divided inputs
 compare("gpt", "sgd")  # Adam enlarges the rounding of keys' biases, whose gradients are zero
 print(json.dumps(found))

@@ -30,6 +30,16 @@ def outside(make, *_, **__):
         optimizer.step()
 
 
+def penalty(make, *_, **__):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = numbers(8).tensors
+    x = x.requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (loss_of(model, x, y) + slope.square().mean()).backward()
+    optimizer.step()
+
+
 fsdp, ddp, wrong = {"strategy": "fsdp"}, {"strategy": "ddp"}, {"plan": {"blocks.*.upp": "colwise"}}
 refused("ranks", fsdp | {"tp": 3})
 refused("ranks, ddp", ddp | {"tp": 3})
@@ -42,6 +52,8 @@ refused("no module, ddp", ddp | {"tp": 2} | wrong)
 refused("features", fsdp | {"tp": 2, "plan": {"last": "colwise", "first": "rowwise"}})
 refused("auto", fsdp | {"tp": 2}, make=lambda: torch.nn.Sequential(torch.nn.Linear(5, 2)))
 refused("pipeline", {"strategy": "pipeline", "tp": 2})
+refused("penalty", fsdp | {"tp": 2, "plan": PLAN}, loop=penalty)
+refused("penalty, ddp", ddp | {"tp": 2, "plan": PLAN}, loop=penalty)
 refused("outside", fsdp | {"tp": 2, "plan": PLAN}, loop=outside)
 
 
