@@ -173,7 +173,7 @@ def test_an_option_of_another_strategy_is_refused(name: str) -> None:
     for entry in discovery.every("strategy"):
         maker = discovery.load(entry)
         owns = "strategy" in getattr(maker, "owns", ())
-        combined = f"{entry.name}+{name}" in discovery.installed("strategy")
+        combined = f"{entry.name}+{name}" in discovery.installed("combination")
         takes = combined or name in inspect.signature(maker).parameters
         if owns and owner != "ddp_sharded" and not takes:
             with pytest.raises(UsageError) as error:

@@ -63,13 +63,10 @@ def resolve(
 
 
 def _strategy(name: str, options: Iterable[str]) -> EntryPoint:
-    """Return the strategy of that name.
-
-    If one is called "ddp+tp", it is the one for ``strategy="ddp"`` with the option ``tp``.
-    """
-    combined = [f"{name}+{option}" for option in options]
-    known = [one for one in combined if one in discovery.installed("strategy")]
-    return discovery.find("strategy", known[0] if known else name, ("auto",))
+    """Return the strategy of that name, or the one that is declared for it with an option."""
+    combinations = discovery.installed("combination")
+    known = [combinations.get(f"{name}+{option}") for option in options]
+    return next(filter(None, known), None) or discovery.find("strategy", name, ("auto",))
 
 
 class Wanted(dict[str, tuple[EntryPoint, dict[str, object]]]):

@@ -61,8 +61,10 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "rpc_sequential": "torchbus-pipeline",
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
-        "ddp+tp": "torchbus-tensor-parallel",
         "tp": "torchbus-tensor-parallel",
+    },
+    "combination": {
+        "ddp+tp": "torchbus-tensor-parallel",
     },
     "logger": {
         "local": "torchbus-log",

@@ -30,7 +30,6 @@ StrategyName = typing.Literal[
     "rpc_sequential",
     "fsdp",
     "ddp_sharded",
-    "ddp+tp",
     "tp",
 ]
 LoggerName = typing.Literal[
