@@ -26,7 +26,7 @@ from torchbus._bus import elsewhere
 from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
-KINDS = ("plugin", "strategy", "logger", "option", "verb", "event", "companion")
+KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event", "companion")
 
 
 class Offers(dict[str, EntryPoint]):
