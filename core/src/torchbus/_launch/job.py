@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -136,14 +137,17 @@ class Job:
         """Whether this rank has a reason to stop, such as the failure of another rank."""
         return self.guard.reason is not None
 
-    def wait_until(self, met: Callable[[SealedStore], bool], seconds: float) -> bool:
+    def wait_until(
+        self, met: Callable[[SealedStore], bool], seconds: float, asks: bool = True
+    ) -> bool:
         """Wait without a collective until the shared store meets a condition.
 
-        Returns False after ``seconds``. Raises this rank's reason to stop, if one comes up.
+        ``asks``: whether ``met`` asks the store, which large worlds must do more slowly. Returns
+        False after ``seconds``. Raises this rank's reason to stop, if one comes up.
         """
         assert self.world.store is not None
         deadline, pause_s = time.monotonic() + seconds, 0.0005
-        longest_s = polling.pause_s(0.05, self.world.world_size)
+        longest_s = polling.pause_s(0.05, self.world.world_size if asks else 1)
         while not met(self.world.store):
             if self.guard.reason is not None:
                 raise self.guard.reason
@@ -196,8 +200,8 @@ class Job:
 
     def _wait_for_all_ends(self) -> BaseException | None:
         try:
-            self._ending.say(Ended(self.backwards, collectives.begun()))
-            self.wait_until(lambda _: self._ending.is_complete(), float("inf"))
+            self._ending.say(Ended(self.world.rank, self.backwards, collectives.begun()))
+            self.wait_until(lambda _: self._ending.is_complete, math.inf, asks=False)
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
@@ -210,9 +214,9 @@ class Job:
         It serves the store, which the others need until they have left.
         """
         self._ending.leave()
-        if self.world.is_main and not self.ends_with_block:
-            others = set(range(self.world.world_size)) - {child.rank for child in self._children}
-            self._ending.wait_for(others, 5.0 if error is None else 1.0)
+        has_others = self.world.world_size > 1 + len(self._children)
+        if self.world.is_main and not self.ends_with_block and has_others:
+            self._ending.wait_for_all(5.0 if error is None else 1.0)
 
     def _away(self, seconds: float) -> RankFailed | None:
         """Return the error that the store's silence means, or None.

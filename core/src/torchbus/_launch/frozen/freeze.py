@@ -59,7 +59,7 @@ class Freeze:
         heard = sorted({*local, following} - {world.rank})
         self._pulse = Pulse(store, world.rank, following, heard, clock, request.freeze_timeout_s)
         self._standstill = Standstill(clock, request.freeze_timeout_s)
-        self.neighbours = Neighbours(store, world.rank, local)
+        self.neighbours = Neighbours(store, world.rank, len(local))
         self.end_workers = self._standstill.end_workers
 
     def beat(self) -> None:

@@ -4,40 +4,52 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 
 from torchbus._launch.frozen import process
 from torchbus._launch.frozen.process import ENDED, STOPPED, Process
 from torchbus._launch.store.sealed import SealedStore
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 
 
 class Neighbours:
-    """The other ranks of this host, found through the store.
+    """The other ranks of this host, found through the store, where each host has a list.
 
-    ``ranks``: those that may be on this host, including this one.
+    ``at_most``: how many ranks may be on this host, including this one.
     """
 
-    def __init__(self, store: SealedStore, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, store: SealedStore, rank: int, at_most: int) -> None:
         self._store = store
         self._mine = process.this()
-        self._unknown = {other for other in ranks if other != rank} if self._mine.host else set()
+        self._at_most = at_most if self._mine.host else 0
         self._meets_next_s, self._pause_s = 0.0, FIRST_PAUSE_S
+        self._listed = 0
         self.found: dict[int, Process] = {}
-        store.set(f"process/{rank}", json.dumps(self._mine))
+        if self._mine.host:
+            self._enter(json.dumps([rank, self._mine]))
+
+    def _enter(self, mine: str) -> None:
+        """Put this rank at the end of its host's list, and read what is before it."""
+        while (there := self._store.compare_set(self._entry(), "", mine)) != mine.encode():
+            self._take(there)
+        self._listed += 1
 
     def meet(self) -> None:
         """Find ranks that have joined since the last call; call it often."""
-        if not self._unknown or time.monotonic() < self._meets_next_s:
+        if self._listed >= self._at_most or time.monotonic() < self._meets_next_s:
             return
         self._meets_next_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 1.5, LONGEST_PAUSE_S)
-        for rank in [rank for rank in self._unknown if self._store.check([f"process/{rank}"])]:
-            self._unknown.remove(rank)
-            other = Process(*json.loads(self._store.get(f"process/{rank}")))
-            if other.host == self._mine.host:
-                self.found[rank] = other
+        while self._listed < self._at_most and (there := self._store.read(self._entry())):
+            self._take(there)
+
+    def _take(self, entry: bytes) -> None:
+        rank, other = json.loads(entry)
+        self.found[rank] = Process(*other)
+        self._listed += 1
+
+    def _entry(self) -> str:
+        return f"processes/{self._mine.host}/{self._listed}"
 
     def gone(self) -> list[int]:
         """Return the ranks whose processes have ended."""

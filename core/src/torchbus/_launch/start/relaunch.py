@@ -19,7 +19,7 @@ from torchbus._launch.join.places import Place
 from torchbus._launch.request import Request
 from torchbus._launch.start import inherited
 from torchbus._launch.start.children import Child, end, error_file, standard_input
-from torchbus._launch.store import secret
+from torchbus._launch.store import polling, secret
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.fair import FairClock
@@ -117,7 +117,7 @@ def wait_until_joined(
                 message = f"rank {child.rank} {child.words()} before it reached the session"
                 end(children, 0)
                 raise LaunchError(f"{message}; it wrote:\n{child.last_errors() or '(nothing)'}")
-        time.sleep(0.005)
+        time.sleep(polling.pause_s(0.005, world.num_nodes))
 
 
 def _compare_keys(store: SealedStore, world: World, children: list[Child]) -> None:

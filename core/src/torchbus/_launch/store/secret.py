@@ -18,11 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore, tag
 from torchbus.errors import LaunchError, UsageError
 
 VARIABLE = "TORCHBUS_KEY"
 SHORTEST = 16
+COMPARED = "torchbus key/compared"
 STRANGER_S = 5.0  # another job may have written there first
 REMEDY = (
     f"Set {VARIABLE} to the same secret on all hosts (python -c 'import secrets;"
@@ -45,22 +47,23 @@ def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = o
 
 
 def compare(store: SealedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
-    """Check that these ranks have rank 0's key; each of them calls it once.
+    """Check that these ranks have rank 0's key; each of them calls it once. Rank 0 waits for all.
 
     Raises LaunchError on rank 0 and on each rank with a different key: later they could not tell
     each other. A rank also takes its seat, so that a second job at the port of the first gets an
     error. Pass ``takes_seat=False`` if the launcher may give the seat to another process.
     """
     if rank != 0 and not _has_signed(store, _seat(0)):
-        store.leave(_seat(rank), "")  # rank 0 need not wait
-        raise _unlike(rank)
+        store.leave(COMPARED, str(rank))  # rank 0 need not wait
+        raise _unlike(str(rank))
     if takes_seat:
         _take_seat(store, rank)
-    else:
-        store.set(_seat(rank), "")
-    for other in ranks if rank == 0 else []:
-        if not _has_signed(store, _seat(other)):
-            raise _unlike(other)
+    elif rank == 0:
+        store.set(_seat(0), "")
+    if RollCall(store, "has the key", ranks.index(rank), len(ranks)).say():
+        store.set(COMPARED, "")
+    if rank == 0 and not _has_signed(store, COMPARED):
+        raise _unlike(store.unsigned(COMPARED).decode(errors="replace"))
 
 
 def _take_seat(store: SealedStore, rank: int) -> None:
@@ -72,7 +75,7 @@ def _take_seat(store: SealedStore, rank: int) -> None:
         )
 
 
-def _unlike(rank: int) -> LaunchError:
+def _unlike(rank: str) -> LaunchError:
     return LaunchError(
         f"rank {rank} has a different key from rank 0: the ranks of a job recognise each other by"
         f" {VARIABLE} or, without it, by the secret in {places()[0]} of their host. {REMEDY}. If"

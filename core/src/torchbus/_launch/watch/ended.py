@@ -17,6 +17,7 @@ class Ended(NamedTuple):
     ``collectives``: those of the main process group; None if its backend does not count them.
     """
 
+    rank: int
     backwards: int
     collectives: int | None
 
@@ -24,7 +25,7 @@ class Ended(NamedTuple):
         return json.dumps(self)
 
     @classmethod
-    def read(cls, text: bytes) -> Ended:
+    def read(cls, text: str) -> Ended:
         return cls(*json.loads(text))
 
     def is_no_more_than(self, other: Ended) -> bool:

@@ -46,7 +46,6 @@ class Lookout:
         self._store = store
         self._news = news
         self._rank = rank
-        self._world_size = world_size
         self._place = place
         self._children = children
         self._parent_pid = parent_pid
@@ -147,20 +146,16 @@ class Lookout:
 
     def _ended_peer(self) -> BaseException | None:
         """Return an error if a rank ended its loop and will never reach what this one waits in."""
-        ends = [Ended.read(text.encode()) for text in self._news.all(ENDED)]
+        ends = [Ended.read(text) for text in self._news.all(ENDED)]
         place, begun = self._place() if ends else None, collectives.begun()
         if place is None or place.waits_in in ("", END):
             return None
-        if not any(end.never_comes_to(place, begun) for end in ends):
+        peer = next((end for end in ends if end.never_comes_to(place, begun)), None)
+        if peer is None:
             return None
-        for rank in range(self._world_size):
-            text = self._store.read(f"ended/{rank}")
-            peer = Ended.read(text) if text is not None else None
-            if peer is not None and peer.never_comes_to(place, begun):
-                error = self._left_behind(rank, peer.backwards)
-                self.publish(self._store, failure.of(self._rank, error))
-                return error
-        return None
+        error = self._left_behind(peer.rank, peer.backwards)
+        self.publish(self._store, failure.of(self._rank, error))
+        return error
 
     def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
         place = self._place()
