@@ -20,6 +20,7 @@ LOOP = """
         "subset": lambda n: SubsetRandomSampler(range(0, n, 2)),
         "weighted": lambda n: WeightedRandomSampler([1.0] * n, n + 3),
         "generator": lambda n: RandomSampler(range(n), generator=torch.Generator().manual_seed(n)),
+        "replacement": lambda n: RandomSampler(range(n), replacement=True, num_samples=7 * n),
     }
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -37,13 +38,20 @@ LOOP = """
                 (weight * x).mean().backward()
                 optimizer.step()
 """
+SMALL = """
+from torchbus_sampler.orders import array, draws, memory
+array.BLOCK, draws.WHOLE, draws.PIECES = 8, 70, (4, 64)
+memory.Memory.__init__.__defaults__ = None, 4  # shared by the ranks from 4 samples on
+"""
 case = st.fixed_dictionaries(
     {
         "samples": st.integers(1, 30),
         "batch_size": st.integers(1, 7),
         "drop_last": st.booleans(),
         "batch_sampler": st.booleans(),
-        "sampler": st.sampled_from(["sequential", "random", "subset", "weighted", "generator"]),
+        "sampler": st.sampled_from(
+            ["sequential", "random", "subset", "weighted", "generator", "replacement"]
+        ),
         "workers": st.sampled_from([0] * 9 + [2]),
         "epochs": st.integers(1, 2),
     }
@@ -59,9 +67,9 @@ def taken(folder: Path, ranks: int) -> list[list[dict[str, Any]]]:
 
 def population(case: dict[str, Any]) -> int:
     """How many indices the sampler draws in a pass."""
-    return {"subset": -(-case["samples"] // 2), "weighted": case["samples"] + 3}.get(
-        case["sampler"], case["samples"]
-    )
+    samples = case["samples"]
+    drawn = {"subset": -(-samples // 2), "weighted": samples + 3, "replacement": 7 * samples}
+    return drawn.get(case["sampler"], samples)
 
 
 def check(
@@ -73,15 +81,23 @@ def check(
         mine = [line for line in lines if line["pass"] == number]
         indices = [index for line in mine for index in line["indices"]]
         assert len(indices) == expected, case
-        if case["sampler"] != "weighted":
+        if case["sampler"] not in ("weighted", "replacement"):
             assert max(Counter(indices).values(), default=1) == 1, case
         for step in {line["step"] for line in mine}:
             weights = [line["weight"] for line in mine if line["step"] == step]
             assert len(weights) == ranks and sum(weights) == pytest.approx(ranks), case
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("batch", ["per_device", "global"])
+@pytest.mark.parametrize(
+    ("ranks", "batch", "arrays"),
+    [
+        (2, "per_device", "large"),
+        (2, "global", "small"),
+        pytest.param(2, "per_device", "small", marks=pytest.mark.slow),
+        pytest.param(3, "per_device", "small", marks=pytest.mark.slow),
+        pytest.param(3, "global", "large", marks=pytest.mark.slow),
+    ],
+)
 @settings(
     max_examples=1,
     derandomize=True,
@@ -91,13 +107,18 @@ def check(
 )
 @given(cases=st.lists(case, min_size=12, max_size=12))
 def test_each_index_once(
-    tmp_path_factory: pytest.TempPathFactory, ranks: int, batch: str, cases: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory,
+    ranks: int,
+    batch: str,
+    arrays: str,
+    cases: list[dict[str, Any]],
 ) -> None:
+    """``small``: arrays are shared, and have several pieces and blocks, whose edges steps cross."""
     folder = tmp_path_factory.mktemp("ledger")
     facts(
         LOOP,
         options=f"batch={batch!r}, sample_ledger={str(folder)!r}",
-        before=f"CASES = {cases!r}",
+        before=(SMALL if arrays == "small" else "") + f"CASES = {cases!r}",
         ranks=ranks,
     )
     found = taken(folder, ranks)

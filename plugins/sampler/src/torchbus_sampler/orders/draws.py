@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 from torch.utils.data import WeightedRandomSampler
 
 CHUNK = 32  # with replacement, torch draws so many at a time
-# the first piece and the largest one, if nobody else draws from the generator
-PIECES = (2**12, 2**22)
+WHOLE = 2**26  # so many indices and fewer are one piece, if nobody else draws from the generator
+PIECES = (2**12, 2**22)  # the first and the largest piece of more
 SCRATCH = 2**16
 
 
@@ -119,16 +119,20 @@ class WithReplacement:
     ``ahead``: nobody else draws from the generator, so pieces may be larger than needed now.
     """
 
-    shared = False  # pieces are small, so each rank draws for itself
-    name = "with replacement"
-
     def __init__(self, high: int, total: int, generator: Generator, ahead: bool) -> None:
         self._high = high
         self.total = total
         self.generator = generator
         self._ahead = ahead
+        self.shared = ahead and total <= WHOLE  # smaller pieces are drawn by each rank for itself
+
+    @property
+    def name(self) -> str:
+        return f"with replacement of {self._high}"
 
     def piece(self, drawn: int, start: int, stop: int) -> int:
+        if self.shared:
+            return self.total
         if start - drawn >= CHUNK:
             return start // CHUNK * CHUNK - drawn  # to be passed by
         least = -(-stop // CHUNK) * CHUNK - drawn
