@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Context, Unsupported, hookimpl, inventory
 
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.config.config import Config
 from torchbus_deepspeed.engine.ending import end
 from torchbus_deepspeed.engine.engine import Engine
@@ -161,6 +163,10 @@ class Engines:
             each.ds.destroy()
         self._engines.clear()
         self._pending.clear()
+
+    @hookimpl
+    def whole_shape(self, parameter: Tensor) -> torch.Size | None:
+        return _compat.shape_of(parameter) if self._engines else None
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
