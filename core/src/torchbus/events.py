@@ -30,7 +30,7 @@
                                                # loader_end, when the loader is exhausted
             scheduler.step(metric)             # skip_scheduler, scheduler_metric
         torch.save(model.state_dict(), path)   # save_file
-        print(s.explain())                     # explain_lines, describe
+        print(s.explain())                     # explain_lines, describe, whole_shape
                                                # session_end
 
 A plugin is any object with methods of these names, marked ``@torchbus.hookimpl``. A method may take
