@@ -110,6 +110,8 @@ class Engines:
         refusals.refuse_loose(trained, models, self.strategy, type(optimizer).__name__)
         self._end_left(models)
         refusals.refuse_shared(trained, models, self._engines, self.strategy)
+        if self.config.stage == 3:
+            refusals.refuse_partial(models, held, self.strategy, type(optimizer).__name__)
         self.config.check_optimizer(optimizer)
         for model in models:
             self._add(optimizer, model)
@@ -161,6 +163,8 @@ class Engines:
         self._hooks.clear()
         for each in self._engines:  # an error leaves the block: no collective any more
             each.ds.destroy()
+            if each.waits is not None:
+                each.waits.remove()
         self._engines.clear()
         self._pending.clear()
 
