@@ -30,7 +30,7 @@
                                                # loader_end, when the loader is exhausted
             scheduler.step(metric)             # skip_scheduler, scheduler_metric
         torch.save(model.state_dict(), path)   # save_file
-        print(s.explain())                     # explain_lines, describe
+        print(s.explain())                     # explain_lines, describe, whole_shape
                                                # session_end
 
 A plugin is any object with methods of these names, marked ``@torchbus.hookimpl``. A method may take
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from torch import Tensor
+    from torch import Size, Tensor
     from torch.distributed import Store
     from torch.nn import Module
     from torch.optim import Optimizer
@@ -490,6 +490,17 @@ def explain_lines(session: Context) -> dict[str, list[str]] | None:
 def describe(thing: Module | Optimizer | DataLoader[object]) -> str | None:
     """``s.explain()`` asks in a few words what the plugin does to a model, optimizer or loader, and
     why.
+
+    Since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def whole_shape(parameter: Tensor) -> Size | None:
+    """Something asks for the shape of a parameter: ``s.explain()``, a checkpoint.
+
+    Answer if this rank keeps only a part of it, in a tensor of another shape. A DTensor has the
+    whole shape by itself.
 
     Since 0.1.
     """

@@ -125,6 +125,7 @@ def test_deepspeed_is_missing_or_too_old(monkeypatch, found, words):
         DeepSpeed()
 
 
+STAGE_3 = {"zero_optimization": {"stage": 3}}
 REFUSED = """
     import torch
     from torchbus import session
@@ -134,7 +135,7 @@ REFUSED = """
         x = torch.ones(4, 2)
         for step in range(2):
             optimizer.zero_grad()
-            model(x).mean().backward({backward})
+            {loss}.mean().backward({backward})
             {line}
             optimizer.step()
 """
@@ -156,6 +157,10 @@ REFUSED = """
             "needs offload_optimizer.nvme_path",
         ),
         (
+            {"options": f"config={STAGE_3}", "loss": "(model(x) @ model.weight)"},
+            "parameters are empty outside of the forward of their own module (ZeRO stage 3)",
+        ),
+        (
             {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}"},
             "DeepSpeed has none on this device (cpu): enable bf16 instead",
         ),
@@ -164,5 +169,6 @@ REFUSED = """
 )
 def test_refused_in_a_session(parts, words):
     given = {"options": "", "optimizer": "SGD", "backward": "", "line": "pass", **parts}
+    given.setdefault("loss", "model(x)")
     result = fork_script(REFUSED.format(**given))
     assert result.status and words in result.stderr, result.stderr

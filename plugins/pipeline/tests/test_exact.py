@@ -20,6 +20,7 @@ RUNS = [
     pytest.param(3, {}, id="gpipe, 3 ranks", marks=pytest.mark.slow),
     pytest.param(2, {"schedule": "1f1b"}, id="1f1b, 2 ranks", marks=pytest.mark.slow),
     pytest.param(2, {"schedule": "interleaved"}, id="interleaved", marks=pytest.mark.slow),
+    pytest.param(2, {"balance": "time"}, id="by time", marks=pytest.mark.slow),
 ]
 OF_PARTS = ("sum over samples", "pairs of samples", "noise of the loop")
 

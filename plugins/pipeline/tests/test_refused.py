@@ -48,7 +48,7 @@ def test_each_is_refused_by_name():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"balance": [2, 0]}, "balance=[2, 0]: use 'auto' (by parameters), or a list"),
+        ({"balance": [2, 0]}, "balance=[2, 0]: use 'auto' (by parameters), 'time', or a list"),
         ({"microbatches": 0}, "microbatches=0: it must be 1 or more"),
         ({"microbatches": "4"}, "microbatches='4' is a str"),
         ({"stages": 0}, "stages=0: it must be 1 or more"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Sequence, Sized
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ from torchbus._session import inventory
 from torchbus._session.notices import users_frame
 
 if TYPE_CHECKING:
+    from torchbus._bus.bus import Bus
     from torchbus._session.context import Context
 
 LABEL_COLUMNS = 12
@@ -102,7 +104,9 @@ def _things(session: Context) -> dict[str, list[str]]:
     ]
     return {
         "models": _list(
-            session, [model for model in models if any(True for _ in model.parameters())], _model
+            session,
+            [model for model in models if any(True for _ in model.parameters())],
+            partial(_model, session.bus),
         ),
         "optimizers": _list(session, inventory.optimizers(), _optimizer),
         "loaders": _list(session, inventory.alive(DataLoader), _loader),
@@ -124,10 +128,10 @@ def _list(session: Context, things: Sequence[object], words: Any) -> list[str]:
     return lines or ["none seen"]
 
 
-def _model(model: Module) -> str:
+def _model(bus: Bus, model: Module) -> str:
     parameters = list(model.parameters())
     frozen = sum(not parameter.requires_grad for parameter in parameters)
-    count = sum(parameter.numel() for parameter in parameters)
+    count = sum(inventory.shape_of(parameter, bus).numel() for parameter in parameters)
     return f"{count:,} parameters in {len(parameters)} tensors" + (
         f" ({frozen} frozen)" if frozen else ""
     )

@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, compress, repeat
 from types import FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchbus._compat import local_variables
 from torchbus._compat.modules import children
 from torchbus._seams.internal import is_marked
+
+if TYPE_CHECKING:
+    from torchbus._bus.bus import Bus
 
 T = TypeVar("T")
 
@@ -58,6 +61,12 @@ def models_of(parameters: Iterable[Tensor]) -> list[Module]:
     return sorted(
         roots, key=lambda root: min(order.get(id(p), len(order)) for p in root.parameters())
     )
+
+
+def shape_of(parameter: Tensor, bus: Bus) -> Size:
+    """Return the shape of a whole parameter, also where a rank keeps only a part of it."""
+    told: Size | None = bus.hook.whole_shape(parameter=parameter)
+    return parameter.shape if told is None else told
 
 
 def is_internal(model: Module) -> bool:

@@ -89,7 +89,7 @@ class DeepSpeed(Strategy):
     @hookimpl
     def launch(self, session: Context) -> World:
         if session.has_many_ranks():
-            _compat.deepspeed()  # ranks that are forked share the import
+            _compat.load()  # ranks that are forked share the imports
         return super().launch(session)
 
     def start_alone(self, session: Context) -> None:

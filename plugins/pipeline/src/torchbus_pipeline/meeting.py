@@ -77,6 +77,11 @@ class Meeting:
         group, ranks = self._groups[-1]
         return list(all_gather_object(what, len(ranks), group))
 
+    def told_by_first(self, what: Any) -> Any:
+        """What rank 0 tells all ranks. All of them call it."""
+        group, ranks = self._groups[0]
+        return all_gather_object(what, len(ranks), group)[0]
+
     def raise_common(self, error: BaseException | None, everywhere: bool = False) -> None:
         """Raise one error on all ranks of the pipeline (``everywhere``: of the session), which all
         call it: that of the first rank that has one.

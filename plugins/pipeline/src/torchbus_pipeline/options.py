@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.nn import Module
@@ -10,6 +11,7 @@ from torchbus.plugin import UsageError, expect
 from torchbus_pipeline.model import balance as balances
 
 AUTO = "auto"
+PARAMETERS, TIME = "parameters", "time"
 GPIPE, INTERLEAVED = "gpipe", "interleaved"
 SCHEDULES = (GPIPE, "1f1b", INTERLEAVED)
 
@@ -18,7 +20,7 @@ SCHEDULES = (GPIPE, "1f1b", INTERLEAVED)
 class PipelineOptions:
     """See ``Pipeline``."""
 
-    balance: tuple[int, ...] | None
+    balance: tuple[int, ...] | str
     microbatches: int
     schedule: str
     blocks: str
@@ -52,10 +54,17 @@ class PipelineOptions:
         """How many stages a rank has at least."""
         return 2 if self.schedule == INTERLEAVED else 1
 
-    def balance_of(self, model: str, layers: list[Module], ranks: int) -> list[int]:
-        """How many layers each stage has. Raises UsageError if ``balance`` doesn't fit."""
+    def balance_of(
+        self, model: str, layers: list[Module], ranks: int, seconds: Sequence[float] | None
+    ) -> list[int]:
+        """How many layers each stage has. Raises UsageError if ``balance`` doesn't fit.
+
+        ``seconds``: how long each layer computes, if that was measured.
+        """
         stages = ranks * self.stages_of_rank()
-        if self.balance is None:
+        if isinstance(self.balance, str):
+            if seconds is not None:
+                return balances.by_weight(seconds, stages)
             return balances.by_parameters(layers, stages)
         given = list(self.balance)
         if sum(given) != len(layers):
@@ -71,14 +80,14 @@ class PipelineOptions:
         return given
 
 
-def read_balance(balance: object) -> tuple[int, ...] | None:
-    """The numbers of layers, None for "auto". Raises UsageError for anything else."""
-    if balance == AUTO:
-        return None
+def read_balance(balance: object) -> tuple[int, ...] | str:
+    """The numbers of layers, "parameters" or "time". Raises UsageError for anything else."""
+    if balance in (AUTO, PARAMETERS, TIME):
+        return TIME if balance == TIME else PARAMETERS
     numbers = list(balance) if isinstance(balance, list | tuple) else []
     if not numbers or not all(type(one) is int and one > 0 for one in numbers):
         raise UsageError(
-            f"balance={balance!r}: use 'auto' (by parameters), or a list with each stage's number"
-            " of layers, such as [2, 3]"
+            f"balance={balance!r}: use 'auto' (by parameters), 'time', or a list with each stage's"
+            " number of layers, such as [2, 3]"
         )
     return tuple(numbers)

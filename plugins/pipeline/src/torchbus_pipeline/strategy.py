@@ -39,8 +39,9 @@ class Pipeline(Strategy):
     rank.
 
     Args:
-        balance: how many layers each stage has, such as [2, 3]; "auto": so that the stage with the
-            most parameters has as few as possible.
+        balance: how many layers each stage has, such as [2, 3]; "auto" or "parameters": so that the
+            stage with the most parameters has as few as possible; "time": so that the slowest stage
+            is as fast as possible, measured by rank 0 at the model's first call.
         microbatches: into how many parts the rows of a batch are cut.
         schedule: "gpipe": all forwards, then all backwards; "1f1b": one forward and one backward in
             turn, so that less is kept; "interleaved": 1f1b with two or more stages on each rank.
@@ -104,7 +105,7 @@ class Pipeline(Strategy):
         later = LaterBackward(self.pipeline.schedule, Orders(team), session.is_main)
         modules = WholeModules(session, team, meeting)
         optimizers = WholeOptimizers(session, meeting)
-        models.on_cut += [modules.add, calls.add]
+        models.on_cut += [modules.add, calls.add, optimizers.keep_own]
         replicas = Replicas(session, models, team)
         counts = strategies.LossCounts(
             session, self.name, self.loss_reduction, self.loss_weight, 1.0

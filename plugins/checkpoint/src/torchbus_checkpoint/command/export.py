@@ -18,7 +18,7 @@ from torchbus_checkpoint.state.capture import as_safetensors
 from torchbus_checkpoint.state.plain import decode
 
 FORMATS = ("pt", "safetensors")
-NO_LOOP = Contents([], [], [], [], [])
+NO_LOOP = Contents([], [], [], [], [], lambda parameter: parameter.shape)
 
 
 def export(path: Path, output: Path, format: str, optimizers: bool) -> int:

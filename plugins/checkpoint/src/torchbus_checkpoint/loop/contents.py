@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from torchbus_checkpoint._compat import parts_of, uncompiled
 from torchbus_checkpoint.loop import frames
 
 Named = list[tuple[str, Any]]
+ShapeOf = Callable[[Tensor], torch.Size]
 KINDS = (Module, LRScheduler, GradScaler)
 
 
@@ -28,6 +30,7 @@ class Contents:
     """The objects of a loop with their names.
 
     ``trained`` models are in the order in which optimizers hold them, ``other`` models by name.
+    ``shape_of`` tells the shape of a whole parameter.
     """
 
     trained: Named
@@ -35,6 +38,7 @@ class Contents:
     optimizers: Named
     schedulers: Named
     scalers: Named
+    shape_of: ShapeOf
 
     @property
     def models(self) -> Named:
@@ -90,7 +94,8 @@ class Finder:
         )
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
         self._last = Contents(
-            *(_named(kind, names) for kind in (trained, other, optimizers, schedulers, scalers))
+            *(_named(kind, names) for kind in (trained, other, optimizers, schedulers, scalers)),
+            shape_of=partial(inventory.shape_of, bus=self._session.bus),
         )
         return self._last
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torchbus_checkpoint.loop.contents import (
     Contents,
     Named,
+    ShapeOf,
     class_name,
     hidden_buffers,
     parameters,
@@ -65,7 +66,7 @@ def training(
         "trained": [_model(name, model) for name, model in contents.trained],
         "other": [_model(name, model) for name, model in contents.other],
         "optimizers": [
-            _optimizer(name, optimizer, has_gradients(optimizer))
+            _optimizer(name, optimizer, has_gradients(optimizer), contents.shape_of)
             for name, optimizer in contents.optimizers
         ],
         "loose": loose(contents),
@@ -93,11 +94,11 @@ def _model(name: str, model: Module) -> State:
     }
 
 
-def _optimizer(name: str, optimizer: Optimizer, with_gradients: bool) -> State:
+def _optimizer(name: str, optimizer: Optimizer, with_gradients: bool, shape_of: ShapeOf) -> State:
     return {
         "name": name,
         "class": type(optimizer).__name__,
-        "shapes": shapes_in(optimizer),
+        "shapes": shapes_in(optimizer, shape_of),
         "state": encode(optimizer.state_dict(), name),
         "gradients": (
             [None if p.grad is None else p.grad.detach() for p in parameters(optimizer)]
@@ -125,8 +126,9 @@ def _states(things: Named) -> list[State]:
     ]
 
 
-def shapes_in(optimizer: Optimizer) -> list[list[list[int]]]:
-    """Return the shape of each parameter, by group."""
+def shapes_in(optimizer: Optimizer, shape_of: ShapeOf) -> list[list[list[int]]]:
+    """Return the shape of each whole parameter, by group."""
     return [
-        [list(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups
+        [list(shape_of(parameter)) for parameter in group["params"]]
+        for group in optimizer.param_groups
     ]

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.optim import Optimizer
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop.contents import Contents, Named, class_name
@@ -40,7 +39,7 @@ def check(
         _check_layers(entry, name, model, where)
         _check_weights(f"{where}: model {entry['name']} ({entry['class']})", state, name, model)
     for entry, (name, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
-        _check_optimizer(entry, name, optimizer, where)
+        _check_optimizer(entry, name, shapes_in(optimizer, contents.shape_of), where)
     _check_loose(len(saved["loose"]), len(loose(contents)), where)
     _check_registered({*saved["registered"]}, {*registered}, where)
 
@@ -85,8 +84,7 @@ def _check_weights(what: str, saved: State, name: str, model: Module) -> None:
             )
 
 
-def _check_optimizer(entry: State, name: str, optimizer: Optimizer, where: str) -> None:
-    shapes = shapes_in(optimizer)
+def _check_optimizer(entry: State, name: str, shapes: list[list[list[int]]], where: str) -> None:
     if shapes != entry["shapes"]:
         raise CheckpointError(
             f"{where}: optimizer {entry['name']} held {_counted(entry['shapes'])}; {name} of"

@@ -51,6 +51,16 @@ def deepspeed() -> Any:
         return deepspeed
 
 
+def load() -> None:
+    """Import it with what it imports when it makes its first engine.
+
+    Muon's kernels need torch's compiler, whose import takes longer than DeepSpeed's.
+    """
+    deepspeed()
+    with quiet(), suppress(ImportError):
+        from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401
+
+
 def comm_module() -> ModuleType:
     """The module with ``build_shm_op``, which compiles a collective for CPUs."""
     deepspeed()

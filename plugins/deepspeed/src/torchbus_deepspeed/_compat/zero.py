@@ -91,6 +91,42 @@ def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
     zero.averaged_gradients[group] = [flat]
 
 
+def give_zeros(parameter: Any) -> None:
+    """Give a parameter a gradient of zeros, of its whole shape also while it is empty itself."""
+    kept = parameter.data
+    parameter.data = kept.new_zeros(shape_of(parameter))
+    parameter.grad = torch.zeros_like(parameter)
+    parameter.data = kept
+
+
+# Stage 3's hooks around a module's backward count on these attributes of the module. Without them:
+# the second backward of a retained graph raises RuntimeError.
+COUNTS = ("applied_pre_backward_ref_cnt", "ds_grads_remaining")
+
+
+def backward_counts(model: Module) -> list[tuple[Module, str, int]]:
+    """What stage 3 counts down in a backward."""
+    return [
+        (module, name, vars(module)[name])
+        for module in model.modules()
+        for name in COUNTS
+        if name in vars(module)
+    ]
+
+
+def put_backward_counts(counts: Sequence[tuple[Module, str, int]]) -> None:
+    """Let the same graph run once more."""
+    for module, name, count in counts:
+        setattr(module, name, count)
+
+
+def free_parameters(zero: Any, model: Module) -> None:
+    """Let go of what stage 3 has gathered for a backward that has failed. Sends nothing."""
+    zero.parameter_offload.release_backward_leftovers()
+    zero.parameter_offload.partition_all_parameters()
+    put_backward_counts([(module, name, 0) for module, name, _ in backward_counts(model)])
+
+
 def remove_hooks(zero: Any) -> None:
     """ZeRO's own hooks on gradients: gradients come to it by ``take_gradient``."""
     for hook in zero._grad_acc_hooks:

@@ -28,3 +28,5 @@ def end(engine: Engine, gather: Gather) -> None:
     for module in engine.model.modules():
         _compat.unwrap_parameters(module)
     engine.traces.remove()
+    if engine.waits is not None:
+        engine.waits.remove()

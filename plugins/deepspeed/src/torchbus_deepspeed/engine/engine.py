@@ -17,6 +17,7 @@ from torchbus_deepspeed.engine.places import layout_of
 from torchbus_deepspeed.engine.queue import Queue
 from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
 from torchbus_deepspeed.engine.traces import Traces
+from torchbus_deepspeed.engine.waits import Waits
 
 
 class Engine:
@@ -58,6 +59,7 @@ class Engine:
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
         """DeepSpeed's engine, which leaves the model as it was, but for its traces."""
         self.traces = Traces(self.model)
+        self.waits = Waits(session, self.model) if self.stage == 3 else None
         with _compat.variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
             engine, *_ = _compat.deepspeed().initialize(
                 model=self.model,
@@ -66,6 +68,8 @@ class Engine:
                 dist_init_required=False,
             )
         self.traces.note()
+        if self.waits is not None:
+            self.waits.end()
         _compat.hide_model(engine, self.model)
         engine.set_gradient_accumulation_boundary(True)
         return engine
@@ -132,6 +136,11 @@ class Engine:
             if id(parameter) not in wanted:
                 for view in self.layout.views(parameter, grads):
                     view.zero_()
+
+    def recover(self) -> None:
+        """The graph has failed. Stage 3 has gathered parameters that nothing would free."""
+        if self.stage == 3:
+            _compat.free_parameters(self.zero, self.model)
 
     def _take(self, parameter: Tensor) -> None:
         _compat.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)

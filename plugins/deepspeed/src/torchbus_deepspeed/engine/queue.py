@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Unsupported
 
+from torchbus_deepspeed import _compat
+
 REENTRANT = (
     "backward has made a gradient that its graph did not announce, or has made it twice, as"
     " reentrant checkpointing does: use checkpoint(..., use_reentrant=False)"
@@ -88,7 +90,7 @@ class Queue:
         """
         gradient = parameter.grad
         if gradient is None:
-            parameter.grad = torch.zeros_like(parameter)
+            _compat.give_zeros(parameter)
             return
         if gradient.is_sparse:
             gradient = parameter.grad = gradient.to_dense()

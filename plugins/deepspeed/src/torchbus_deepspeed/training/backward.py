@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module
 from torchbus.plugin import (
     BackwardCall,
     Unsupported,
@@ -16,6 +17,7 @@ from torchbus.plugin import (
     strategies,
 )
 
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.training.engines import Engines
 from torchbus_deepspeed.training.others import Others
@@ -92,13 +94,26 @@ class ShardedReduction:
         self._counts = bool(slots[strategies.header.WEIGHT] != 0.0)
         self.header.begin(slots)
         self._others.begin()
+        again = self._counts_of(roots)
+        failed = True
         try:
             strategies.run(engine, self.header.parameter, self.header.seed, roots)
             if error is not None:
                 raise error
+            failed = False
         finally:
             self._loss = error = None  # its traceback leads here
             self._finish()
+            for each, counts in zip(self._engines, again, strict=True):
+                each.recover() if failed else _compat.put_backward_counts(counts)
+
+    def _counts_of(self, roots: strategies.Roots) -> list[list[tuple[Module, str, int]]]:
+        """What the same graph needs in order to run again under stage 3."""
+        retained = bool(roots.retain_graph)
+        return [
+            _compat.backward_counts(each.model) if retained and each.stage == 3 else []
+            for each in self._engines
+        ]
 
     def synchronised(self) -> set[int]:
         """See ``torchbus.plugin.strategies.Reduction``."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Context, Unsupported, hookimpl, inventory
 
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.config.config import Config
 from torchbus_deepspeed.engine.ending import end
 from torchbus_deepspeed.engine.engine import Engine
@@ -108,6 +110,8 @@ class Engines:
         refusals.refuse_loose(trained, models, self.strategy, type(optimizer).__name__)
         self._end_left(models)
         refusals.refuse_shared(trained, models, self._engines, self.strategy)
+        if self.config.stage == 3:
+            refusals.refuse_partial(models, held, self.strategy, type(optimizer).__name__)
         self.config.check_optimizer(optimizer)
         for model in models:
             self._add(optimizer, model)
@@ -159,8 +163,14 @@ class Engines:
         self._hooks.clear()
         for each in self._engines:  # an error leaves the block: no collective any more
             each.ds.destroy()
+            if each.waits is not None:
+                each.waits.remove()
         self._engines.clear()
         self._pending.clear()
+
+    @hookimpl
+    def whole_shape(self, parameter: Tensor) -> torch.Size | None:
+        return _compat.shape_of(parameter) if self._engines else None
 
     @hookimpl
     def describe(self, thing: object) -> str | None:

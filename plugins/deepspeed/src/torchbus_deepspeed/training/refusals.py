@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -37,17 +38,30 @@ TWO_AT_STAGE_3 = (
     "strategy='{}': {} has two optimizers, and at stage 3 DeepSpeed divides a whole model for one."
     " Make one optimizer with two groups, or use zero_optimization.stage=2"
 )
+PARTIAL = (
+    "strategy='{}': {} requires gradients, and {} does not hold it. At stage 3 DeepSpeed divides"
+    " all of {}: freeze what is not trained (requires_grad_(False)), give all of it to one"
+    " optimizer, or use zero_optimization.stage=2"
+)
 STALE = (
     "{}.step() would use gradients that its last step has used, and what was added since. Under"
     " strategy='{}' gradients are not in p.grad, so the session can't see whether the loop has"
     " cleared them by itself: call optimizer.zero_grad() or model.zero_grad(), or use"
     " strategy='ddp'"
 )
+EMPTY = (
+    "{}. Under strategy='{}', parameters are empty outside of the forward of their own module"
+    " (ZeRO stage 3): call that module, and don't use its parameters elsewhere, or use"
+    " zero_optimization.stage=2"
+)
 NO_GRADIENT = (
     "p.grad is None (it has no {!r}): under strategy='{}' DeepSpeed keeps each rank's part of the"
     " gradients. Use torch.nn.utils.clip_grad_norm_, whose result is the norm over all of them, or"
     " strategy='ddp'"
 )
+
+OF_SIZES = re.compile(r"\[0\]|\(0\)|\b1-D\b|\bsize 0\b|must be a matrix")
+"""What torch says of an operation with an empty tensor in place of a matrix."""
 
 
 def refuse_together(optimizer: Optimizer, strategy: str) -> None:
@@ -77,10 +91,25 @@ def refuse_shared(
                 raise Unsupported(TWO_AT_STAGE_3.format(strategy, type(model).__name__))
 
 
+def refuse_partial(
+    models: Iterable[Module], held: Iterable[Tensor], strategy: str, optimizer: str
+) -> None:
+    """Raise Unsupported, for stage 3, if an optimizer lacks a trained part of a model."""
+    inside = {id(parameter) for parameter in held}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in inside:
+                words = strategy, name, optimizer, type(model).__name__
+                raise Unsupported(PARTIAL.format(*words))
+
+
 def translate(
     error: BaseException | None, engines: Sequence[Engine], strategy: str
 ) -> Unsupported | None:
-    """Explain an AttributeError of a loop that reads ``p.grad``."""
+    """Explain an error of a loop that reads ``p.grad``, or a parameter that is empty."""
+    if isinstance(error, RuntimeError) and any(each.stage == 3 for each in engines):
+        told = str(error).splitlines() or [""]
+        return Unsupported(EMPTY.format(told[0], strategy)) if OF_SIZES.search(told[0]) else None
     if not isinstance(error, AttributeError) or error.obj is not None or not engines:
         return None
     if not hasattr(Tensor, str(error.name)):

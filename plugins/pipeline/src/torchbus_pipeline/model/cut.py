@@ -20,7 +20,8 @@ class Cut:
 
     ``balance``: how many layers each stage has. ``owners``: each layer's stage. Stage ``s`` is at
     place ``s`` modulo the number of places. ``loss_kind``: the loss was seen to be a "mean" or a
-    "sum" over samples, or neither (""); None before it was seen.
+    "sum" over samples, or neither (""); None before it was seen. ``measured``: words about the
+    times of layers, if they were measured.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Cut:
         ]
         self.stages = len(self.balance)
         self.own = [stage for stage in range(self.stages) if stage % places == place]
+        self.measured = ""
         self.forwards = 0
         self.loss_kind: str | None = None
 

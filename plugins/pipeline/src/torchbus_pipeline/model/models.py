@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import Tensor
 from torch.nn import Module
@@ -21,9 +22,16 @@ from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model import layers
 from torchbus_pipeline.model.cut import Cut
 from torchbus_pipeline.model.elsewhere import Elsewhere
+from torchbus_pipeline.model.first_calls import FirstCalls, is_waiting
+from torchbus_pipeline.model.layers import Layers
 from torchbus_pipeline.model.marks import Marks
-from torchbus_pipeline.options import PipelineOptions
+from torchbus_pipeline.options import TIME, PipelineOptions
 from torchbus_pipeline.team import Team
+
+NOT_CALLED = (
+    "{} was not called before this backward, and balance='time' measures its layers at its first"
+    " call: call the model itself, or use balance='parameters'"
+)
 
 
 class Models:
@@ -41,6 +49,7 @@ class Models:
         self._shared: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._marks = Marks()
+        self._first_calls = FirstCalls(session, meeting)
         self.on_cut: list[Callable[[Cut], None]] = []
         session.on_close.callback(self._forget)
 
@@ -90,12 +99,23 @@ class Models:
         found = layers.find(model, self._options.blocks)
         needed = ranks * self._options.stages_of_rank()
         has = 0 if found is None else len(found.holder)
-        if found is None or (self._options.balance is None and has < needed):
+        if found is None or (isinstance(self._options.balance, str) and has < needed):
             self._whole[name] = self._too_few(name, has, needed)
-            return
-        balance = self._options.balance_of(name, list(found.holder), ranks)
+        elif self._options.balance == TIME:
+            self._whole[name] = NOT_CALLED.format(name)
+            self._first_calls.wait_for(model, found, partial(self._divide, model, found))
+        else:
+            self._divide(model, found)
+
+    def _divide(
+        self, model: Module, found: Layers, seconds: list[float] | None = None, why: str = ""
+    ) -> None:
+        ranks, name = self._team.size, type(model).__name__
+        self._whole.pop(name, None)
+        balance = self._options.balance_of(name, list(found.holder), ranks, seconds)
         self._meeting.meet(f"dividing {name} as {balance}")
         cut = Cut(model, found, balance, self._team.place, ranks)
+        cut.measured = _measured(seconds, why)
         cut.refuse_shared()
         self._cuts[model] = cut
         cut.divide(self._team.ranks, self._marks)
@@ -158,13 +178,23 @@ class Models:
         if not isinstance(thing, Module):
             return None
         cut = self._cuts.get(thing)
+        if cut is None and is_waiting(thing):
+            return "divided at its first call, by the time that its layers take"
         if cut is None:
             return "computed whole by every rank"
         path = f" of {cut.found.path}" if cut.found.path else ""
         return (
-            f"cut into {cut.stages} stages, with {', '.join(map(str, cut.balance))} layers{path};"
-            " what is outside them is computed by every rank"
+            f"cut into {cut.stages} stages, with {', '.join(map(str, cut.balance))} layers{path}"
+            f"{cut.measured}; what is outside them is computed by every rank"
         )
+
+
+def _measured(seconds: list[float] | None, why: str) -> str:
+    """For ``explain()``: what the balance comes from, if time was asked for."""
+    if seconds is not None:
+        times = ", ".join(f"{1000 * one:.3g}" for one in seconds)
+        return f" (by time: they took {times} ms on rank 0)"
+    return f" (by parameters, because their time could not be measured: {why})" if why else ""
 
 
 def refuse_optimizer(optimizer: Optimizer) -> None:

@@ -34,6 +34,11 @@ class WholeOptimizers:
             stack.callback(optimizer.register_load_state_dict_post_hook(_keep_own).remove)
         _keep_own(optimizer)
 
+    def keep_own(self, cut: object) -> None:
+        """A model was divided: drop states that now belong to other ranks."""
+        for optimizer in [found for known in self._known if (found := known()) is not None]:
+            _keep_own(optimizer)
+
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         if not self._session.is_inside:
             return state_dict
