@@ -170,6 +170,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "load": "torchbus-checkpoint",
         "register": "torchbus-checkpoint",
         "epochs": "torchbus-checkpoint",
+        "save_and_leave": "torchbus-checkpoint",
         "gradient_norm": "torchbus-clip",
         "should_stop": "torchbus-earlystop",
         "log": "torchbus-log",

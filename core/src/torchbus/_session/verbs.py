@@ -100,6 +100,14 @@ class KnownVerbs:
         """
         raise NotImplementedError
 
+    def save_and_leave(self) -> None:
+        """Ask that all ranks save at their next common step boundary, and leave, as SIGUSR1 does.
+
+        One rank is enough. It may call it in any thread, at any time, and again. Needs
+        ``checkpoint``.
+        """
+        raise NotImplementedError
+
     gradient_norm: torch.Tensor | None
 
     should_stop: bool

@@ -15,6 +15,7 @@ from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote.mirror import Mirror
+from torchbus_checkpoint.remote.url import shown
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 
@@ -33,16 +34,16 @@ class AutomaticSaves:
     ) -> None:
         assert options.folder is not None
         self._session = session
-        self._folder = options.folder
+        self._options, self._folder = options, options.folder
         self._when = when
-        self._requests = requests
+        self.requests = requests
         self._finder, self._position, self._steps = loop
         self._snapshot = snapshot
         self._mirror = mirror
 
     def boundary(self, iterator: LoaderIterator | None) -> None:
         """The loop is between two steps, and asks for a batch, or ``s.epochs`` for an epoch."""
-        requests = self._requests
+        requests = self.requests
         requests.look()
         if not self._steps.since_save and not requests.leave:
             return
@@ -64,6 +65,18 @@ class AutomaticSaves:
             self._snapshot.loop_has_ended = True
             self._save()
 
+    def explain_lines(self) -> list[str]:
+        """Say where and when checkpoints are written, and what can't be heard."""
+        url, keep = self._options.url, self._options.keep
+        then = "" if url is None else f", and sent to {shown(url)}"
+        lines = [f"written to {self._folder}{then}, {self._when.words()}; {keep or 'all'} are kept"]
+        if not self.requests.hears_signals:
+            lines.append(
+                "SIGTERM and SIGUSR1 are not heard, because the session began in another thread"
+                " than the main one: s.save_and_leave() asks for the same"
+            )
+        return lines
+
     def _save(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         if self._mirror is not None:
@@ -71,7 +84,7 @@ class AutomaticSaves:
         self._snapshot.write(self._folder / f"{choice.PREFIX}{self._steps.count:08d}")
         self._when.saved(self._steps.count, self._steps.epochs)
         self._steps.saved()
-        self._requests.saved()
+        self.requests.saved()
 
     def _leave(self, status: int) -> None:
         """Leave with a status after which schedulers start a job again."""

@@ -19,7 +19,6 @@ from torchbus_checkpoint.loop.epochs import Epochs
 from torchbus_checkpoint.loop.loaders import wrappers
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
-from torchbus_checkpoint.remote.url import shown
 from torchbus_checkpoint.replay.course import explain_failure
 from torchbus_checkpoint.resume import Resume
 from torchbus_checkpoint.state.snapshot import Snapshot
@@ -69,11 +68,11 @@ class Checkpoint:
     with exit status 128 + the signal's number.
 
     It adds ``s.save(path)``, ``s.load(path)``, ``s.register(name, object)`` and ``for epoch in
-    s.epochs(10)``. All ranks call them alike.
+    s.epochs(10)``, which all ranks call alike, and ``s.save_and_leave()``, which one may call.
     """
 
     owns = ("checkpoints",)
-    verbs = ("save", "load", "register", "epochs")
+    verbs = ("save", "load", "register", "epochs", "save_and_leave")
     declares_events = events
     hears_trials = False
 
@@ -177,13 +176,7 @@ class Checkpoint:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        where, keep = self._options.folder, self._options.keep
-        then = "" if self._options.url is None else f", and sent to {shown(self._options.url)}"
-        lines = (
-            []
-            if where is None
-            else [f"written to {where}{then}, {self._when.words()}; {keep or 'all'} are kept"]
-        )
+        lines = [] if self._automatic is None else self._automatic.explain_lines()
         if self._resume.found is not None:
             lines.append(f"resumed from {self._resume.found}")
         return {"checkpoints": lines or ["when s.save is called"]}
@@ -225,11 +218,18 @@ class Checkpoint:
         checkpoint was written.
         """
         options.refuse_url(path, f"s.load({str(path)!r})")
-        if self._resume.pending is not None:
-            raise UsageError(
-                f"s.load({str(path)!r}): this session is resuming from {self._resume.found} already"
-            )
+        self._resume.refuse_while_pending(f"s.load({str(path)!r})")
         self._resume.load(Path(path).absolute(), self._steps.count)
+
+    def save_and_leave(self) -> None:
+        """Ask that all ranks save at their next common step boundary, and leave, as SIGUSR1 does.
+
+        One rank is enough. It may call it in any thread, at any time, and again. Needs
+        ``checkpoint``.
+        """
+        if self._automatic is None:
+            raise UsageError("s.save_and_leave() needs checkpoint=..., the folder that it saves to")
+        self._automatic.requests.ask()
 
     def _boundary(self, iterator: LoaderIterator | None) -> None:
         if self._automatic is not None and self._resume.pending is None:

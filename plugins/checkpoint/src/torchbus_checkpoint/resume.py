@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torchbus.plugin import Context
+from torchbus.plugin import Context, UsageError
 
 from torchbus_checkpoint.agreement.exchange import agree
 from torchbus_checkpoint.disk import choice
@@ -65,6 +65,11 @@ class Resume:
             self.mirror = RemoteJob(self._session, self._options).mirror
             self._snapshot.written = self.mirror.written
         return choice.to_begin_with(self._options)
+
+    def refuse_while_pending(self, what: str) -> None:
+        """Raise UsageError while a replay leads the loop back."""
+        if self.pending is not None:
+            raise UsageError(f"{what}: this session is resuming from {self.found} already")
 
     def load(self, chosen: Path, step: int) -> None:
         """Put back this checkpoint, and before the first step lead the loop to its place."""

@@ -1,13 +1,18 @@
+"""leaving_by_signal.py RANKS NUMBER WHOM: in mid-course, the rank WHOM gets the signal NUMBER, or
+with NUMBER "call" another thread of it calls the verb.
+"""
+
 import hashlib
 import os
 import sys
+import threading
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-ranks, number, whom = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+ranks, asked, whom = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 torch.manual_seed(0)
 with session(
     strategy="ddp", devices=ranks, launch="fork", checkpoint="checkpoints", every_n_epochs=100
@@ -22,8 +27,11 @@ with session(
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-            if number and epoch == 1 and i == 3 and s.rank == whom:
-                os.kill(os.getpid(), number)
+            if asked != "0" and epoch == 1 and i == 3 and s.rank == whom:
+                if asked == "call":
+                    threading.Thread(target=s.save_and_leave).start()
+                else:
+                    os.kill(os.getpid(), int(asked))
 print(
     "end",
     hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest(),

@@ -28,11 +28,13 @@ def connected_to(port: int) -> set[int]:
 
 
 def _port_of_peer(descriptor: int) -> int | None:
-    with (
-        contextlib.suppress(OSError, IndexError, TypeError),
-        socket.socket(fileno=os.dup(descriptor)) as copy,
-    ):
-        return int(copy.getpeername()[1])
+    """Return the port at the other end of a TCP connection; None for any other socket.
+
+    The host process may have sockets of other families: the peer of a Unix socket is a path.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        if copy.family in (socket.AF_INET, socket.AF_INET6):
+            return int(copy.getpeername()[1])
     return None
 
 

@@ -1,4 +1,4 @@
-"""Requests from outside the loop: a scheduler's signal, the clock. Rank 0 decides for all ranks.
+"""Requests from outside the loop: a signal, a call, the clock. Rank 0 decides for all ranks.
 
 No rank may save or leave while another starts a step that needs it. So rank 0 decides one step
 ahead: at boundary ``n - 1`` it writes what all ranks do at boundary ``n``. The others read it at
@@ -43,7 +43,7 @@ class Requests:
     """What the ranks have to do at the next boundary.
 
     ``save``: write a checkpoint. ``leave``: then leave with this exit status, 128 + the signal's
-    number.
+    number. ``hears_signals``: Python lets only the main thread handle them.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Requests:
         self._begun_s = time.monotonic()
         self.save = False
         self.leave = 0
-        if threading.current_thread() is threading.main_thread():
+        self.hears_signals = threading.current_thread() is threading.main_thread()
+        if self.hears_signals:
             self._listen()
 
     # At a boundary -------------------------------------------------------------------------------
@@ -79,6 +80,14 @@ class Requests:
 
     def saved(self) -> None:
         self.save = False
+
+    def ask(self, number: int = signal.SIGUSR1) -> None:
+        """Request what this signal requests. Any thread of any rank may call it, and again."""
+        if self._signal:
+            return
+        self._signal = number
+        if not self._session.is_main and self._session.job is not None:
+            threading.Thread(target=self._tell, args=(number,), name="torchbus-signal").start()
 
     def _decide(self) -> Decision:
         number = self._signal or self._signal_elsewhere()
@@ -142,9 +151,7 @@ class Requests:
         elif self._signal or (job is not None and job.is_ending):
             self._obey(number, frame)
         else:
-            self._signal = number
-            if job is not None and not self._session.is_main:
-                threading.Thread(target=self._tell, args=(number,), name="torchbus-signal").start()
+            self.ask(number)
 
     def _obey(self, number: int, frame: FrameType | None) -> None:
         previous = self._previous[number]
