@@ -71,6 +71,11 @@ class FT(Strategy):
         self._replicas: Replicas | None = None
         self._commits: Commits | None = None
 
+    @property
+    def participants(self) -> int:
+        """How many replicas make the present step together."""
+        return 1 if self._replicas is None else self._replicas.count
+
     def _options(self) -> Options:
         url, name, least, timeout_s, quorum_timeout_s, host = self._given
         url = lighthouse.address(url)
