@@ -79,7 +79,7 @@ class Commits:
         self._steps_now = True
         self._stepped.clear()
         self._replicas.meet()
-        if self._session.world.data != before and not self._healed:
+        if self._session.world.data != before or self._healed:
             self._passes.take_back()
         self._buffers = [(one, one.detach().clone()) for one in self._live.buffers()]
 

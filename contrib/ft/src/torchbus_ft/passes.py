@@ -92,12 +92,11 @@ class Passes:
         }
 
     def load(self, places: State, random: State) -> None:
-        """Go to another replica's places. A pass that is over there ends here."""
+        """Go to another replica's places, before ``take_back``. A pass that is over there ends."""
         self._session.random.load_common(random, self._stream(places), 2)
         self._wanted = {n: place for n, place in places.items() if n > self._begun}
-        for n, (iterator, order) in self._open.items():
+        for n, (_, order) in self._open.items():
             order.go_to(places.get(n))
-            restart(self._session, iterator)
 
     def _stream(self, places: State) -> int:
         """A number for this rank's own random stream, which no other rank has."""

@@ -135,8 +135,9 @@ class AnewOrder(DividedOrder):
             one.set_state(state)
         if self._told is not None:
             self._told.go_to(place["pass"])
-        self._at(0, place["used"])
-        self._kept.clear()
+        self._at(0, place["used"] + 1)  # torch's samplers draw at the first index
+        for _ in range(place["used"]):
+            self._kept.popleft()
         self._used = place["used"]
         self.take_back()
 
