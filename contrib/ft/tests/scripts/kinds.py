@@ -155,6 +155,6 @@ ledger = args.out / f"ledger-{args.name}-{os.getpid()}"
 if args.name == "b":
     die_inside(args.die) if args.die >= 0 else None
 torch.manual_seed(1)
-with session(strategy, sample_ledger=ledger, launch="fork", **words) as s:
+with session(strategy=strategy, sample_ledger=ledger, launch="fork", **words) as s:
     made = globals()[args.loop]()
     torch.save(made | {"explain": s.explain()}, args.out / f"end-{args.name}.pt")

@@ -52,7 +52,7 @@ def die_inside_reduce() -> None:
     before = ProcessGroupGloo.allreduce
 
     def allreduce(self, tensors, opts):
-        if steps == int(at):
+        if steps == int(at) and s.is_main:
             time.sleep(0.3)
             die()
         return before(self, tensors, opts)
@@ -80,7 +80,7 @@ if not args.plain:
         quorum_timeout_s=args.timeout,
     )
     ledger = args.out / f"ledger-{name}-{os.getpid()}"
-    block = session(strategy, devices=args.devices, sample_ledger=ledger, launch="fork")
+    block = session(strategy=strategy, devices=args.devices, sample_ledger=ledger, launch="fork")
 with block as s:
     norm = [] if args.no_norm else [nn.BatchNorm1d(8)]
     model = nn.Sequential(nn.Linear(4, 8), *norm, nn.Tanh(), nn.Linear(8, 1)).double()
@@ -99,7 +99,7 @@ with block as s:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs), targets)
             loss.backward()
-            if kind == "step" and steps == int(at):
+            if kind == "step" and steps == int(at) and s.is_main:
                 die()
             optimizer.step()
             scheduler.step()
