@@ -43,7 +43,8 @@ class World:
     ``member``: this rank's number among the ranks that compute its part of the data together.
     ``one_host``: all ranks are known to be on this host. ``shape``: the sizes of the mesh's
     dimensions, if a strategy has arranged the ranks. ``open_mesh``: makes it, while there is a
-    process group.
+    process group. ``divides_anew``: other sessions share the data, which come and go, so ``data``
+    changes between two steps.
     """
 
     rank: int = 0
@@ -59,6 +60,7 @@ class World:
     one_host: bool = False
     shape: tuple[tuple[str, int], ...] = ()
     open_mesh: Callable[[World], DeviceMesh] | None = field(default=None, repr=False, compare=False)
+    divides_anew: bool = False
 
     def arranged(self, sizes: Mapping[str, int]) -> World:
         """The same ranks as a mesh, by the sizes of its dimensions.

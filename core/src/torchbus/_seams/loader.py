@@ -55,10 +55,15 @@ class LoaderIterator:
     """
 
     def __init__(
-        self, loader: DataLoader[object], inner: Iterator[object], bus: Bus, order: Pass | None
+        self,
+        loader: DataLoader[object],
+        make: Callable[[], Iterator[object]],
+        bus: Bus,
+        order: Pass | None,
     ) -> None:
         self.loader = loader
-        self._inner = inner
+        self._make = make
+        self._inner = inner = make()
         self._wanted = bus.listeners("batch_wanted")
         self._ready = bus.listeners("batch_ready")
         self._bus = bus
@@ -111,6 +116,14 @@ class LoaderIterator:
                 self._read() if indices is None else next(indices)
         self.taken += count
         self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
+
+    def restart(self) -> None:
+        """Make torch's iterator anew, from where the order is now.
+
+        Batches that were read ahead, by workers or by the session, are dropped.
+        """
+        self._ahead.clear()
+        self._failed, self._inner = None, self._make()
 
     def read_ahead(self) -> object:
         """Read the next batch if a worker has made it. The loop gets it, or its error, in turn.
@@ -228,16 +241,19 @@ def _heard_iter(ears: Ears, heard: subclasses.Heard, original: Iter) -> Iter:
             return iter(())
         subclasses.begin_anew(self)
         order: Pass | None = ears.hook.loader_start(loader=self)
-        with replaced(self, {} if order is None else order.replacements):
-            kept = loaders.kept_iterator(self)
-            if kept is not None:
-                loaders.give_sampler(kept, self)
-            inner = original(self)
-        iterator = LoaderIterator(self, inner, ears.bus, order)
+        iterator = LoaderIterator(self, partial(_open, self, original, order), ears.bus, order)
         ears.hook.loader_opened(loader=self, iterator=iterator)
         return cast(Iterator[object], iterator)
 
     return __iter__
+
+
+def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Iterator[object]:
+    with replaced(loader, {} if order is None else order.replacements):
+        kept = loaders.kept_iterator(loader)
+        if kept is not None:
+            loaders.give_sampler(kept, loader)
+        return original(loader)
 
 
 def _heard_len(ears: Ears, original: Callable[..., int]) -> Callable[..., int]:

@@ -101,13 +101,14 @@ class Context(Fed):
         """How long torch waits before it gives up a collective."""
         return self._request.timeout
 
-    def start_ranks(self, launch: str | None = None) -> World:
+    def start_ranks(self, launch: str | None = None, *, alone: bool = False) -> World:
         """For strategies: join or start the ranks, and return this rank's world.
 
         ``launch``: another form than the one that the call names. With one rank there is nothing to
-        start.
+        start. ``alone``: one rank gets a job and a store all the same, because it will meet ranks
+        of other sessions.
         """
-        if not self.has_many_ranks():
+        if not (alone or self.has_many_ranks()):
             return self.world
         self.job = start(
             self._request if launch is None else dataclasses.replace(self._request, launch=launch),

@@ -42,7 +42,8 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``.
 
-    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do.
+    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do. ``steps``:
+    of all optimizers, so far.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GradientSync:
         self._job = session.job
         self._options = options
         self._division = division
-        self._steps = self._quiet_backwards = 0
+        self.steps = self._quiet_backwards = 0
         self._loss_note = ""
         self._local = Local()
         self._lock = threading.Lock()
@@ -163,7 +164,7 @@ class GradientSync:
     def _slots(self, loss: Tensor | None, count: Count) -> Slots:
         """What this rank tells the others."""
         share = self._session.share
-        progress = self._job.backwards * 7 + self._steps
+        progress = self._job.backwards * 7 + self.steps
         constants = self._constants.number(loss, share.weight, progress)
         return header.numbers(
             count, progress, share.position, self._division.watch.input_sum, constants
@@ -223,11 +224,11 @@ class GradientSync:
     # Around it -----------------------------------------------------------------------------------
 
     def _facts(self) -> Facts:
-        return Facts(self._job.backwards, self._steps, self._session.share.position)
+        return Facts(self._job.backwards, self.steps, self._session.share.position)
 
     @hookimpl
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._steps += 1
+        self.steps += 1
 
     @hookimpl
     def scheduler_metric(self, metric: Tensor | float) -> Tensor:

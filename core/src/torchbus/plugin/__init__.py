@@ -7,6 +7,7 @@ core is private.
 from __future__ import annotations
 
 from torchbus import __version__ as VERSION
+from torchbus._batches.anew import DividedAnew, Place
 from torchbus._batches.feeding import Batches
 from torchbus._batches.nested import collect, is_dataclass, leaves, map_leaves, map_tensors
 from torchbus._batches.share import Share
@@ -80,6 +81,7 @@ __all__ = [
     "Context",
     "Count",
     "DataPlace",
+    "DividedAnew",
     "LaunchError",
     "Listeners",
     "LoaderIterator",
@@ -89,6 +91,7 @@ __all__ = [
     "Origin",
     "Parser",
     "Pass",
+    "Place",
     "Plugin",
     "PluginError",
     "Program",

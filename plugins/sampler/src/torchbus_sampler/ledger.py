@@ -20,6 +20,10 @@ class Ledger:
     - ``indices`` in the dataset, as the sampler drew them. The list is empty for an iterable data
       set, and on a rank that repeats a batch because it got no samples.
     - ``weight`` of this rank in the mean over ranks, 0.0 for a repeated batch
+
+    While other sessions share the data, a further line says what a step of all of them has used:
+    ``from`` and ``to``, counted in the script's own batches, and their ``committed`` indices. A
+    step that was dropped has no such line, and its batches come again.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -50,5 +54,49 @@ class Ledger:
         }
         self._file.write(json.dumps(line | {"indices": list(share.indices)}, default=str) + "\n")
 
+    def of_pass(self, loader: DataLoader[object]) -> PassLedger:
+        """What the order of the present pass writes."""
+        return PassLedger(self, weakref.ref(loader))
+
+    def number(self, loader: DataLoader[object]) -> int:
+        """The number of the present pass."""
+        return self._passes[loader]
+
+    def go_to(self, loader: DataLoader[object], number: int) -> None:
+        """The present pass has another number: earlier ones were left out."""
+        self._passes[loader] = number
+
+    def commit(self, loader: DataLoader[object], start: int, stop: int, indices: object) -> None:
+        """A step of all ranks has used so much of the order."""
+        line = {"loader": self._loaders[loader], "pass": self._passes[loader]}
+        used = {"from": start, "to": stop, "committed": indices}
+        self._file.write(json.dumps(line | used, default=str) + "\n")
+
     def close(self) -> None:
         self._file.close()
+
+
+class PassLedger:
+    """The part of one pass in a ledger."""
+
+    def __init__(self, ledger: Ledger, loader: weakref.ref[DataLoader[object]]) -> None:
+        self._ledger = ledger
+        self._loader = loader
+
+    @property
+    def number(self) -> int:
+        """The number of the pass."""
+        loader = self._loader()
+        return 0 if loader is None else self._ledger.number(loader)
+
+    def go_to(self, number: int) -> None:
+        """See ``Ledger.go_to``."""
+        loader = self._loader()
+        if loader is not None:
+            self._ledger.go_to(loader, number)
+
+    def commit(self, start: int, stop: int, indices: object) -> None:
+        """See ``Ledger.commit``."""
+        loader = self._loader()
+        if loader is not None:
+            self._ledger.commit(loader, start, stop, indices)

@@ -88,6 +88,10 @@ class DividedOrder:
             )
             yield last[0] if self._single else last
 
+    def take(self) -> Share:
+        """The loop takes the next of the drawn batches."""
+        return self.pending.popleft()
+
     def forget(self, count: int) -> None:
         """The loop does not take so many of the drawn batches."""
         for _ in range(count):

@@ -12,7 +12,7 @@ def unpack(batch: object, divided: DividedOrder | None) -> tuple[Share, object]:
     """Return the share of a batch, and what the loop gets instead of the batch, if anything."""
     if isinstance(batch, SharedBatch):
         return batch.share, batch.batch
-    return (Share() if divided is None else divided.pending.popleft()), None
+    return (Share() if divided is None else divided.take()), None
 
 
 def divided_order(order: Pass | None) -> DividedOrder | None:

@@ -19,6 +19,10 @@ from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.sharding import shard
 
 BATCH = ("per_device", "global")
+SHARDS_EVAL = (
+    "shard_eval=True with strategy={!r}: what replicas that come and go have evaluated can't be"
+    " reduced over all of them. Leave shard_eval out: each replica evaluates the whole set"
+)
 
 
 class Sampler:
@@ -68,7 +72,10 @@ class Sampler:
         self._session = session
         divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
         unheard.look(session, self._divided_only, divides)
-        if session.world_size > 1 and divides and self._replace:
+        if session.world.divides_anew and self._shard_eval:
+            raise UsageError(SHARDS_EVAL.format(session.options["strategy"]))
+        several = session.world_size > 1 or session.world.divides_anew
+        if several and divides and self._replace:
             ledger = (
                 None
                 if self._ledger_folder is None
@@ -88,11 +95,11 @@ class Sampler:
         an item at the end repeats one, with weight 0. All ranks call it alike.
         """
         value = values[0] if len(values) == 1 else values
-        if self._session is None or self._session.world_size == 1:
+        if self._session is None or self._session.world.data.parts == 1:
             return value
         return shard(self._session, value, repeat)
 
     @hookimpl
     def explain_lines(self, session: Context) -> dict[str, list[str]]:
-        off = session.world_size > 1 and not self._replace
+        off = session.world.data.parts > 1 and not self._replace
         return {"notes": ["loaders are not divided: replace_sampler=False"]} if off else {}

@@ -25,7 +25,7 @@ def look(session: Context, options: dict[str, object], divides: bool) -> None:
     """On several ranks without a dividing strategy, reject them. On one rank, warn of no ledger."""
     if session.world_size > 1 and not divides:
         _refuse(options, f"strategy={session.options['strategy']!r}")
-    if session.world_size == 1 and options["sample_ledger"]:
+    if session.world_size == 1 and options["sample_ledger"] and not session.world.divides_anew:
         warn(
             "sample_ledger: one rank takes every sample, in the script's own order, so nothing is"
             " written"

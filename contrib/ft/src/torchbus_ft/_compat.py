@@ -1,0 +1,108 @@
+"""torchft, and its private names; nothing else in this package uses one.
+
+They were seen in torchft 0.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import UsageError, require
+
+MISSING = (
+    "strategy='ft' needs torchft, which is not installed: pip install torchft (wheels are for"
+    " Linux)"
+)
+
+
+def require_torchft() -> None:
+    """Raise UsageError without torchft, or without what is used of it."""
+    if importlib.util.find_spec("torchft") is None:
+        raise UsageError(MISSING)
+    from torchft import local_sgd
+
+    require(local_sgd.LocalSGD, "_perform_sync", "averages models where the quorum is known")
+
+
+class Links:
+    """What connects this rank with the same rank of the other replicas."""
+
+    def __init__(
+        self,
+        state_dict: Callable[[], object],
+        load_state_dict: Callable[[Any], None],
+        timeout: timedelta,
+        host: str,
+        **given: Any,
+    ) -> None:
+        """Raises RuntimeError if the lighthouse does not answer. ``given``: for the Manager."""
+        from torchft import Manager, ProcessGroupGloo
+        from torchft.checkpointing import HTTPTransport
+
+        class Transport(HTTPTransport[Any]):
+            """Says by what address the other replicas reach this machine."""
+
+            def address(self) -> str:
+                port = super().address().rsplit(":", 1)[1]
+                return f"http://{host}:{port}"
+
+        self.group = ProcessGroupGloo(timeout=timeout)
+        self._transport = Transport(timeout, 0)
+        try:
+            self.manager = Manager(
+                pg=self.group,
+                state_dict=state_dict,
+                load_state_dict=load_state_dict,
+                use_async_quorum=False,
+                timeout=timeout,
+                hostname=host,
+                checkpoint_transport=self._transport,
+                **given,
+            )
+        except BaseException:
+            self._close_transport()
+            raise
+
+    @property
+    def quorum_id(self) -> int:
+        """The number of the present quorum. Without ``_quorum_id``: AttributeError at a quorum."""
+        number: int = self.manager._quorum_id
+        return number
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Add up a tensor over replicas, in place. Raises RuntimeError if one has gone."""
+        self.group.allreduce([tensor], dist.AllreduceOptions()).wait()
+
+    def close(self) -> None:
+        """End its threads and connections. Without ``_server``: a socket stays open."""
+        self.group.abort(errored=False)
+        with contextlib.suppress(RuntimeError):
+            self.manager.shutdown()
+        self._transport._server.server_close()
+
+    def _close_transport(self) -> None:
+        self._transport.allow_checkpoint(-1)  # a request that waits goes on
+        self._transport.shutdown()
+        self._transport._server.server_close()
+
+
+def local_sgd(manager: object, model: Module, optimizer: Optimizer, every: int) -> Any:
+    """torchft's LocalSGD."""
+    from torchft.local_sgd import LocalSGD
+
+    return LocalSGD(manager, model, optimizer, every)  # type: ignore[arg-type]
+
+
+def diloco(manager: object, model: Module, inner: Optimizer, outer: Optimizer, every: int) -> Any:
+    """torchft's DiLoCo."""
+    from torchft.local_sgd import DiLoCo
+
+    return DiLoCo(manager, [model], inner, outer, every)  # type: ignore[arg-type]

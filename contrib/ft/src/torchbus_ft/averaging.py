@@ -1,0 +1,99 @@
+"""Gradients and buffers meet: first in the replica, then over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.plugin import Unsupported, strategies
+
+from torchbus_ft.live import Live
+from torchbus_ft.replicas import Replicas
+
+UNHEARD = (
+    "strategy='ft' averages gradients in loss.backward() only, and these came another way"
+    " (torch.autograd.grad, or backwards under s.no_sync() alone): a replica that goes would leave"
+    " the others with half a step. Call loss.backward() before optimizer.step()"
+)
+
+
+def refuse(parameters: Sequence[Tensor], weight: float) -> None:
+    """Raise Unsupported: gradients that no synchronised backward has made."""
+    raise Unsupported(UNHEARD)
+
+
+def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
+    """Replace each by its mean over all ranks of all replicas, in one vector per dtype and device.
+
+    If a replica goes meanwhile, each tensor is the mean over this replica, and the step fails.
+    """
+    if dist.get_world_size() > 1:
+        strategies.mean_over(tensors)
+    found = []
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+        same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        if not replicas.mean(flat):
+            return
+        found += list(zip(same, flat.split([one.numel() for one in same]), strict=True))
+    for tensor, part in found:
+        tensor.copy_(part.view_as(tensor))
+
+
+class SharedBuffers(strategies.Buffers):
+    """Buffers that get the values of rank 0 of the first replica."""
+
+    def __init__(self, buffers: Callable[[], list[Tensor]], replicas: Replicas) -> None:
+        super().__init__([])
+        self._of_all = buffers
+        self._replicas = replicas
+
+    @torch.no_grad()
+    def copy_from_rank0(self) -> None:
+        buffers = self._of_all()
+        if not buffers:
+            return
+        flat = torch.cat([_bytes(one) for one in buffers])
+        if self._replicas.number or dist.get_rank():
+            flat.zero_()
+        if dist.get_world_size() > 1:
+            dist.broadcast(flat, 0)
+        if self._replicas.sum(flat):
+            for one, part in zip(buffers, flat.split([b.nbytes for b in buffers]), strict=True):
+                one.data.copy_(part.clone().view(one.dtype).view_as(one))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+class AcrossReplicas(strategies.AllAfterBackward):
+    """Averages all gradients once backward has made them. ``averaged`` is called after that."""
+
+    def __init__(
+        self,
+        trained: strategies.Trained,
+        replicas: Replicas,
+        live: Live,
+        averaged: Callable[[], None],
+    ) -> None:
+        super().__init__(trained, self._average)
+        self._replicas = replicas
+        self._live = live
+        self._buffers = SharedBuffers(live.buffers, replicas)
+        self._averaged = averaged
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        mean_over(self._replicas, tensors)
+        self._averaged()
+
+    def drop(self) -> None:
+        super().drop()
+        self._live.forget()
+
+    def current(self) -> strategies.AfterBackward:
+        found = super().current()
+        found.buffers = self._buffers
+        return found

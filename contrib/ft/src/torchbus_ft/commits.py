@@ -1,0 +1,132 @@
+"""One quorum before a step, and one verdict on all that it has averaged."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, hookimpl
+
+from torchbus_ft.live import Live
+from torchbus_ft.passes import Passes, order_of
+from torchbus_ft.replicas import Replicas
+from torchbus_ft.undo import Undo
+
+
+class Commits:
+    """A step begins before the loop gets a batch, and ends when it asks for the next one.
+
+    Several optimizers may step in it. It is used if the first of them steps; then what it has read
+    is used. ``dropped`` counts the steps that were not, because a replica has gone.
+    """
+
+    hears_trials = False
+
+    def __init__(self, session: Context, replicas: Replicas, passes: Passes, live: Live) -> None:
+        self._session = session
+        self._replicas = replicas
+        self._passes = passes
+        self._live = live
+        self._open = self._averaged = self._decided = self._healed = self._take_back = False
+        self._steps_now = True
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        self.dropped = 0
+        live.on_load = self._loaded
+
+    def averaged(self) -> None:
+        """Gradients were averaged, or this has failed: the next step needs a verdict."""
+        self._averaged = True
+
+    def _loaded(self) -> None:
+        self._healed, self._take_back = True, False
+
+    # The begin of a step -------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        order = order_of(iterator)
+        if order is None or (self._open and not self._decided):
+            return
+        if self._take_back:
+            self._take_back = False
+            self._passes.take_back()
+        if order.has_more():
+            self._begin()
+
+    @hookimpl
+    def before_zero_grad(self, optimizer: Optimizer) -> None:
+        if not self._passes.reads and (not self._open or optimizer in self._stepped):
+            self._begin()
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self, call: BackwardCall) -> None:
+        others = [one for one in self._live.optimizers if one not in self._stepped]
+        if not self._open or (not self._passes.reads and self._stepped and not others):
+            self._begin()
+            if self._healed:
+                call.weight = 0.0  # its forward came before
+
+    def _begin(self) -> None:
+        """Agree with the other replicas on who takes part."""
+        before = self._session.world.data
+        self._open, self._averaged, self._decided, self._healed = True, False, False, False
+        self._steps_now = True
+        self._stepped.clear()
+        self._replicas.meet()
+        if self._session.world.data != before or self._healed:
+            self._passes.take_back()
+        self._buffers = [(one, one.detach().clone()) for one in self._live.buffers()]
+
+    # The verdict ---------------------------------------------------------------------------------
+
+    @hookimpl(tryfirst=True)
+    def step_called(
+        self, optimizer: Optimizer, closure: Callable[[], object] | None, run: Callable[..., object]
+    ) -> Answer | None:
+        if not self._session.captures(optimizer):
+            return None
+        self._stepped.add(optimizer)
+        if closure is None:
+            return None if self._verdict() else Answer(None)
+        undo = Undo(optimizer, self._session, self._live)
+        result = run(closure)
+        if not self._verdict():
+            undo.restore()
+        return Answer(result)
+
+    def _verdict(self) -> bool:
+        """Whether to step. Without new gradients, it is what the last verdict was."""
+        if self._averaged:
+            self._decide()
+        return self._steps_now
+
+    def _decide(self) -> bool:
+        """Ask for a verdict."""
+        self._averaged = False
+        self._steps_now = self._replicas.commit()
+        if not self._decided and self._steps_now:
+            self._passes.commit()
+        elif not self._decided:
+            self._take_back = True
+        self._decided = True
+        if not self._steps_now:
+            self._drop()
+        return self._steps_now
+
+    @torch.no_grad()
+    def _drop(self) -> None:
+        self.dropped += 1
+        for one, before in self._buffers:
+            one.data.copy_(before)
+        for parameter in self._live.parameters:
+            parameter.grad = None
+
+    @hookimpl
+    def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
+        return None if self._steps_now else True

@@ -1,0 +1,165 @@
+"""What a newcomer gets from a replica that trains, while both stand between two steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchbus.plugin import Context, RanksDiverged, hookimpl, inventory, strategies
+
+from torchbus_ft.passes import Passes
+
+State = dict[str, Any]
+Counters = tuple[int, int, list[tuple[int, bool]]]
+UNLIKE = (
+    "replica {!r} trains other things than the replicas that it joins: {} here, {} there. All"
+    " replicas must run the same script with the same settings. This one has changed nothing, and"
+    " the others go on"
+)
+
+
+class Live:
+    """Gathers and puts back the state of this rank. ``gradients`` has what is trained."""
+
+    hears_trials = False
+
+    def __init__(self, session: Context, name: str, passes: Passes) -> None:
+        self._session = session
+        self._name = name
+        self._passes = passes
+        self.optimizers: list[Optimizer] = []
+        self.gradients: strategies.GradientSync | None = None
+        self.trained: strategies.Trained | None = None
+        self._models: list[weakref.ref[Module]] | None = None
+        self.on_load: Callable[[], None] = lambda: None
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None and not any(optimizer is one for one in self.optimizers):
+            self.optimizers.append(optimizer)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that is trained."""
+        assert self.trained is not None
+        return self.trained.parameters
+
+    def models(self) -> list[Module]:
+        """The trained models. They are looked for once: that takes tens of milliseconds."""
+        if self._models is None:
+            assert self.trained is not None
+            found = self.trained.models(self.trained.parameters)
+            self._models = [weakref.ref(model) for model in found]
+        return [model for model in (known() for known in self._models) if model is not None]
+
+    def buffers(self) -> list[Tensor]:
+        """The buffers of the trained models."""
+        found = {id(one): one for model in self.models() for one in model.buffers() if one.numel()}
+        return list(found.values())
+
+    def forget(self) -> None:
+        """The parameters have changed."""
+        self._models = None
+
+    # The state -----------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """All of it. Buffers are copied: the next forward changes them while they are sent."""
+        session, trained = self._session, self.trained
+        assert trained is not None and session.job is not None
+        return {
+            "what": self._what(),
+            "parameters": [one.detach() for one in trained.parameters],
+            "buffers": [one.detach().clone() for one in self.buffers()],
+            "things": [one.state_dict() for one in self._things()],
+            "plugins": {name: plugin.state_dict() for name, plugin in self._plugins()},
+            "backwards": session.job.backwards,
+            "steps": self.counters(),
+            "random": session.random.state(),
+            "passes": self._passes.state(),
+        }
+
+    def load(self, state: State) -> None:
+        """Go on from another replica's state. Raises RanksDiverged if it does not fit."""
+        self._compare(state["what"])
+        session, trained = self._session, self.trained
+        assert trained is not None and session.job is not None
+        self._copy([*trained.parameters, *self.buffers()], state["parameters"] + state["buffers"])
+        for thing, saved in zip(self._things(), state["things"], strict=True):
+            thing.load_state_dict(saved)
+        for name, plugin in self._plugins():
+            if name in state["plugins"]:
+                plugin.load_state_dict(state["plugins"][name])
+        session.job.backwards = state["backwards"]
+        self.count(state["steps"])
+        self._passes.load(state["passes"], state["random"])
+        self.on_load()
+
+    def counters(self) -> Counters:
+        """How many steps were made."""
+        assert self.gradients is not None
+        steps, known = self._session.steps, self.optimizers
+        made = [(steps.of(one), steps.has_stepped(one)) for one in known]
+        return self.gradients.steps, steps.count, made
+
+    def count(self, counters: Counters) -> None:
+        """Count on from there."""
+        assert self.gradients is not None
+        self.gradients.steps, count, made = counters
+        pairs = list(zip(self.optimizers, made, strict=True))
+        stepped = [one for one, (_, has) in pairs if has]
+        self._session.steps.go_on(count, [(one, number) for one, (number, _) in pairs], stepped)
+
+    @torch.no_grad()
+    def _copy(self, mine: list[Tensor], theirs: list[Tensor]) -> None:
+        for one, other in zip(mine, theirs, strict=True):
+            one.data.copy_(other)
+
+    def _things(self) -> list[Any]:
+        """Optimizers, and what belongs to them: schedulers and scalers."""
+        numbers = {id(one): number for number, one in enumerate(self.optimizers)}
+        schedulers = [one for one in inventory.alive(LRScheduler) if id(one.optimizer) in numbers]
+        schedulers.sort(key=lambda one: (numbers[id(one.optimizer)], type(one).__name__))
+        return [*self.optimizers, *schedulers, *inventory.alive(GradScaler)]
+
+    def _plugins(self) -> Iterator[tuple[str, Any]]:
+        for name, plugin in self._session.bus.plugins():
+            if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
+                yield name, plugin
+
+    # The comparison ------------------------------------------------------------------------------
+
+    def _what(self) -> list[str]:
+        """What is trained, in words that are equal on all replicas."""
+        models = self.models()
+        shapes = [f"{str(one.dtype)[6:]}{list(one.shape)}" for one in self.parameters]
+        return [
+            f"models {', '.join(type(model).__name__ for model in models) or 'none'}",
+            f"parameters {' '.join(shapes)}",
+            f"buffers {' '.join(str(list(one.shape)) for one in self.buffers())}",
+            f"{', '.join(type(thing).__name__ for thing in self._things()) or 'no optimizer'}",
+            *(
+                f"{type(one).__name__} with groups of {[len(g['params']) for g in groups]}"
+                for one in self.optimizers
+                for groups in [one.param_groups]
+            ),
+            f"{self._session.world_size} ranks in a replica",
+        ]
+
+    def _compare(self, theirs: list[str]) -> None:
+        mine = self._what()
+        unlike = [(one, other) for one, other in zip(mine, theirs, strict=False) if one != other]
+        if len(mine) != len(theirs) or unlike:
+            here, there = unlike[0] if unlike else (mine[-1], theirs[-1])
+            raise RanksDiverged(UNLIKE.format(self._name, _short(here), _short(there)))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,121 @@
+"""Which pass over which loader the loop is in, and how a newcomer gets there."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torchbus.plugin import Context, DividedAnew, LoaderIterator, hookimpl
+
+State = dict[str, Any]
+
+
+class Passes:
+    """Counts the passes of the loop, evaluation included: the same number on all replicas.
+
+    A newcomer leaves out the passes that are over. Until it has reached the others it is
+    ``behind``: the loop gets no batch, schedulers do not step, and nothing is logged.
+    """
+
+    hears_trials = False
+
+    def __init__(self, session: Context, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._begun = 0
+        self._open: dict[int, tuple[LoaderIterator, DividedAnew]] = {}
+        self._wanted: State = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether the loop has not reached the pass that the others are in."""
+        return bool(self._wanted)
+
+    # Events --------------------------------------------------------------------------------------
+
+    @hookimpl(tryfirst=True)
+    def skip_pass(self, loader: DataLoader[object]) -> bool | None:
+        self._begun += 1
+        last = max(self._wanted, default=0)
+        return True if self._begun < last and self._begun not in self._wanted else None
+
+    @hookimpl(trylast=True)
+    def loader_opened(self, iterator: LoaderIterator) -> None:
+        order = order_of(iterator)
+        if order is None:
+            return
+        self._open = {n: one for n, one in self._open.items() if not one[0].ended}
+        self._open[self._begun] = iterator, order
+        if self._begun in self._wanted:
+            order.go_to(self._wanted.pop(self._begun))
+            restart(self._session, iterator)
+
+    @hookimpl
+    def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
+        return True if self.behind else None
+
+    @hookimpl(optionalhook=True)
+    def skip_logging(self) -> bool | None:
+        return True if self.behind else None
+
+    @hookimpl
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._wanted.clear()  # it trains: what it has not found does not exist
+
+    # Settling ------------------------------------------------------------------------------------
+
+    @property
+    def reads(self) -> bool:
+        """Whether the loop is in a pass over a divided loader."""
+        return any(not iterator.ended for iterator, _ in self._open.values())
+
+    def commit(self) -> None:
+        """A step has used what the loop has taken."""
+        for _, order in self._open.values():
+            order.commit()
+
+    def take_back(self) -> None:
+        """Offer again what no step has used, divided by what holds now."""
+        for iterator, order in self._open.values():
+            order.take_back()
+            restart(self._session, iterator)
+
+    # State ---------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The place in each open pass, by the number of the pass."""
+        return {
+            n: order.place() for n, (iterator, order) in self._open.items() if not iterator.ended
+        }
+
+    def load(self, places: State, random: State) -> None:
+        """Go to another replica's places, before ``take_back``. A pass that is over there ends."""
+        self._session.random.load_common(random, self._stream(places), 2)
+        self._wanted = {n: place for n, place in places.items() if n > self._begun}
+        for n, (_, order) in self._open.items():
+            order.go_to(places.get(n))
+
+    def _stream(self, places: State) -> int:
+        """A number for this rank's own random stream, which no other rank has."""
+        told = f"{self._name} {self._session.rank} {[(n, p['used']) for n, p in places.items()]}"
+        return zlib.crc32(told.encode())
+
+
+def order_of(iterator: LoaderIterator) -> DividedAnew | None:
+    """The order that a pass draws from, if it is divided anew."""
+    if iterator.order is None:
+        return None
+    found = iterator.order.replacements
+    order = found.get("batch_sampler", found.get("sampler"))
+    return order if isinstance(order, DividedAnew) else None
+
+
+def restart(session: Context, iterator: LoaderIterator) -> None:
+    """Let workers begin again from where the order is. The loop's random numbers stay."""
+    if iterator.loader.num_workers:
+        drawn = session.random.state()
+        iterator.restart()
+        session.random.load(drawn)

@@ -1,0 +1,200 @@
+"""The replicas that train together now, by torchft's Manager."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.plugin import (
+    Context,
+    DataPlace,
+    LaunchError,
+    RankFailed,
+    TorchbusError,
+    broadcast_object,
+    warn,
+)
+
+from torchbus_ft import lighthouse
+from torchbus_ft._compat import Links
+
+WAITING = (
+    "replica {!r} waits: {} of at least {} replicas have come. Start the others, or lower"
+    " min_replicas"
+)
+TOO_FEW = (
+    "replica {!r}: {} of at least {} replicas have come within quorum_timeout_s={:g}. Start the"
+    " others, or lower min_replicas. {} steps are made, and nothing of them is lost here"
+)
+LOST = (
+    "replica {!r} can't reach the lighthouse at {} any more, after {} steps: {}. The parameters are"
+    " those of the last step. Start the lighthouse again, and the replicas, which go on from their"
+    " checkpoints"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How replicas find each other. ``name``: of this replica. ``host``: where others reach it."""
+
+    name: str
+    min_replicas: int
+    lighthouse: str
+    timeout_s: float
+    quorum_timeout_s: float
+    host: str
+
+
+class Replicas:
+    """This rank's link to the same rank of the other replicas.
+
+    ``number`` and ``count``: this replica among those of the quorum. ``steps``: common to all.
+    ``on_change`` is called when replicas have come or gone.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        options: Options,
+        state: Callable[[], object],
+        load: Callable[[Any], None],
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._store, place = self._open_store()
+        self._links = self._connect(state, load, place)
+        session.on_close.callback(self._close)
+        self._quorum_id = -1
+        self._warned = False
+        self.number, self.count = 0, 1
+        self.on_change: list[Callable[[], None]] = []
+
+    def _open_store(self) -> tuple[dist.Store | None, tuple[str, int]]:
+        """The store in which the ranks of this replica find its manager, and all replicas meet."""
+        if not self._session.is_main:
+            host, port = broadcast_object(None)
+            return None, (host, port)
+        lighthouse.reach(self._options.lighthouse, self._options.timeout_s)
+        host = self._options.host
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        place = (host, store.port)
+        return store, broadcast_object(place) if self._session.world_size > 1 else place
+
+    def _connect(
+        self, state: Callable[[], object], load: Callable[[Any], None], place: tuple[str, int]
+    ) -> Links:
+        options = self._options
+        timeout = timedelta(seconds=options.timeout_s)
+        try:
+            return Links(
+                state,
+                load,
+                timeout,
+                options.host,
+                min_replica_size=options.min_replicas,
+                rank=self._session.rank,
+                world_size=self._session.world_size,
+                store_addr=place[0],
+                store_port=place[1],
+                lighthouse_addr=options.lighthouse,
+                replica_id=options.name,
+                connect_timeout=timeout,
+                quorum_timeout=timedelta(seconds=options.quorum_timeout_s),
+            )
+        except (RuntimeError, TimeoutError) as error:
+            raise LaunchError(lighthouse.SILENT.format(options.lighthouse, error)) from None
+
+    @property
+    def steps(self) -> int:
+        """Steps that were committed since the first replica began."""
+        return self._links.manager.current_step()
+
+    @property
+    def manager(self) -> Any:
+        """torchft's Manager."""
+        return self._links.manager
+
+    @property
+    def failed(self) -> bool:
+        """Whether a collective of this step has failed: a replica has gone."""
+        return self._links.manager.errored() is not None
+
+    # The quorum ----------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Agree on who takes part in the next step. A newcomer gets the state of the others.
+
+        Raises RankFailed if too few replicas come in time, or the lighthouse does not answer.
+        """
+        begun = time.monotonic()
+        while not self._quorum():
+            if time.monotonic() - begun > self._options.quorum_timeout_s:
+                raise RankFailed(self._too_few(TOO_FEW, self._options.quorum_timeout_s, self.steps))
+            if not self._warned and self._session.is_main:
+                self._warned = True
+                warn(self._too_few(WAITING))
+            time.sleep(0.2)
+        self._warned = False
+        manager = self._links.manager
+        self.number, self.count = manager.participating_rank() or 0, manager.num_participants()
+        self._divide()
+        if self._links.quorum_id != self._quorum_id:
+            self._quorum_id = self._links.quorum_id
+            for told in self.on_change:
+                told()
+
+    def _quorum(self) -> bool:
+        """Ask the lighthouse once. Whether there are enough replicas."""
+        try:
+            self._links.manager.start_quorum()
+        except TorchbusError:
+            raise
+        except (RuntimeError, TimeoutError) as error:
+            text = LOST.format(self._options.name, self._options.lighthouse, self.steps, error)
+            raise RankFailed(text) from None
+        return self._links.manager.num_participants() >= self._options.min_replicas
+
+    def _too_few(self, text: str, *more: object) -> str:
+        come = self._links.manager.num_participants()
+        return text.format(self._options.name, come, self._options.min_replicas, *more)
+
+    def _divide(self) -> None:
+        """Let this rank's part of the data be one of all ranks of all replicas."""
+        rank, ranks = self._session.rank, self._session.world_size
+        place = DataPlace(self.number * ranks + rank, self.count * ranks)
+        if self._session.world.data != place:
+            self._session.change_world(data_place=place)
+
+    def commit(self) -> bool:
+        """Whether the step is to be made: all ranks of this replica have its gradients."""
+        return bool(self._links.manager.should_commit())
+
+    # Collectives ---------------------------------------------------------------------------------
+
+    def mean(self, flat: Tensor) -> bool:
+        """Replace a vector by its mean over replicas. False if that failed: the vector is lost."""
+        if self.sum(flat):
+            flat /= self.count
+            return True
+        return False
+
+    def sum(self, flat: Tensor) -> bool:
+        """Replace a vector by its sum over replicas. False if that failed: the vector is lost."""
+        if self.failed:
+            return False
+        try:
+            self._links.sum(torch.view_as_real(flat) if flat.is_complex() else flat)
+        except Exception as error:
+            self._links.manager.report_error(error)
+            return False
+        return True
+
+    def _close(self) -> None:
+        self._links.close()
+        self._store = None

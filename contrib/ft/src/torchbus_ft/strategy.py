@@ -1,0 +1,129 @@
+"""The strategy, and its options."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+from torchbus.plugin import Context, Strategy, UsageError, World, expect, hookimpl, strategies
+
+from torchbus_ft import lighthouse
+from torchbus_ft._compat import require_torchft
+from torchbus_ft.averaging import AcrossReplicas, refuse
+from torchbus_ft.commits import Commits
+from torchbus_ft.live import Live
+from torchbus_ft.passes import Passes
+from torchbus_ft.replicas import Options, Replicas
+
+VARIABLE = "REPLICA_GROUP_ID"
+WINDOWS = (
+    "accumulate_grad_batches={!r} with strategy='ft': a window that the plugin makes can't be taken"
+    " back when a replica goes. Accumulate in the loop: with s.accumulating((i + 1) % 4 != 0)"
+)
+
+
+class FT(Strategy):
+    """Replicas that come and go: each session is one, of one rank or of several.
+
+    Before each step the replicas agree on who takes part, by torchft's lighthouse. If one dies, the
+    others drop the step, and repeat it without the dead one. A newcomer gets the state of the
+    others while they train.
+
+    Args:
+        lighthouse: its URL; TORCHFT_LIGHTHOUSE by default.
+        replica: the name of this replica; REPLICA_GROUP_ID by default, else one that is drawn.
+        min_replicas: with fewer, a replica waits.
+        timeout_s: seconds until a collective, or the transfer of the state, has failed.
+        quorum_timeout_s: seconds that a replica waits for the others before a step.
+        host: the address of this machine for the other replicas. By default it is that on the way
+            to the lighthouse.
+
+    Further arguments are those of ``Strategy``.
+    """
+
+    name = "ft"
+    engine = "gradients are averaged over the replicas after backward"
+
+    def __init__(
+        self,
+        *,
+        lighthouse: str | None = None,
+        replica: str | None = None,
+        min_replicas: int = 1,
+        timeout_s: float = 30.0,
+        quorum_timeout_s: float = 60.0,
+        host: str | None = None,
+        **given: Any,
+    ) -> None:
+        super().__init__(**given)
+        require_torchft()
+        expect("replica", replica, (str, type(None)), "the name of this replica")
+        expect("host", host, (str, type(None)), "the address of this machine")
+        expect("min_replicas", min_replicas, int, "a number of replicas")
+        for name, value in (("timeout_s", timeout_s), ("quorum_timeout_s", quorum_timeout_s)):
+            expect(name, value, (int, float), "a number of seconds")
+            if value <= 0:
+                raise UsageError(f"{name}={value!r} must be more than 0")
+        if min_replicas < 1:
+            raise UsageError(f"min_replicas={min_replicas!r} must be at least 1")
+        self._given = (lighthouse, replica, min_replicas, timeout_s, quorum_timeout_s, host)
+        self._replicas: Replicas | None = None
+        self._commits: Commits | None = None
+
+    @property
+    def participants(self) -> int:
+        """How many replicas make the present step together."""
+        return 1 if self._replicas is None else self._replicas.count
+
+    def _options(self) -> Options:
+        url, name, least, timeout_s, quorum_timeout_s, host = self._given
+        url = lighthouse.address(url)
+        name = name or os.environ.get(VARIABLE) or uuid.uuid4().hex[:8]
+        host = host or lighthouse.own_host(url)
+        return Options(name, least, url, timeout_s, quorum_timeout_s, host)
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        self._settled = self._options()
+        windows = session.options.get("accumulate_grad_batches", 1)
+        if windows != 1:
+            raise UsageError(WINDOWS.format(windows))
+        session.start_ranks(self.form, alone=True)
+        session.change_world(divides_anew=True)
+        return session.world
+
+    def start_alone(self, session: Context) -> None:
+        self.options.check_device(session.device)
+        self.backend = strategies.join_ranks(session, self.backend)
+        self.start(session)
+
+    def start(self, session: Context) -> None:
+        """Find the other replicas. All ranks of this one call it."""
+        session.steps.follow()
+        passes = Passes(session, self._settled.name)
+        live = Live(session, self._settled.name, passes)
+        self._replicas = replicas = Replicas(session, self._settled, live.state, live.load)
+        self._commits = commits = Commits(session, replicas, passes, live)
+
+        def reductions(trained: strategies.Trained) -> AcrossReplicas:
+            live.trained = trained
+            found = AcrossReplicas(trained, replicas, live, commits.averaged)
+            replicas.on_change.append(found.drop)
+            return found
+
+        live.gradients = strategies.GradientSync(
+            session, self.options, self.division(session), reductions, refuse
+        )
+        for part in (passes, live, commits):
+            session.bus.register(part, f"ft.{type(part).__name__.lower()}")
+        session.bus.register(live.gradients, "ft.gradients")
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
+        replicas, commits = self._replicas, self._commits
+        if replicas is None or commits is None:
+            return {}
+        now = f"replica {self._settled.name!r} of now {replicas.count}"
+        steps = f"{replicas.steps} steps, {commits.dropped} dropped"
+        return {"strategy": [f"ft over {self.backend}: {now}; {steps}; {self.how()}"]}

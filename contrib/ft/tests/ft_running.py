@@ -1,0 +1,106 @@
+"""A lighthouse, and replicas that run a script, each in the fork of a process of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchbus.testing import ForkServer, Result
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+class Lighthouse:
+    """torchft's own, in this process."""
+
+    def __init__(self, port: int = 0) -> None:
+        from torchft.coordination import LighthouseServer
+
+        self._server = LighthouseServer(
+            bind=f"127.0.0.1:{port}",
+            min_replicas=1,
+            join_timeout_ms=1000,
+            quorum_tick_ms=20,
+            heartbeat_timeout_ms=1500,
+        )
+        self.port = int(self._server.address().rsplit(":", 1)[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+
+class Replicas:
+    """Runs scripts at the same time, with a lighthouse and a common folder."""
+
+    def __init__(self, servers: list[ForkServer], url: str, out: Path) -> None:
+        self.url = url
+        self.out = out
+        self._free = list(servers)
+        self._threads = ThreadPoolExecutor(len(servers))
+
+    def start(
+        self, name: str, *args: object, script: str = "loop.py", **how: Any
+    ) -> Future[Result]:
+        server = self._free.pop()
+
+        def run() -> Result:
+            try:
+                words = ["--name", name, "--lighthouse", self.url, "--out", self.out, *args]
+                return server.run(SCRIPTS / script, *words, timeout_s=120, **how)
+            finally:
+                self._free.append(server)
+
+        return self._threads.submit(run)
+
+    def wait_for(self, name: str) -> None:
+        while not (self.out / name).exists():
+            time.sleep(0.01)
+
+    def end(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = torch.load(self.out / f"end-{name}.pt")
+        return found
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are equal, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def used(out: Path) -> dict[int, dict[tuple[int, int], list[int]]]:
+    """What the ledgers of all replicas say: by pass, the samples of each committed step.
+
+    All replicas that have committed a step must say the same.
+    """
+    found: dict[int, dict[tuple[int, int], list[int]]] = {}
+    for path in out.glob("ledger-*/rank*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if "committed" in line:
+                steps = found.setdefault(line["pass"], {})
+                step = (line["from"], line["to"])
+                assert steps.setdefault(step, line["committed"]) == line["committed"]
+    return found
+
+
+def assert_each_once(out: Path, samples: int, passes: int) -> None:
+    """Each sample was used once in each pass, by one step."""
+    found = used(out)
+    assert sorted(found) == list(range(passes))
+    for steps in found.values():
+        ends = sorted(steps)
+        assert ends[0][0] == 0
+        assert [stop for _, stop in ends[:-1]] == [start for start, _ in ends[1:]]
+        assert sorted(index for one in steps.values() for index in one) == list(range(samples))

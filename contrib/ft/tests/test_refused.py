@@ -1,0 +1,50 @@
+"""What can't be done is said, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from ft_running import Replicas
+
+
+def test_bad_input(replicas: Replicas) -> None:
+    told = replicas.start("a", script="refused.py").result().json()
+    assert told["none"].startswith("UsageError: strategy='ft' needs a lighthouse")
+    assert told["no_url"].startswith("UsageError: lighthouse='localhost' is no URL with a port")
+    assert told["silent"].startswith("LaunchError: the lighthouse at http://127.0.0.1:9 does not")
+    assert told["windows"].startswith("UsageError: accumulate_grad_batches=2 with strategy='ft'")
+    assert told["shard_eval"].startswith("UsageError: shard_eval=True with strategy=")
+    assert told["stream"].startswith("Unsupported: a loader over Stream, an IterableDataset")
+    assert told["by_hand"].startswith("Unsupported: strategy='ft' averages gradients in loss.back")
+    assert told["least"] == "UsageError: min_replicas=0 must be at least 1"
+    assert told["seconds"] == "UsageError: timeout_s=0 must be more than 0"
+
+
+def test_too_few_replicas(replicas: Replicas) -> None:
+    found = replicas.start("a", "--min-replicas", 2, "--timeout", 2).result()
+    assert found.status == 1
+    assert "replica 'a' waits: 1 of at least 2 replicas have come" in found.stderr
+    assert "have come within quorum_timeout_s=2" in found.stderr
+
+
+@pytest.mark.slow
+def test_unlike_models(replicas: Replicas) -> None:
+    first = replicas.start("a", "--peers", 2, "--hold", 12)
+    second = replicas.start("b", "--peers", 2, "--no-norm").result()
+    assert second.status == 1
+    assert "RanksDiverged: replica 'b' trains other things than the replicas" in second.stderr
+    (replicas.out / "go").touch()
+    first.result().ok()
+
+
+def test_a_lighthouse_that_dies(replicas: Replicas) -> None:
+    told = replicas.start("a", script="lost.py").result().json()
+    assert told["message"].startswith("RankFailed: replica ")
+    assert "can't reach the lighthouse at http://127.0.0.1" in told["message"]
+    assert "after 4 steps" in told["message"]
+    assert told["steps"] == 4 and told["same"]
+
+
+@pytest.mark.slow
+def test_a_lighthouse_that_comes_back(replicas: Replicas) -> None:
+    told = replicas.start("a", "--again", script="lost.py").result().json()
+    assert told == {"message": "", "steps": 8, "same": True}

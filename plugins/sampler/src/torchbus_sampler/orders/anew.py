@@ -1,0 +1,148 @@
+"""An order that is divided anew between two steps, for ranks that come and go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchbus.plugin import DataPlace, Place, RandomStreams, Share, random_streams
+
+from torchbus_sampler.ledger import Ledger
+from torchbus_sampler.order import DividedOrder
+from torchbus_sampler.orders.array import digest
+from torchbus_sampler.shares import share_out
+
+STREAM = (
+    "a loader over {}, an IterableDataset: a stream can't be divided anew when a replica comes or"
+    " goes. Use a map-style dataset, or pass replace_sampler=False and let the dataset divide itself"
+)
+
+
+class AnewOrder(DividedOrder):
+    """The order of a pass, and its own iterator. See ``DividedAnew`` of the core.
+
+    It counts in the user's own batches. ``_kept`` are those that are drawn and not used, from
+    number ``_used`` on.
+    """
+
+    def __init__(
+        self,
+        inner: Iterable[object],
+        batched: bool,
+        random: RandomStreams,
+        data: Callable[[], DataPlace],
+        own_batch: bool,
+        ledger: Ledger | None,
+        loader: DataLoader[object],
+    ) -> None:
+        super().__init__(inner, 0, 1, 1, batched, random)
+        self._data = data
+        self._own_batch = own_batch
+        self._told = None if ledger is None else ledger.of_pass(loader)
+        self._drawing: Iterator[Sequence[object]] | None = None
+        self._began: Place = {}
+        self._kept: deque[Sequence[object]] = deque()
+        self._used = self._taken = self._drawn = 0
+        self._ends: deque[int] = deque()
+        self._last: Any = None
+
+    # The iterator --------------------------------------------------------------------------------
+
+    def __iter__(self) -> AnewOrder:
+        return self
+
+    def __next__(self) -> object:
+        part, parts = self._data()
+        per_step = 1 if self._own_batch else parts
+        batches = self._at(self._drawn, per_step)
+        if not batches or (len(batches) < per_step and getattr(self._inner, "drop_last", False)):
+            raise StopIteration
+        shares = share_out(batches, parts, self._batch_size(), 1 if self._single else 2)
+        samples = [index for share in shares for index in share]
+        mine, position = shares[part], digest(samples, self._drawn)
+        self._drawn += len(batches)
+        self._ends.append(self._drawn)
+        weight = len(mine) * parts / len(samples)
+        self.pending.append(Share(weight, position, tuple(mine), len(samples)))
+        self._last = mine or self._last or shares[0]
+        return self._last[0] if self._single else self._last
+
+    def _at(self, start: int, count: int) -> list[Sequence[object]]:
+        """The user's batches from number ``start`` on, at most ``count``."""
+        self.begin()
+        assert self._drawing is not None
+        missing = start + count - self._used - len(self._kept)
+        self._kept.extend(islice(self._drawing, max(0, missing)))
+        return list(islice(self._kept, start - self._used, start - self._used + count))
+
+    def take(self) -> Share:
+        self._taken = self._ends.popleft()
+        return super().take()
+
+    def forget(self, count: int) -> None:
+        for _ in range(count):
+            self.take()
+
+    def skip(self, count: int) -> None:
+        """Skip so many steps. Raises StopIteration if there are fewer."""
+        for _ in range(count):
+            next(self)
+
+    # See DividedAnew -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        if self._drawing is None:
+            with self._random.order():
+                random = random_streams.read()
+            states = [one.get_state() for one in self._generators()]
+            self._began = {"random": random, "generators": states}
+            self._drawing = self._draw()
+
+    def has_more(self) -> bool:
+        return bool(self._at(self._taken, 1))
+
+    def commit(self) -> None:
+        if self._taken == self._used:
+            return
+        used = [self._kept.popleft() for _ in range(self._taken - self._used)]
+        if self._told is not None:
+            self._told.commit(self._used, self._taken, list(chain(*used)))
+        self._used = self._taken
+
+    def take_back(self) -> None:
+        self._taken = self._drawn = self._used
+        self.pending.clear()
+        self._ends.clear()
+
+    def place(self) -> Place:
+        self.begin()
+        number = 0 if self._told is None else self._told.number
+        return {"began": self._began, "used": self._used, "pass": number}
+
+    def go_to(self, place: Place | None) -> None:
+        self._kept.clear()
+        self._used, self._drawing = 0, iter(()) if place is None else None
+        self.take_back()
+        if place is None:
+            return
+        with self._random.order():
+            random_streams.write(place["began"]["random"])
+        for one, state in zip(self._generators(), place["began"]["generators"], strict=True):
+            one.set_state(state)
+        if self._told is not None:
+            self._told.go_to(place["pass"])
+        self._at(0, place["used"] + 1)  # torch's samplers draw at the first index
+        for _ in range(place["used"]):
+            self._kept.popleft()
+        self._used = place["used"]
+        self.take_back()
+
+    def _generators(self) -> list[torch.Generator]:
+        """The generators of its own that the user's sampler draws from."""
+        holders = (self._inner, getattr(self._inner, "sampler", None))
+        found = [getattr(one, "generator", None) for one in holders]
+        return [one for one in found if isinstance(one, torch.Generator)]
