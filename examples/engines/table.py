@@ -45,7 +45,8 @@ ENGINES = {
     "pipeline, 1f1b": Engine("--strategy pipeline -o schedule=1f1b"),
     "pipeline x ddp": Engine("--strategy pipeline -o stages=2 -o batch=global", ranks=4),
     "tp": Engine("--strategy tp"),
-    "tp x ddp": Engine("--strategy tp -o tp=2 -o batch=global", ranks=4),
+    "ddp x tp": Engine("--strategy ddp -o tp=2 -o batch=global", ranks=4),
+    "fsdp x tp": Engine("--strategy fsdp -o tp=2 -o batch=global", ranks=4),
 }
 
 

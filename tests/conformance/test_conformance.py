@@ -98,29 +98,6 @@ def test_our_strategies_hold_the_rules(strategy: str, rule: Rule, ranks: int) ->
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
-UNDER_ZERO = {
-    "kept-gradients": "would use gradients that its last step has used",
-    "frozen": "has no gradient in this step of SGD, on any rank",
-    "late-parameters": "gets more parameters after its DeepSpeed engine was made",
-}
-"""What deepspeed refuses."""
-
-
-@SLOW
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "rule",
-    [rule for rule in RULES if not rule.name.startswith("script-")],
-    ids=str,
-)
-def test_deepspeed_holds_the_rules_in_single_precision(rule: Rule) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    outcome = check(rule, Subject("deepspeed_stage_2"), 2, dtype="float32")
-    assert outcome.holds, str(outcome)
-    words = UNDER_ZERO.get(rule.name, "")
-    assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", BY_HAND)
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torchbus import session
 from torchbus.errors import UsageError
 from torchbus.plugin import DataPlace, World
 from torchbus.testing import fork_script
@@ -54,6 +55,24 @@ def test_there_is_no_mesh_of_one_rank_or_after_the_block(found):
 def test_a_mesh_that_does_not_fit_is_refused():
     with pytest.raises(UsageError, match=r"a mesh of dp=2 x tp=3 has 6 ranks, and there are 4: ch"):
         World(world_size=4).arranged({"dp": 2, "tp": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"strategy": "pipeline", "tp": 2},
+            "tp: an option of strategy='tp', and the strategy here is 'pipeline': leave it out",
+        ),
+        (
+            {"strategy": "ddp", "tp": 2, "stages": 2},
+            "stages: an option of strategy='pipeline', and the strategy here is 'ddp.tp'",
+        ),
+    ],
+)
+def test_layers_are_divided_either_by_tp_or_by_a_pipeline(options, words):
+    with pytest.raises(UsageError, match=words):
+        session(devices=4, accelerator="cpu", **options)
 
 
 def test_the_data_is_divided_over_all_dimensions_of_data():

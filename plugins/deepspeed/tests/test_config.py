@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torchbus.plugin import UsageError
 from torchbus.testing import fork_script
 
-from torchbus_deepspeed import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
+from torchbus_deepspeed import DeepSpeed, Stage2, Stage2Offload, Stage3Offload, _compat
 from torchbus_deepspeed.config import agreement, known, optimizers
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -40,11 +41,94 @@ def test_names_with_offload():
         ({"zero_optimization": 2}, "zero_optimization is a int; it must be an object"),
         ({"zero_optimization": {"stage": 4}}, "it must be 0, 1, 2 or 3"),
         ({"scheduler": {}}, "which has no effect here: the loop makes its own scheduler"),
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            r"partition_activations=True has no effect here.* activation_checkpointing='auto'",
+        ),
+        (
+            {"activation_checkpointing": {"cpu_checkpoint": True}},
+            "unknown key 'cpu_checkpoint' .did you mean 'cpu_checkpointing'",
+        ),
+        ({"activation_checkpointing": True}, "activation_checkpointing is a bool; it must be"),
+        ({"bf16": True}, "bf16 is True; it must be an object, such as"),
+        ({"gradient_clipping": "1.0"}, "gradient_clipping='1.0': it must be a norm"),
+        ({"train_batch_size": 0}, "train_batch_size=0: it must be a whole number from 1"),
+        (
+            {"zero_optimization": {"offload_optimizer": "cpu"}},
+            "offload_optimizer is 'cpu'; it must be an object",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "disk"}}},
+            "offload_optimizer.device='disk': it must be one of none, cpu, nvme",
+        ),
     ],
 )
 def test_a_config_that_can_not_hold(config, words):
     with pytest.raises(UsageError, match=words):
         DeepSpeed(config=config)
+
+
+NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"bf16": {"enable": True}}, "bf16 has an unknown key 'enable' .did you mean 'enabled'"),
+        (
+            {"zero_optimization": {"offload_param": {"devices": "cpu"}, "stage": 3}},
+            "offload_param has an unknown key 'devices'",
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+            "offload_param needs zero_optimization.stage=3, not 2",
+        ),
+        ({"zero_optimization": {"offload_optimizer": NVME}}, "needs DeepSpeed's async_io"),
+        ({"zero_optimization": {"offload_param": NVME, "stage": 3}}, "needs DeepSpeed's async_io"),
+    ],
+)
+def test_what_the_installed_release_does_not_have(monkeypatch, config, words):
+    monkeypatch.setattr(_compat, "has_async_io", lambda: False)
+    session = SimpleNamespace(options={}, device=torch.device("cpu"))
+    with pytest.raises(UsageError, match=words):
+        DeepSpeed(config=config).config.check(session)
+
+
+HUGGING_FACE = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+    "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+    "steps_per_print": 2000,
+    "wall_clock_breakdown": False,
+}
+"""The shape of the configs that transformers documents."""
+
+
+def test_auto_is_filled_from_the_loop():
+    config = DeepSpeed(config=HUGGING_FACE).config
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    session = SimpleNamespace(options={"precision": "bf16-true"}, device=torch.device("cpu"))
+    config.check(session)
+    config.check_optimizer(optimizer)
+    filled = config.of_engine(optimizer, model, session)
+    assert "auto" not in json.dumps(filled) and config.clip == 0.0
+    assert filled["bf16"] == {"enabled": True} and "enabled" not in filled["fp16"]
+    assert filled["zero_optimization"]["reduce_bucket_size"] == 20
+    assert filled["zero_optimization"]["stage3_prefetch_bucket_size"] == 16
 
 
 def test_no_json(tmp_path):

@@ -1,4 +1,8 @@
-"""What one stage has saved, another one loads, on any number of ranks."""
+"""What one stage has saved, another one loads, on any number of ranks.
+
+DeepSpeed's own checkpoints need a conversion for that. Lightning's issues 19585 ("universal resume
+checkpoint from deepspeed") and 20065 ("enable loading universal checkpointing checkpoint") ask for it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_states.py"
         pytest.param("deepspeed_stage_1", "deepspeed_stage_1", 3, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on(tmp_path, first, second, ranks):
+def test_a_universal_checkpoint_goes_on_at_another_stage_and_number_of_ranks(
+    tmp_path, first, second, ranks
+):
     result = fork_script(SCRIPT, first, second, ranks, cwd=tmp_path, timeout_s=100)
     parameters, states = result.json()
     assert parameters < 1e-6 and states < 1e-6

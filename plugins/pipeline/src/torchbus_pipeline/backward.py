@@ -24,6 +24,7 @@ from torchbus_pipeline._compat import is_view
 from torchbus_pipeline.calls import Calls
 from torchbus_pipeline.lazily.backward import LaterBackward
 from torchbus_pipeline.lazily.later import Later
+from torchbus_pipeline.lazily.seen import batch_of
 from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.replicas import Replicas
@@ -68,7 +69,7 @@ class PipelineBackward:
         number = self._job.backwards + 1
         self._job.wait_in("backward", number)
         try:
-            self._meeting.meet(f"backward {number}")
+            self._meet(f"backward {number}", call.loss)
             if isinstance(call.loss, Later) and call.weight is None and call.count is None:
                 call.weight = self._session.share.weight  # it is a mean, or a sum, over samples
             count = self._counts.meet(self._counts.of(call, lambda: self._replicas.remain))
@@ -83,6 +84,13 @@ class PipelineBackward:
             self._end(call)
         finally:
             self._job.go_on()
+
+    def _meet(self, what: str, loss: Tensor | None) -> None:
+        """Meet all ranks. Those of one pipeline must have the same batch."""
+        batch = f" of {batch_of(loss)}" if isinstance(loss, Later) else ""
+        if batch and self._parts > 1:
+            self._meeting.meet_in_pipeline(what + batch)
+        self._meeting.meet(what if self._parts > 1 else what + batch)
 
     def _run(
         self, call: BackwardCall, engine: strategies.Engine, count: Count, trained: list[Tensor]

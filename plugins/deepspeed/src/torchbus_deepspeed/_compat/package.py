@@ -115,6 +115,21 @@ def zero_keys() -> set[str]:
     return set(fields) | {field.alias for field in fields.values() if field.alias}
 
 
+def section_keys() -> dict[str, set[str]]:
+    """The keys of the sections of a config that hold an object, by the section's name."""
+    deepspeed()
+    from deepspeed.runtime import precision_config
+    from deepspeed.runtime.zero import offload_config
+
+    models = {
+        "bf16": precision_config.DeepSpeedBF16Config,
+        "fp16": precision_config.DeepSpeedFP16Config,
+        "offload_optimizer": offload_config.DeepSpeedZeroOffloadOptimizerConfig,
+        "offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
+    }
+    return {name: set(model.model_fields) for name, model in models.items()}
+
+
 def has_async_io() -> bool:
     deepspeed()
     from deepspeed.ops.op_builder import AsyncIOBuilder

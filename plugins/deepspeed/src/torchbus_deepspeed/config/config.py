@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError
 
 from torchbus_deepspeed import _compat
-from torchbus_deepspeed.config import agreement, known, optimizers, reading
+from torchbus_deepspeed.config import (
+    activations,
+    agreement,
+    known,
+    optimizers,
+    reading,
+    values,
+)
 
 STAGES = (0, 1, 2, 3)
 AUTO = "auto"
@@ -20,6 +27,8 @@ NO_FP16 = (
     "fp16 is enabled, by config or by precision='16-true', and DeepSpeed has none on this device"
     " ({}): enable bf16 instead"
 )
+
+NOT_3 = "config: offload_param needs zero_optimization.stage=3, not {}"
 
 
 class Config:
@@ -35,11 +44,16 @@ class Config:
         self._given = reading.read(given)
         self._strategy = strategy
         known.refuse_unknown(self._given)
+        activations.check(self._given.pop(activations.SECTION, None))
         section = self._given.setdefault("zero_optimization", {})
         if not isinstance(section, dict):
             raise UsageError(
                 f"config: zero_optimization is a {type(section).__name__}; it must be an object"
             )
+        values.check_numbers(self._given)
+        values.check_objects(self._given, section)
+        for name in [name for name in values.OFFLOADS if section.get(name) == AUTO]:
+            del section[name]
         self.stage = _stage(section, strategy, stage)
         if offload:
             _add_offload(section, self.stage)
@@ -80,6 +94,8 @@ class Config:
         from torchbus_deepspeed.config import offload
 
         known.refuse_unknown_zero(self.zero, _compat.zero_keys())
+        for name, keys in _compat.section_keys().items():
+            values.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
         agreement.check(self._given, session.options)
         agreement.fill_precision(self._given, session.options)
         if self.stage == 0 and (self.dtype != torch.float32 or self.is_offloaded):
@@ -95,8 +111,8 @@ class Config:
                 " take no gradients of a window. Accumulate in the loop (several backward calls"
                 " before a step), or use stage 1 or 2"
             )
-        if self.stage == 1 and self.zero.get("offload_param"):
-            raise UsageError("config: offload_param needs zero_optimization.stage=3, not 1")
+        if self.stage != 3 and self.zero.get("offload_param"):
+            raise UsageError(NOT_3.format(self.stage))
         offload.check(self.zero)
 
     def check_batch(self, count: int, world_size: int, windows: int) -> None:

@@ -22,7 +22,7 @@ class Replay:
 
     def __init__(self, loss: Later, rows: int) -> None:
         self._loss, self._rows = loss, rows
-        self.path = list(_path(loss, {}).values())
+        self.path = path_of(loss)
         self.values: dict[int, Tensor] = {}
         self.outside = list({id(one): one for one in _outside(self.path)}.values())
         self.inner = [one.detach().requires_grad_() for one in self.outside]
@@ -67,6 +67,11 @@ class Replay:
             return inner[each * start : each * end]
 
         return take
+
+
+def path_of(loss: Later) -> list[Later]:
+    """What the loss is made of, of its kind, with itself."""
+    return list(_path(loss, {}).values())
 
 
 def _path(later: Later, found: dict[int, Later]) -> dict[int, Later]:
