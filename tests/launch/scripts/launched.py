@@ -1,7 +1,8 @@
 """A plain loop that any launcher starts: launched.py FOLDER [OPTIONS] [TROUBLE].
 
-Rank 0 writes the trained parameters to FOLDER. With "kill", one rank is killed by SIGKILL in
-mid-course, once. With "slow", the first run takes some minutes.
+Rank 0 writes the trained parameters to FOLDER. TROUBLE is once for all runs in a folder. With "kill",
+rank 1 is killed by SIGKILL in mid-course. With "ask", another thread of its process asks that all
+ranks save and leave. With "slow", the first run takes some minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
+from torchbus import Session, session
 
 EPOCHS, BATCH_SIZE = 8, 4
 
@@ -41,28 +43,29 @@ def train(batch_size: int, trouble: Callable[[int], None] = lambda epoch: None) 
     return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).tolist()
 
 
-def kill(folder: Path) -> Callable[[int], None]:
-    """Kill this rank by SIGKILL, once for all runs in the folder."""
+class Trouble:
+    """What happens to this rank, unless it has happened to an earlier run in the folder."""
 
-    def now(epoch: int) -> None:
-        if epoch == 3 and not (folder / "killed").exists():
-            (folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, s: Session, folder: Path, kind: str) -> None:
+        self._s, self._mark, self._kind = s, folder / f"{kind} {s.is_main}", kind
+        self._is_due = bool(kind) and not self._mark.exists()
 
-    return now
-
-
-def slow(folder: Path) -> Callable[[int], None]:
-    """Take long, unless another run has taken long in the folder."""
-    is_first = not (folder / "slow").exists()
-    (folder / "slow").touch()
-    return lambda epoch: time.sleep(20.0 if is_first else 0.0)
+    def __call__(self, epoch: int) -> None:
+        if not self._is_due or (epoch < 3 and self._kind != "slow"):
+            return
+        self._mark.touch()
+        if self._kind == "slow":
+            time.sleep(20.0)
+        elif not self._s.is_main:
+            self._is_due = False
+            if self._kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Thread(target=self._s.save_and_leave).start()
 
 
 def run(folder: Path, options: dict[str, Any], trouble: str) -> None:
     with session(strategy="ddp", accelerator="cpu", **options) as s:
-        troubled = {"kill": not s.is_main, "slow": True}.get(trouble, False)
-        parameters = train(BATCH_SIZE, globals()[trouble](folder) if troubled else lambda _: None)
+        parameters = train(BATCH_SIZE, Trouble(s, folder, trouble))
         if s.is_main:
             result = {"ranks": s.world_size, "by": s.world.launched_by, "parameters": parameters}
             (folder / "result.json").write_text(json.dumps(result))
