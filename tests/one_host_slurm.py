@@ -87,7 +87,12 @@ def commands(folder: Path, host: str) -> Iterator[list[str]]:
     (folder / "key").chmod(0o600)
     files = {"key-file": "key", "seed-file": "seed"}
     files |= {name: f"munge.{name}" for name in ("socket", "pid-file", "log-file")}
-    yield ["munged", "-F", "--force", *(f"--{name}={folder / file}" for name, file in files.items())]
+    yield [
+        "munged",
+        "-F",
+        "--force",
+        *(f"--{name}={folder / file}" for name, file in files.items()),
+    ]
     yield ["slurmctld", "-D", "-c"]
     yield ["slurmd", "-D", "-N", host]
 
@@ -96,7 +101,12 @@ def commands(folder: Path, host: str) -> Iterator[list[str]]:
 def daemon(command: list[str], env: dict[str, str], folder: Path) -> Iterator[None]:
     with (folder / f"{command[0]}.out").open("wb") as out:
         process = subprocess.Popen(
-            command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=env,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     try:
         yield

@@ -48,9 +48,7 @@ def faults(value: Any, kind: str, models: dict[str, Any], place: str) -> list[st
         if isinstance(value, list) != kind.startswith("list"):
             return [f"{place} is not a {kind}"]
         return [
-            fault
-            for key, one in pairs
-            for fault in faults(one, inner[2], models, f"{place}.{key}")
+            fault for key, one in pairs for fault in faults(one, inner[2], models, f"{place}.{key}")
         ]
     if kind in PLAIN:
         if type(value) is int and any(f".{name}." in place for name in QUANTITIES):

@@ -27,7 +27,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return our_own(tmp_path_factory.mktemp("own"))
 
 
-def train(folder: Path, options: dict[str, Any], trouble: str = "", max_failures: int = 0) -> Result:
+def train(
+    folder: Path, options: dict[str, Any], trouble: str = "", max_failures: int = 0
+) -> Result:
     command = [sys.executable, str(LOOP), str(folder), json.dumps(options), trouble]
     env = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1", "RAY_DEDUP_LOGS": "0"}
     for _ in range(3):
