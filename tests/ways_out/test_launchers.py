@@ -7,9 +7,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from one_host_slurm import need_slurm, slurm
 from torchbus.testing import Result, run
 
 SCRIPT = Path(__file__).parent / "scripts" / "frozen.py"
@@ -33,21 +36,34 @@ WAYS = [
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
+@dataclass(frozen=True)
+class Launcher:
+    command: list[str]
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    need_slurm()
+    with slurm(tmp_path_factory.mktemp("slurm")) as env:
+        yield env
+
+
 @pytest.fixture(params=LAUNCHERS)
-def launcher(request) -> list[str]:
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    if request.param == "srun":
+        return Launcher(LAUNCHERS["srun"], request.getfixturevalue("cluster"))
     found = shutil.which(
         request.param, path=os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
     )
     if found is None:
-        pytest.skip(f"no {request.param} here")
-    return [found, *LAUNCHERS[request.param][1:]]
+        pytest.skip(f"no {request.param} here: apt-get install openmpi-bin")
+    return Launcher([found, *LAUNCHERS[request.param][1:]], {})
 
 
-def launch(launcher: list[str], folder: Path, who: int, how: str) -> Result:
-    return run(
-        [*launcher, sys.executable, str(SCRIPT), "any", "2", str(who), how, "3", str(folder)],
-        timeout_s=100,
-    )
+def launch(launcher: Launcher, folder: Path, who: int, how: str) -> Result:
+    loop = [sys.executable, str(SCRIPT), "any", "2", str(who), how, "3", str(folder)]
+    return run([*launcher.command, *loop], env=launcher.env, timeout_s=100)
 
 
 @pytest.mark.parametrize(("how", "who", "told"), WAYS)

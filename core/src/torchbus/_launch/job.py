@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -57,7 +58,7 @@ class Job:
         self._children = children or []
         self._forked = forked
         self._keep = keep
-        self._print_all_ranks = request.print_all_ranks
+        self._thread = threading.get_ident()  # the loop's, which need not be the main one
         self._store = world.shared.within("job")
         self.evaluates: Callable[[], bool] = lambda: False
         self._watch_over(request, parent_pid)
@@ -73,7 +74,10 @@ class Job:
         self._news = News(self._store)
         self._news.start()
         self._ending = Ending(self.world, self._store, self._news)
-        self._freeze = Freeze(store, self.world, request, waited_workers, parent_pid)
+        thread = self._thread
+        self._freeze = Freeze(
+            store, self.world, request, lambda: waited_workers(thread), parent_pid
+        )
         self._lookout = Lookout(
             store,
             self._news,
@@ -244,7 +248,7 @@ class Job:
         )
 
     def _place(self) -> Place:
-        place = find(self.world.rank, self.waiting, self.backwards)
+        place = find(self.world.rank, self.waiting, self.backwards, self._thread)
         return dataclasses.replace(
             place, note=place.note or ("in evaluation" if self.evaluates() else "")
         )

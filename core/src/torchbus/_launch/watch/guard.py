@@ -57,7 +57,7 @@ class Guard:
         self._looking = Looking(self._look_once, LOOK_EVERY_S)
         self._releases: list[Callable[[], None]] = []
         self._after_raise: list[Callable[[], None]] = []
-        self._main = threading.main_thread()
+        self._main, self._main_id = threading.current_thread(), threading.get_native_id()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
         self._undo_signals: Callable[[], None] = lambda: None
@@ -68,7 +68,7 @@ class Guard:
         self.leaving = False
 
     def start(self) -> None:
-        if threading.current_thread() is self._main:
+        if self._main is threading.main_thread():
             self._listen_to_signals()
         leave_to_no_debugger(self._thread)
         self._thread.start()
@@ -158,8 +158,7 @@ class Guard:
 
     def _main_leaves_within(self, seconds: float) -> bool:
         """Wait for the main thread to leave; count only seconds in which it could run."""
-        # the thread id of the main thread is the process id
-        clock = FairClock(0.1, f"/proc/self/task/{os.getpid()}")
+        clock = FairClock(0.1, f"/proc/self/task/{self._main_id}")
         while clock.seconds() < seconds and not self.leaving and not self._stop.wait(0.02):
             pass
         return self.leaving or self._stop.is_set()

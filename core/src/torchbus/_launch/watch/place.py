@@ -1,10 +1,9 @@
-"""Where a rank's main thread is: the line of the loop, and what it waits for."""
+"""Where a rank's loop is: its line, and what it waits for."""
 
 from __future__ import annotations
 
 import linecache
 import os
-import threading
 from dataclasses import dataclass
 from types import FrameType
 
@@ -51,9 +50,12 @@ class Place:
         )
 
 
-def find(rank: int, waiting: tuple[object, ...] | None, backwards: int) -> Place:
-    """Return where the main thread is now; ``waiting``: what it declared to wait for, if any."""
-    chain = thread_frames.of_thread(threading.main_thread().ident)
+def find(rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: int) -> Place:
+    """Return where the session's thread is now.
+
+    ``waiting``: what it declared to wait for, if any.
+    """
+    chain = thread_frames.of_thread(thread)
     user = next(
         (index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1
     )
@@ -109,9 +111,9 @@ def _note(inner: list[FrameType]) -> str:
     return f"{note}; stopped by a signal: process {', '.join(stopped)}" if stopped else note
 
 
-def waited_workers() -> tuple[list[int], object]:
-    """Return the workers that the main thread waits for, and how many batches have come."""
-    iterator = _loader(thread_frames.of_thread(threading.main_thread().ident))
+def waited_workers(thread: int) -> tuple[list[int], object]:
+    """Return the workers that this thread waits for, and how many batches have come."""
+    iterator = _loader(thread_frames.of_thread(thread))
     return (
         ([], None)
         if iterator is None
