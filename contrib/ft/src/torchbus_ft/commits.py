@@ -28,7 +28,9 @@ class Commits:
     hears_trials = False
 
     def __init__(self, session: Context, replicas: Replicas, passes: Passes, live: Live) -> None:
+        assert session.job is not None
         self._session = session
+        self._job = session.job
         self._replicas = replicas
         self._passes = passes
         self._live = live
@@ -36,6 +38,7 @@ class Commits:
         self._steps_now = True
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._backwards = 0
         self.dropped = 0
         live.on_load = self._loaded
 
@@ -81,6 +84,7 @@ class Commits:
         self._replicas.meet()
         if self._session.world.data != before or self._healed:
             self._passes.take_back()
+        self._backwards = self._job.backwards
         self._buffers = [(one, one.detach().clone()) for one in self._live.buffers()]
 
     # The verdict ---------------------------------------------------------------------------------
@@ -115,13 +119,17 @@ class Commits:
         elif not self._decided:
             self._take_back = True
         self._decided = True
-        if not self._steps_now:
+        if self._steps_now:
+            self._backwards = self._job.backwards
+        else:
             self._drop()
         return self._steps_now
 
     @torch.no_grad()
     def _drop(self) -> None:
+        """As if the step had not been: a replica that was late for it has not counted it."""
         self.dropped += 1
+        self._job.backwards = self._backwards
         for one, before in self._buffers:
             one.data.copy_(before)
         for parameter in self._live.parameters:

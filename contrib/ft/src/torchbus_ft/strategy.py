@@ -15,6 +15,7 @@ from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Options, Replicas
+from torchbus_ft.resumed import Resumed
 
 VARIABLE = "REPLICA_GROUP_ID"
 WINDOWS = (
@@ -115,7 +116,7 @@ class FT(Strategy):
         live.gradients = strategies.GradientSync(
             session, self.options, self.division(session), reductions, refuse
         )
-        for part in (passes, live, commits):
+        for part in (passes, live, commits, Resumed(replicas, passes)):
             session.bus.register(part, f"ft.{type(part).__name__.lower()}")
         session.bus.register(live.gradients, "ft.gradients")
 

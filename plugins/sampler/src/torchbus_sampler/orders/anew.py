@@ -18,7 +18,7 @@ from torchbus_sampler.shares import share_out
 
 STREAM = (
     "a loader over {}, an IterableDataset: a stream can't be divided anew when a replica comes or"
-    " goes. Use a map-style dataset, or pass replace_sampler=False and let the dataset divide itself"
+    " goes. Use a map-style dataset, or let the dataset divide itself, with replace_sampler=False"
 )
 
 
@@ -84,8 +84,12 @@ class AnewOrder(DividedOrder):
         return super().take()
 
     def forget(self, count: int) -> None:
+        """Batches were skipped: a step has used them in an earlier run."""
         for _ in range(count):
             self.take()
+        while self._used < self._taken:
+            self._kept.popleft()
+            self._used += 1
 
     def skip(self, count: int) -> None:
         """Skip so many steps. Raises StopIteration if there are fewer."""
