@@ -24,6 +24,7 @@ class Lives:
     def __init__(self, name: str, url: str, out: Path) -> None:
         self.name = name
         self._place = out / f"pid-{name}"
+        self._at = out / f"at-{name}"
         self._words = ["--name", name, "--lighthouse", url, "--out", out, "--epochs", EPOCHS]
         self.error = ""
         self._thread = threading.Thread(target=self._live)
@@ -38,26 +39,27 @@ class Lives:
                     return
 
     @property
-    def trains(self) -> bool:
-        return self._place.exists()
+    def at(self) -> int:
+        """The step that it is at, -1 if it has not made any."""
+        return int(self._at.read_text()) if self._at.exists() else -1
 
     def kill(self) -> None:
-        pid = int(self._place.read_text())
-        self._place.unlink()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(int(self._place.read_text()), signal.SIGKILL)
+        self._at.unlink(missing_ok=True)
 
     def wait(self) -> None:
         self._thread.join()
 
 
 def kill_at_random(lives: list[Lives], chance: random.Random) -> int:
-    """Kill one after another. At least two train on."""
+    """Kill one after another. At least one other that is not behind trains on."""
     killed = 0
     while killed < KILLS and not any(one.error for one in lives):
         time.sleep(chance.uniform(0.1, 1.0))
-        training = [one for one in lives if one.trains]
-        if len(training) > 2:
+        at = {one: one.at for one in lives}
+        training = [one for one in lives if at[one] >= max(0, max(at.values()) - 1)]
+        if len(training) > 1:
             chance.choice(training).kill()
             killed += 1
     return killed
