@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchbus.testing import Result, start
@@ -59,3 +61,44 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[dict[int, list[str]]]:
+    """Two network namespaces with a cable between them, 10.77.0.1 and 10.77.0.2.
+
+    By node, the command that runs something there.
+    """
+    names = [f"tb{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    ends = [f"v{name[2:]}" for name in names]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "delete", name)
+        ip(
+            "link",
+            "add",
+            ends[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            ends[1],
+            "netns",
+            names[1],
+        )
+        for node, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip("-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        run = [
+            ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={end}"]
+            for name, end in zip(names, ends, strict=True)
+        ]
+        yield dict(enumerate(run))

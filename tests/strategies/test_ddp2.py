@@ -4,16 +4,13 @@ process that does both.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import run_nodes
+from nodes import run_nodes, two_hosts
 from torchbus.testing import write_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -50,42 +47,8 @@ def test_ddp2_that_was_broken_equals_one_process_that_computes_the_loss_of_each_
 
 @pytest.fixture
 def hosts() -> Iterator[dict[int, list[str]]]:
-    """Two network namespaces with a cable between them: by node, the command that runs something
-    there.
-    """
-    names = [f"tb{uuid.uuid4().hex[:8]}" for _ in range(2)]
-    ends = [f"v{name[2:]}" for name in names]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
-
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            ip("netns", "add", name)
-            stack.callback(ip, "netns", "delete", name)
-        ip(
-            "link",
-            "add",
-            ends[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            ends[1],
-            "netns",
-            names[1],
-        )
-        for node, (name, end) in enumerate(zip(names, ends, strict=True)):
-            ip("-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        run = [
-            ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={end}"]
-            for name, end in zip(names, ends, strict=True)
-        ]
-        yield dict(enumerate(run))
+    with two_hosts() as found:
+        yield found
 
 
 @pytest.mark.slow

@@ -37,7 +37,10 @@ class Lighthouse:
 class Replicas:
     """Runs scripts at the same time, with a lighthouse and a common folder."""
 
-    def __init__(self, servers: list[ForkServer], url: str, out: Path) -> None:
+    def __init__(
+        self, servers: list[ForkServer], url: str, out: Path, scripts: Path = SCRIPTS
+    ) -> None:
+        self._scripts = scripts
         self.url = url
         self.out = out
         self._free = list(servers)
@@ -51,7 +54,7 @@ class Replicas:
         def run() -> Result:
             try:
                 words = ["--name", name, "--lighthouse", self.url, "--out", self.out, *args]
-                return server.run(SCRIPTS / script, *words, timeout_s=120, **how)
+                return server.run(self._scripts / script, *words, timeout_s=120, **how)
             finally:
                 self._free.append(server)
 

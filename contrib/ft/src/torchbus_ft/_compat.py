@@ -29,7 +29,7 @@ def require_torchft() -> None:
         raise UsageError(MISSING)
     from torchft import local_sgd
 
-    require(local_sgd.LocalSGD, "_perform_sync", "averages models where the quorum is known")
+    require(local_sgd._StreamingDiLoCoFragment, "perform_sync", "averages what DiLoCo has learned")
 
 
 class Links:
@@ -94,15 +94,32 @@ class Links:
         self._transport._server.server_close()
 
 
-def local_sgd(manager: object, model: Module, optimizer: Optimizer, every: int) -> Any:
-    """torchft's LocalSGD."""
-    from torchft.local_sgd import LocalSGD
+class WithQuorum:
+    """A Manager whose quorum is known when a step begins.
 
-    return LocalSGD(manager, model, optimizer, every)  # type: ignore[arg-type]
+    Without ``_use_async_quorum``: AttributeError when DiLoCo is made.
+    """
+
+    _use_async_quorum = False
 
 
-def diloco(manager: object, model: Module, inner: Optimizer, outer: Optimizer, every: int) -> Any:
-    """torchft's DiLoCo."""
-    from torchft.local_sgd import DiLoCo
+class Averaging:
+    """torchft's LocalSGD or DiLoCo, run when the session says so.
 
-    return DiLoCo(manager, [model], inner, outer, every)  # type: ignore[arg-type]
+    Without ``_fragments``: UsageError when the session starts.
+    """
+
+    def __init__(
+        self, algorithm: str, manager: Any, model: Module, inner: Optimizer, outer: Any, every: int
+    ) -> None:
+        from torchft.local_sgd import DiLoCo, LocalSGD
+
+        if algorithm == "local_sgd":
+            self.run: Callable[[], object] = LocalSGD(manager, model, inner, every).sync
+        else:
+            self._fragment = DiLoCo(manager, [model], inner, outer, every)._fragments[0]
+            self.run = self._average
+
+    def _average(self) -> None:
+        self._fragment.prepare_sync()
+        self._fragment.perform_sync()

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, hookimpl
+from torchbus.plugin import Answer, BackwardCall, Context, DividedAnew, LoaderIterator, hookimpl
 
 from torchbus_ft.live import Live
+from torchbus_ft.local import Local
 from torchbus_ft.passes import Passes, order_of
 from torchbus_ft.replicas import Replicas
 from torchbus_ft.undo import Undo
@@ -28,7 +29,9 @@ class Commits:
     hears_trials = False
 
     def __init__(self, session: Context, replicas: Replicas, passes: Passes, live: Live) -> None:
+        assert session.job is not None
         self._session = session
+        self._job = session.job
         self._replicas = replicas
         self._passes = passes
         self._live = live
@@ -36,6 +39,8 @@ class Commits:
         self._steps_now = True
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
+        self.local: Local | None = None
+        self._backwards = 0
         self.dropped = 0
         live.on_load = self._loaded
 
@@ -51,13 +56,21 @@ class Commits:
     @hookimpl(trylast=True)
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         order = order_of(iterator)
-        if order is None or (self._open and not self._decided):
+        if order is None:
+            return
+        if self.local is not None and self._end_of_pass(order):
+            self.local.average()
+        if self._open and not self._decided:
             return
         if self._take_back:
             self._take_back = False
             self._passes.take_back()
         if order.has_more():
             self._begin()
+
+    def _end_of_pass(self, order: DividedAnew) -> bool:
+        """Whether steps of the replica's own end here: the next pass is another order."""
+        return self.local is not None and self.local.steps > 0 and not order.has_more()
 
     @hookimpl
     def before_zero_grad(self, optimizer: Optimizer) -> None:
@@ -81,6 +94,9 @@ class Commits:
         self._replicas.meet()
         if self._session.world.data != before or self._healed:
             self._passes.take_back()
+        self._backwards = self._job.backwards
+        if self.local is not None:
+            self.local.begin()
         self._buffers = [(one, one.detach().clone()) for one in self._live.buffers()]
 
     # The verdict ---------------------------------------------------------------------------------
@@ -103,10 +119,10 @@ class Commits:
     def _verdict(self) -> bool:
         """Whether to step. Without new gradients, it is what the last verdict was."""
         if self._averaged:
-            self._decide()
+            self.decide()
         return self._steps_now
 
-    def _decide(self) -> bool:
+    def decide(self) -> bool:
         """Ask for a verdict."""
         self._averaged = False
         self._steps_now = self._replicas.commit()
@@ -115,13 +131,19 @@ class Commits:
         elif not self._decided:
             self._take_back = True
         self._decided = True
-        if not self._steps_now:
+        if self._steps_now:
+            self._backwards = self._job.backwards
+        else:
             self._drop()
         return self._steps_now
 
     @torch.no_grad()
     def _drop(self) -> None:
+        """As if the step had not been: a replica that was late for it has not counted it."""
         self.dropped += 1
+        if self.local is not None:
+            self.local.restore()
+        self._job.backwards = self._backwards
         for one, before in self._buffers:
             one.data.copy_(before)
         for parameter in self._live.parameters:

@@ -17,6 +17,8 @@ from torchbus.plugin import Context, RanksDiverged, hookimpl, inventory, strateg
 from torchbus_ft.passes import Passes
 
 State = dict[str, Any]
+RESUMED = "ft.resumed"
+"""The plugin that is for checkpoints only."""
 Counters = tuple[int, int, list[tuple[int, bool]]]
 UNLIKE = (
     "replica {!r} trains other things than the replicas that it joins: {} here, {} there. All"
@@ -131,7 +133,8 @@ class Live:
 
     def _plugins(self) -> Iterator[tuple[str, Any]]:
         for name, plugin in self._session.bus.plugins():
-            if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
+            has_state = hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict")
+            if has_state and name != RESUMED:
                 yield name, plugin
 
     # The comparison ------------------------------------------------------------------------------

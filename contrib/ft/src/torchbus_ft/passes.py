@@ -25,7 +25,7 @@ class Passes:
     def __init__(self, session: Context, name: str) -> None:
         self._session = session
         self._name = name
-        self._begun = 0
+        self.begun = 0
         self._open: dict[int, tuple[LoaderIterator, DividedAnew]] = {}
         self._wanted: State = {}
 
@@ -38,9 +38,9 @@ class Passes:
 
     @hookimpl(tryfirst=True)
     def skip_pass(self, loader: DataLoader[object]) -> bool | None:
-        self._begun += 1
+        self.begun += 1
         last = max(self._wanted, default=0)
-        return True if self._begun < last and self._begun not in self._wanted else None
+        return True if self.begun < last and self.begun not in self._wanted else None
 
     @hookimpl(trylast=True)
     def loader_opened(self, iterator: LoaderIterator) -> None:
@@ -48,9 +48,9 @@ class Passes:
         if order is None:
             return
         self._open = {n: one for n, one in self._open.items() if not one[0].ended}
-        self._open[self._begun] = iterator, order
-        if self._begun in self._wanted:
-            order.go_to(self._wanted.pop(self._begun))
+        self._open[self.begun] = iterator, order
+        if self.begun in self._wanted:
+            order.go_to(self._wanted.pop(self.begun))
             restart(self._session, iterator)
 
     @hookimpl
@@ -94,9 +94,19 @@ class Passes:
     def load(self, places: State, random: State) -> None:
         """Go to another replica's places, before ``take_back``. A pass that is over there ends."""
         self._session.random.load_common(random, self._stream(places), 2)
-        self._wanted = {n: place for n, place in places.items() if n > self._begun}
+        self._wanted = {n: place for n, place in places.items() if n > self.begun}
         for n, (_, order) in self._open.items():
             order.go_to(places.get(n))
+
+    def go_on(self, number: int, places: State) -> None:
+        """A run that resumes is in pass ``number``, at these places."""
+        opened = self._open.pop(self.begun, None)
+        self.begun = number
+        if opened is not None:
+            self._open[number] = opened
+            if number in places:
+                opened[1].go_to(places[number])
+                restart(self._session, opened[0])
 
     def _stream(self, places: State) -> int:
         """A number for this rank's own random stream, which no other rank has."""

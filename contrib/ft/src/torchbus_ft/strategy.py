@@ -13,8 +13,10 @@ from torchbus_ft._compat import require_torchft
 from torchbus_ft.averaging import AcrossReplicas, refuse
 from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
+from torchbus_ft.local import ALGORITHMS, Local
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Options, Replicas
+from torchbus_ft.resumed import Resumed
 
 VARIABLE = "REPLICA_GROUP_ID"
 WINDOWS = (
@@ -38,12 +40,16 @@ class FT(Strategy):
         quorum_timeout_s: seconds that a replica waits for the others before a step.
         host: the address of this machine for the other replicas. By default it is that on the way
             to the lighthouse.
+        sync_every: with ``gradient_algorithm="local_sgd"`` or ``"diloco"``, the steps that each
+            replica makes by itself before they average.
 
     Further arguments are those of ``Strategy``.
     """
 
     name = "ft"
     engine = "gradients are averaged over the replicas after backward"
+    gradient_algorithms = ALGORITHMS
+    """Values of ``gradient_algorithm`` that torchbus-compress leaves to this strategy."""
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class FT(Strategy):
         timeout_s: float = 30.0,
         quorum_timeout_s: float = 60.0,
         host: str | None = None,
+        sync_every: int = 32,
         **given: Any,
     ) -> None:
         super().__init__(**given)
@@ -65,8 +72,11 @@ class FT(Strategy):
             expect(name, value, (int, float), "a number of seconds")
             if value <= 0:
                 raise UsageError(f"{name}={value!r} must be more than 0")
-        if min_replicas < 1:
-            raise UsageError(f"min_replicas={min_replicas!r} must be at least 1")
+        expect("sync_every", sync_every, int, "a number of steps")
+        for name, value in (("min_replicas", min_replicas), ("sync_every", sync_every)):
+            if value < 1:
+                raise UsageError(f"{name}={value!r} must be at least 1")
+        self._sync_every = sync_every
         self._given = (lighthouse, replica, min_replicas, timeout_s, quorum_timeout_s, host)
         self._replicas: Replicas | None = None
         self._commits: Commits | None = None
@@ -75,6 +85,11 @@ class FT(Strategy):
     def participants(self) -> int:
         """How many replicas make the present step together."""
         return 1 if self._replicas is None else self._replicas.count
+
+    @property
+    def steps(self) -> int:
+        """How many steps the replicas have made together, since the first one began."""
+        return 0 if self._replicas is None else self._replicas.steps
 
     def _options(self) -> Options:
         url, name, least, timeout_s, quorum_timeout_s, host = self._given
@@ -93,6 +108,11 @@ class FT(Strategy):
         session.change_world(divides_anew=True)
         return session.world
 
+    @hookimpl
+    def parameters_may_differ(self, session: Context) -> bool | None:
+        """They do: replicas step by themselves between two averages."""
+        return True if session.options.get("gradient_algorithm") in ALGORITHMS else None
+
     def start_alone(self, session: Context) -> None:
         self.options.check_device(session.device)
         self.backend = strategies.join_ranks(session, self.backend)
@@ -106,8 +126,15 @@ class FT(Strategy):
         self._replicas = replicas = Replicas(session, self._settled, live.state, live.load)
         self._commits = commits = Commits(session, replicas, passes, live)
 
-        def reductions(trained: strategies.Trained) -> AcrossReplicas:
+        algorithm = session.options.get("gradient_algorithm", "allreduce")
+        if algorithm in ALGORITHMS:
+            commits.local = Local(session, replicas, algorithm, self._sync_every, commits.decide)
+            session.bus.register(commits.local, "ft.local")
+
+        def reductions(trained: strategies.Trained) -> strategies.Reductions:
             live.trained = trained
+            if commits.local is not None:
+                return strategies.AllAfterBackward(trained, strategies.mean_over)
             found = AcrossReplicas(trained, replicas, live, commits.averaged)
             replicas.on_change.append(found.drop)
             return found
@@ -115,7 +142,7 @@ class FT(Strategy):
         live.gradients = strategies.GradientSync(
             session, self.options, self.division(session), reductions, refuse
         )
-        for part in (passes, live, commits):
+        for part in (passes, live, commits, Resumed(replicas, passes)):
             session.bus.register(part, f"ft.{type(part).__name__.lower()}")
         session.bus.register(live.gradients, "ft.gradients")
 

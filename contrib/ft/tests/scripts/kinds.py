@@ -136,6 +136,23 @@ def workers() -> dict[str, object]:
     return {"model": model.state_dict(), "states": optimizer.state_dict()}
 
 
+def local() -> dict[str, object]:
+    """Replicas that average after four steps of their own, and at the end of a pass."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    batches = loader()
+    begin()
+    alike = []
+    for _ in range(2):
+        for number, (inputs, targets) in enumerate(batches):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            if number % 4 == 1:
+                alike.append(float(next(model.parameters()).sum()))
+    return {"model": model.state_dict(), "alike": alike}
+
+
 def own_batches() -> dict[str, object]:
     """Batches that the script makes itself."""
     model = net()
@@ -149,7 +166,13 @@ def own_batches() -> dict[str, object]:
     return {"model": model.state_dict(), "states": optimizer.state_dict()}
 
 
-strategy = FT(lighthouse=args.lighthouse, replica=args.name, timeout_s=15.0, quorum_timeout_s=15.0)
+strategy = FT(
+    lighthouse=args.lighthouse,
+    replica=args.name,
+    timeout_s=15.0,
+    quorum_timeout_s=15.0,
+    sync_every=4,
+)
 words = {"gradient_algorithm": args.algorithm} if args.algorithm else {}
 ledger = args.out / f"ledger-{args.name}-{os.getpid()}"
 if args.name == "b":

@@ -43,6 +43,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "tp": "torchbus-tensor-parallel",
         "throughput": "torchbus-throughput",
         "wandb_one_run": "torchbus-wandb",
+        "ft": "torchbus-ft",
         "optuna_one_study": "torchbus-optuna",
     },
     "strategy": {
@@ -62,6 +63,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
         "tp": "torchbus-tensor-parallel",
+        "ft": "torchbus-ft",
     },
     "combination": {
         "ddp+tp": "torchbus-tensor-parallel",

@@ -9,12 +9,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from torchbus._batches.taken import Origin
 from torchbus._bus.bus import Bus
 from torchbus._compat import loaders
-from torchbus._seams import subclasses
+from torchbus._seams import sequential, subclasses
 from torchbus._seams.ears import Ears
 
 PLACE = "DataLoader.__iter__, __len__"
@@ -107,9 +107,9 @@ class LoaderIterator:
         elif (
             indices is not None
             and not self.taken
-            and _is_sequential(loaders.index_sampler(self._inner), count)
+            and sequential.is_sequential(loaders.index_sampler(self._inner), count)
         ):
-            rest = _batches_behind(loaders.index_sampler(self._inner), count)
+            rest = sequential.batches_behind(loaders.index_sampler(self._inner), count)
             loaders.read_from(self._inner, rest)
         else:
             for _ in range(count):
@@ -196,20 +196,6 @@ class LoaderIterator:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._inner.__reduce_ex__(protocol)
-
-
-def _is_sequential(batches: object, count: int) -> bool:
-    """Whether torch's own classes cut a data set into batches in its order, at least ``count``."""
-    return (
-        type(batches) is BatchSampler
-        and type(batches.sampler) is SequentialSampler
-        and count <= len(batches)
-    )
-
-
-def _batches_behind(batches: BatchSampler, count: int) -> Iterator[list[int]]:
-    rest = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
-    return iter(BatchSampler(rest, batches.batch_size, batches.drop_last))
 
 
 @contextmanager

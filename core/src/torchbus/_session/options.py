@@ -31,6 +31,7 @@ StrategyName = typing.Literal[
     "fsdp",
     "ddp_sharded",
     "tp",
+    "ft",
 ]
 LoggerName = typing.Literal[
     "local",
@@ -86,6 +87,7 @@ class KnownOptions(MoreOptions, total=False):
         "decentralized",
         "low_precision_decentralized",
         "async",
+        "diloco",
     ]
     gradient_clip_algorithm: typing.Literal["norm", "value"]
     gradient_clip_val: float | None

@@ -30,6 +30,7 @@ AlgorithmName = Literal[
     "decentralized",
     "low_precision_decentralized",
     "async",
+    "diloco",
 ]
 ALGORITHMS: tuple[str, ...] = get_args(AlgorithmName)
 
@@ -59,7 +60,8 @@ class Compress:
     Args:
         gradient_algorithm: "allreduce": as they are. "fp16", "bf16", "bytegrad" (8 bits),
             "powersgd" (low rank): gradients travel in fewer bytes. "local_sgd", "decentralized",
-            "low_precision_decentralized", "async": models are averaged, not gradients.
+            "low_precision_decentralized", "async": models are averaged, not gradients. "diloco":
+            the same, under the strategy ft only.
 
     Sources: see each algorithm; PowerSGD: Vogels et al., NeurIPS 2019.
     """
@@ -89,13 +91,22 @@ class Compress:
 
     @hookimpl
     def session_start(self, session: Context) -> None:
+        self._session = session
+        plugins = [one for _, one in session.bus.plugins()]
+        if any(self.algorithm in getattr(one, "gradient_algorithms", ()) for one in plugins):
+            self._models = None  # the strategy runs it
+            return
+        if self.algorithm == "diloco":
+            raise UsageError(
+                "gradient_algorithm='diloco' is for replicas with slow links between them: use"
+                " strategy='ft' (torchbus-ft), or 'local_sgd'"
+            )
         if self.algorithm != "allreduce" and "configure_ddp" not in session.bus.events():
             raise UsageError(
                 f"gradient_algorithm={self.algorithm!r} changes what torch's DDP reducer sends,"
                 " which this strategy does not use: use strategy='ddp' (under fsdp"
                 " mixed_precision='bf16' sends parameters in 16 bits)"
             )
-        self._session = session
         if self._models is not None:
             session.on_close.callback(self._models.close)
 

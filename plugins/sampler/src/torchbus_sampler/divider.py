@@ -23,7 +23,7 @@ from torchbus_sampler.decision.feeding import Feeding
 from torchbus_sampler.decision.models import DecidingModels
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.anew import STREAM, AnewOrder
+from torchbus_sampler.orders.anew import AnewOrder, refuse_stream, sharers
 from torchbus_sampler.orders.memory import memory_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.stateful import kind_of_order, settle
@@ -91,7 +91,8 @@ class Divider:
         """Return this rank's share. In evaluation, return the whole order from the same stream."""
         batched, pad = auto_collation(loader), not decision.evaluation
         if self._session.world.divides_anew and decision.divide:
-            return {"batch_sampler" if batched else "sampler": self._anew(loader, batched)}
+            anew = AnewOrder(self._session, loader, batched, self._global, self._ledger)
+            return {"batch_sampler" if batched else "sampler": anew}
         part, parts, batches = (
             (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
         )
@@ -108,25 +109,13 @@ class Divider:
         )
         return {"batch_sampler" if batched else "sampler": order}
 
-    def _anew(self, loader: DataLoader[object], batched: bool) -> AnewOrder:
-        return AnewOrder(
-            index_sampler(loader),
-            batched,
-            self._session.random,
-            lambda: self._session.world.data,
-            self._global,
-            self._ledger,
-            loader,
-        )
-
     def _may_be_a_look(self, loader: DataLoader[object]) -> bool:
         """Whether the script may just look at a first batch: others train, or it was evaluated."""
         return loader not in self._feeding and (bool(self._feeding) or loader in self._evaluated)
 
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
         """Divide it if the ranks' first items agree. If not, the dataset divides itself."""
-        if self._session.world.divides_anew:
-            raise Unsupported(STREAM.format(type(loader.dataset).__name__))
+        refuse_stream(self._session, loader.dataset)
         digest, head = probe(loader.dataset)
         if len(set(self._session.all_gather_object(digest))) > 1:
             self._decisions[loader] = Decision(
@@ -252,10 +241,7 @@ class Divider:
             )
         if not decision.divide or decision.evaluation:
             return decision.why
-        parts = self._session.world.data.parts
-        over = f"{parts} ranks" if parts == self._session.world_size else f"{parts} groups of ranks"
-        if self._session.world.divides_anew:
-            over = f"{parts} ranks of all replicas, anew when one comes or goes,"
+        over = sharers(self._session)
         if self._global:
             return f"divided, each batch over {over}"
         return f"divided, {thing.batch_size or 'a batch'} x {over} a step"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import DataPlace, Place, RandomStreams, Share, random_streams
+from torchbus.plugin import Context, Place, Share, Unsupported, random_streams
 
+from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.array import digest
@@ -18,8 +19,22 @@ from torchbus_sampler.shares import share_out
 
 STREAM = (
     "a loader over {}, an IterableDataset: a stream can't be divided anew when a replica comes or"
-    " goes. Use a map-style dataset, or pass replace_sampler=False and let the dataset divide itself"
+    " goes. Use a map-style dataset, or let the dataset divide itself, with replace_sampler=False"
 )
+
+
+def refuse_stream(session: Context, dataset: object) -> None:
+    """Raise Unsupported while streams can't be divided."""
+    if session.world.divides_anew:
+        raise Unsupported(STREAM.format(type(dataset).__name__))
+
+
+def sharers(session: Context) -> str:
+    """Who shares a batch, in words for ``explain()``."""
+    parts = session.world.data.parts
+    if session.world.divides_anew:
+        return f"{parts} ranks of all replicas, anew when one comes or goes,"
+    return f"{parts} ranks" if parts == session.world_size else f"{parts} groups of ranks"
 
 
 class AnewOrder(DividedOrder):
@@ -31,16 +46,14 @@ class AnewOrder(DividedOrder):
 
     def __init__(
         self,
-        inner: Iterable[object],
+        session: Context,
+        loader: DataLoader[object],
         batched: bool,
-        random: RandomStreams,
-        data: Callable[[], DataPlace],
         own_batch: bool,
         ledger: Ledger | None,
-        loader: DataLoader[object],
     ) -> None:
-        super().__init__(inner, 0, 1, 1, batched, random)
-        self._data = data
+        super().__init__(index_sampler(loader), 0, 1, 1, batched, session.random)
+        self._session = session
         self._own_batch = own_batch
         self._told = None if ledger is None else ledger.of_pass(loader)
         self._drawing: Iterator[Sequence[object]] | None = None
@@ -56,7 +69,7 @@ class AnewOrder(DividedOrder):
         return self
 
     def __next__(self) -> object:
-        part, parts = self._data()
+        part, parts = self._session.world.data
         per_step = 1 if self._own_batch else parts
         batches = self._at(self._drawn, per_step)
         if not batches or (len(batches) < per_step and getattr(self._inner, "drop_last", False)):
@@ -84,8 +97,12 @@ class AnewOrder(DividedOrder):
         return super().take()
 
     def forget(self, count: int) -> None:
+        """Batches were skipped: a step has used them in an earlier run."""
         for _ in range(count):
             self.take()
+        while self._used < self._taken:
+            self._kept.popleft()
+            self._used += 1
 
     def skip(self, count: int) -> None:
         """Skip so many steps. Raises StopIteration if there are fewer."""

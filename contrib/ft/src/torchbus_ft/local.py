@@ -1,0 +1,113 @@
+"""Replicas that step by themselves for a while, for slow links: torchft's LocalSGD and DiLoCo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torchbus.plugin import Context, Unsupported, hookimpl, making_internal, mark_internal
+
+from torchbus_ft._compat import Averaging, WithQuorum
+from torchbus_ft.replicas import Replicas
+
+ALGORITHMS = ("local_sgd", "diloco")
+SECOND = (
+    "gradient_algorithm={!r} under strategy='ft' averages the parameters of one optimizer, and {}"
+    " is a second one. Give all parameters to one optimizer, or leave gradient_algorithm out"
+)
+OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+"""Of DiLoCo's outer optimizer, as in its paper (Douillard et al., 2023)."""
+
+
+class Done:
+    """A collective that is over."""
+
+    def wait(self) -> bool:
+        return True
+
+
+class OfWindow(WithQuorum):
+    """torchft's Manager, for steps whose quorum was made before the first of them."""
+
+    def __init__(self, replicas: Replicas, decide: Callable[[], bool]) -> None:
+        self._replicas = replicas
+        self.should_commit = decide
+
+    def start_quorum(self) -> None:
+        """It is known: the data was divided by it."""
+
+    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> Done:
+        self._replicas.mean(tensor)
+        return Done()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replicas.manager, name)
+
+
+class Local:
+    """Averages after every ``every`` steps, and at the end of a pass.
+
+    If that fails, because a replica has gone, the parameters are as they were before those steps,
+    which the loop makes again with the same samples.
+    """
+
+    hears_trials = False
+
+    def __init__(
+        self,
+        session: Context,
+        replicas: Replicas,
+        algorithm: str,
+        every: int,
+        decide: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._manager = OfWindow(replicas, decide)
+        self._algorithm = algorithm
+        self._every = every
+        self._averaging: Averaging | None = None
+        self._optimizer: Optimizer | None = None
+        self._parameters: list[Tensor] = []
+        self._before: list[Tensor] = []
+        self.steps = 0
+
+    @hookimpl
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        if not self._session.captures(optimizer):
+            return
+        if self._optimizer is not None and optimizer is not self._optimizer:
+            raise Unsupported(SECOND.format(self._algorithm, type(optimizer).__name__))
+        self._optimizer = optimizer
+        self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        model = mark_internal(nn.ParameterList(self._parameters))
+        with making_internal():
+            outer = SGD(model.parameters(), **OUTER)  # type: ignore[arg-type]
+        given = (self._manager, model, optimizer, outer, self._every)
+        self._averaging = Averaging(self._algorithm, *given)
+
+    def begin(self) -> None:
+        """A quorum was made: remember the parameters, which all replicas have in common."""
+        self._before = [one.detach().clone() for one in self._parameters]
+        self.steps = 0
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        if optimizer is self._optimizer:
+            self.steps += 1
+            if self.steps == self._every:
+                self.average()
+
+    def average(self) -> None:
+        """Average now. All replicas call it after the same step."""
+        if self.steps and self._averaging is not None:
+            self.steps = 0
+            self._averaging.run()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to where the window began."""
+        for one, before in zip(self._parameters, self._before, strict=True):
+            one.data.copy_(before)

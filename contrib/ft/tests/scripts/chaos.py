@@ -1,0 +1,63 @@
+"""A loop that says who it is, so that it can be killed, and its loss after each epoch.
+
+``--seed`` is that of the order; ``--plain`` is the loop without torchbus.
+"""
+
+import argparse
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+from torchbus_ft import FT
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--name")
+parser.add_argument("--lighthouse")
+parser.add_argument("--out", type=Path)
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--batch", type=int, default=4)
+parser.add_argument("--plain", action="store_true")
+parser.add_argument("--host")
+args = parser.parse_args()
+
+
+def tell() -> None:
+    """Write how many steps are made."""
+    if not args.plain:
+        place = args.out / f"at-{args.name}"
+        place.with_suffix(".new").write_text(str(strategy.steps))
+        place.with_suffix(".new").rename(place)
+
+
+x = torch.randn(1200, 4, generator=torch.Generator().manual_seed(0)).double()
+y = x.sum(1, keepdim=True).sin()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+torch.manual_seed(args.seed)
+ledger = args.out / f"ledger-{args.name}-{os.getpid()}"
+strategy = FT(lighthouse=args.lighthouse, replica=args.name, timeout_s=20.0, host=args.host)
+block = session(strategy=strategy, sample_ledger=ledger, launch="fork")
+with contextlib.nullcontext() if args.plain else block:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    loader = DataLoader(TensorDataset(x, y), args.batch, shuffle=True)
+    (args.out / f"pid-{args.name}").write_text(str(os.getpid()))
+    for epoch in range(args.epochs):
+        for inputs, targets in loader:
+            if not args.plain and not (args.out / "enough").exists():
+                time.sleep(0.02)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            tell()
+        with torch.no_grad():
+            loss = nn.functional.mse_loss(model(x), y).item()
+        (args.out / f"loss-{args.name}-{epoch}").write_text(str(loss))
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, args.out / f"end-{args.name}.pt")
