@@ -43,7 +43,9 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "tp": "torchbus-tensor-parallel",
         "throughput": "torchbus-throughput",
         "wandb_one_run": "torchbus-wandb",
+        "horovod": "torchbus-horovod",
         "optuna_one_study": "torchbus-optuna",
+        "tpu": "torchbus-tpu",
     },
     "strategy": {
         "ddp": "torchbus-ddp",
@@ -62,6 +64,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "fsdp": "torchbus-sharded",
         "ddp_sharded": "torchbus-sharded",
         "tp": "torchbus-tensor-parallel",
+        "horovod": "torchbus-horovod",
+        "tpu": "torchbus-tpu",
     },
     "combination": {
         "ddp+tp": "torchbus-tensor-parallel",
@@ -158,6 +162,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "peak_flops": "torchbus-throughput",
         "model_summary": "torchbus-throughput",
         "verify_every": "torchbus-verify",
+        "adasum": "torchbus-horovod",
+        "compression": "torchbus-horovod",
     },
     "verb": {
         "toggle": "torchbus-accumulate",

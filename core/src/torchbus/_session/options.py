@@ -31,6 +31,8 @@ StrategyName = typing.Literal[
     "fsdp",
     "ddp_sharded",
     "tp",
+    "horovod",
+    "tpu",
 ]
 LoggerName = typing.Literal[
     "local",
@@ -53,6 +55,7 @@ class KnownOptions(MoreOptions, total=False):
 
     accumulate_grad_batches: int | collections.abc.Mapping[int, int]
     activation_checkpointing: str | collections.abc.Collection[type[torch.nn.Module]]
+    adasum: bool
     amp_backend: str
     async_save: bool
     auto_wrap_policy: str | int | collections.abc.Collection[type[torch.nn.Module]] | None
@@ -64,6 +67,7 @@ class KnownOptions(MoreOptions, total=False):
     blocks: str
     bucket_cap_mb: float
     checkpoint: str | os.PathLike[str] | None
+    compression: typing.Literal["none", "fp16"]
     config: collections.abc.Mapping[str, typing.Any] | str | os.PathLike[str] | None
     cpu_offload: bool
     early_stop: str | None
