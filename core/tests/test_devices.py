@@ -99,8 +99,16 @@ ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '
             "auto",
             "tpu",
             2,
-            "accelerator='tpu': torch knows this device type only once torch_xla is imported:"
-            " install it, and write `import torch_xla` before the session",
+            f"accelerator='tpu': torch {torch.__version__} sees no TPU. torch_xla, which had a device"
+            " type 'xla', ends with torch 2.9. torch_tpu brings 'tpu', on a host with TPUs only. Of"
+            " torchbus, nothing was run on a TPU: torchbus-tpu is experimental (contrib/tpu/README.md)",
+        ),
+        (
+            "auto",
+            "npu",
+            2,
+            "accelerator='npu': torch knows this device type only once torch_npu is imported:"
+            " install it, and write `import torch_npu` before the session",
         ),
         (
             "auto",

@@ -12,7 +12,15 @@ from torchbus._ranks.devices import plan_devices
 from torchbus.errors import UsageError
 
 AT = {"MASTER_ADDR": "host", "MASTER_PORT": "1234"}
+PORT_HOROVOD = 20000 + zlib.crc32(b"10.0.0.1:4321") % 12000
 PORT_123 = 20000 + zlib.crc32(b"123.0") % 12000
+HOROVOD = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4321",
+}
 CASES = {
     "by hand": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"},
@@ -75,6 +83,24 @@ CASES = {
         },
         Place("MPI", 1, 2, 1, 2, 0, "127.0.0.1", 29500, True),
     ),
+    "horovodrun": (
+        {**HOROVOD, "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0"},
+        Place("horovodrun", 1, 2, 1, 2, 0, "127.0.0.1", PORT_HOROVOD, True, "10.0.0.1:4321"),
+    ),
+    "horovodrun on two hosts, inside a SLURM allocation": (
+        {
+            **HOROVOD,
+            "HOROVOD_LOCAL_RANK": "0",
+            "HOROVOD_LOCAL_SIZE": "1",
+            "HOROVOD_CROSS_RANK": "1",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "2",
+            "SLURM_STEP_ID": "0",
+            **AT,
+        },
+        Place("horovodrun", 1, 2, 0, 1, 1, "host", 1234, False, "10.0.0.1:4321"),
+    ),
+    "horovodrun -np 1": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, None),
     "SLURM, an interactive shell of many tasks": (
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},
         None,
@@ -178,6 +204,12 @@ def test_meaning(name):
             },
             {},
             "mpirun started ranks on several hosts: pass the first one's address, mpirun -x MASTER_ADDR=...",
+        ),
+        (
+            {**HOROVOD, "HOROVOD_LOCAL_SIZE": "1"},
+            {},
+            "horovodrun started ranks on several hosts: give the first one's address,"
+            " MASTER_ADDR=... horovodrun ...",
         ),
     ],
 )

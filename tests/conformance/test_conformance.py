@@ -98,6 +98,22 @@ def test_our_strategies_hold_the_rules(strategy: str, rule: Rule, ranks: int) ->
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
+@SLOW
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_horovod_holds_the_rules(rule: Rule, ranks: int) -> None:
+    pytest.importorskip("horovod", reason="Horovod is not built: see contrib/horovod/README.md")
+    outcome = check(rule, Subject("horovod"), ranks)
+    assert outcome.holds and not outcome.refused, str(outcome)
+
+
+@pytest.mark.timeout(300)
+def test_the_engine_for_tpus_holds_a_rule_on_a_cpu() -> None:
+    outcome = check(find("ragged-end"), Subject("strategies_without_devices:TPUsEngine"))
+    assert outcome.holds and not outcome.refused, str(outcome)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", BY_HAND)
 @pytest.mark.parametrize(

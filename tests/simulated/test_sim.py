@@ -154,7 +154,7 @@ def test_a_resumed_loop_draws_the_numbers_of_the_device_again(
 
 
 REFUSED = """\
-accelerator='tpu': torch knows this device type only once torch_xla is imported
+accelerator='tpu': torch
 accelerator='smi' is unknown (did you mean 'sim'
 accelerator='xpu', but torch sees no GPU: use accelerator='cpu'
 devices=[0, 3]: there is no sim device 3; torch sees 3 sim devices

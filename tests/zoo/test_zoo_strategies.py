@@ -1,5 +1,5 @@
-"""The loops of the zoo on two ranks under dp, fsdp and ddp_sharded, against one process: dp with
-the very same batch, the others with the batches of all ranks.
+"""The loops of the zoo on two ranks under dp, fsdp, ddp_sharded and, where it is built, horovod, against
+one process: dp with the very same batch, the others with the batches of all ranks.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,18 @@ QUICK = {
     "dp": ("contrastive", "get_batch", "loader_subclass"),
     "fsdp": ("encoder_decoder", "expert_routing", "batch_branch"),
     "ddp_sharded": ("gan", "lbfgs_closure"),
+    "horovod": ("gan",),
 }
+NOT_BUILT = pytest.mark.skipif(
+    find_spec("horovod") is None, reason="Horovod is not built: see contrib/horovod/README.md"
+)
 
 
 def cases() -> Iterator[object]:
     for strategy in STRATEGIES:
         for loop in ZOO:
             marks = [] if loop.name in QUICK[strategy] else [pytest.mark.slow]
+            marks += [NOT_BUILT] if strategy == "horovod" else []
             yield pytest.param(strategy, loop, id=f"{strategy}-{loop.name}", marks=marks)
 
 

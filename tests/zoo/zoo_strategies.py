@@ -12,7 +12,7 @@ from typing import Any
 
 from loop import Loop
 
-STRATEGIES = ("dp", "fsdp", "ddp_sharded")
+STRATEGIES = ("dp", "fsdp", "ddp_sharded", "horovod")
 ELSEWHERE = "gradients that are made by torch.autograd.grad and applied by hand are not averaged"
 PLACES = "the ranks are at different places of the loop"
 IN_GRADIENTS = "the ranks wait for each other in different places"
@@ -58,6 +58,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "backward_per_class": IN_GRADIENTS,
         "pickled_optimizer": "pickling or copying Adam under strategy='ddp_sharded'",
     },
+    "horovod": {},
 }
 """Loop, and words of the message.
 
@@ -70,6 +71,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "vae": {"forward_methods": ["decode"]},
     },
     "ddp_sharded": {},
+    "horovod": {},
 }
 """What a loop can't do without."""
 

@@ -44,7 +44,9 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "throughput": "torchbus-throughput",
         "wandb_one_run": "torchbus-wandb",
         "ft": "torchbus-ft",
+        "horovod": "torchbus-horovod",
         "optuna_one_study": "torchbus-optuna",
+        "tpu": "torchbus-tpu",
     },
     "strategy": {
         "ddp": "torchbus-ddp",
@@ -64,6 +66,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "ddp_sharded": "torchbus-sharded",
         "tp": "torchbus-tensor-parallel",
         "ft": "torchbus-ft",
+        "horovod": "torchbus-horovod",
+        "tpu": "torchbus-tpu",
     },
     "combination": {
         "ddp+tp": "torchbus-tensor-parallel",
@@ -160,6 +164,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "peak_flops": "torchbus-throughput",
         "model_summary": "torchbus-throughput",
         "verify_every": "torchbus-verify",
+        "adasum": "torchbus-horovod",
+        "compression": "torchbus-horovod",
     },
     "verb": {
         "toggle": "torchbus-accumulate",

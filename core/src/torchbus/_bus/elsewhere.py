@@ -10,6 +10,10 @@ NO_CONTEXT = (
     "context parallel is not offered (see docs/limits.md); sequence_parallel=True divides the"
     " sequence between the layers of a plan"
 )
+NO_XLA = (
+    "torch_xla ends with torch 2.9. strategy='tpu' of torchbus-tpu uses torch_tpu; it is"
+    " experimental, and was never run on a TPU"
+)
 FOUND = "the session finds models, optimizers and loaders by itself, so leave it out"
 HERE: dict[str, dict[str, str]] = {
     "option": {
@@ -105,7 +109,13 @@ HERE: dict[str, dict[str, str]] = {
         "ddp_fork": "here it is strategy='ddp', launch='fork'",
         "fsdp2": "here it is called 'fsdp'",
         "fsdp_cpu_offload": "here it is strategy='fsdp', cpu_offload=True",
+        "hvd": "here it is called 'horovod'",
         "single_device": "leave strategy out: with one device there is nothing to synchronise",
+        "single_tpu": NO_XLA,
+        "single_xla": NO_XLA,
+        "tpu_spawn": NO_XLA,
+        "xla": NO_XLA,
+        "xla_fsdp": NO_XLA,
         "zero": "here it is called 'ddp_sharded'",
         "zero1": "here it is called 'ddp_sharded'",
         "zero2": "here it is strategy='ddp_sharded', shard_gradients=True",

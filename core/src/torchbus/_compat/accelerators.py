@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -25,6 +26,8 @@ VISIBLE = {
 NAMES = {"gpu": "GPU", "cuda": "GPU", "xpu": "GPU"}
 ONE_DEVICE = ("mps",)
 """Types of which a machine has one device, and torch.distributed no backend."""
+OF_TORCH_ALONE = ("tpu",)
+"""Types whose module raises if others than torch ask it for what ``torch.accelerator`` has too."""
 
 
 OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -47,9 +50,38 @@ class Event(Protocol):
     def elapsed_time(self, other: object) -> float: ...
 
 
+@dataclass(frozen=True)
+class ThroughTorch:
+    """A module of ``OF_TORCH_ALONE``. So does torch_tpu 0.2.0; never run with a device."""
+
+    own: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def device_count(self) -> int:
+        return int(torch.accelerator.device_count())
+
+    def set_device(self, device: torch.device) -> None:
+        torch.accelerator.set_device_index(device)
+
+    def current_device(self) -> int:
+        return int(torch.accelerator.current_device_index())
+
+    def current_stream(self, device: torch.device) -> Any:
+        return torch.accelerator.current_stream(device)
+
+    def get_rng_state(self) -> Tensor:
+        return cast(Tensor, self.own.default_generators[self.current_device()].get_state())
+
+    def set_rng_state(self, state: Tensor) -> None:
+        self.own.default_generators[self.current_device()].set_state(state)
+
+
 def module(kind: str) -> Any:
     """The module of a device type, as ``torch.cuda``; None if torch has none."""
-    return getattr(torch, kind, None)
+    found = getattr(torch, kind, None)
+    return ThroughTorch(found) if found is not None and kind in OF_TORCH_ALONE else found
 
 
 def built_in() -> str | None:

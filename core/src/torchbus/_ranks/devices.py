@@ -16,14 +16,17 @@ from torchbus.errors import UsageError
 Devices = int | str | list[int]
 OF_TORCH = ("cuda", "xpu")
 BROUGHT_BY = {
-    "tpu": "torch_xla",
-    "xla": "torch_xla",
     "npu": "torch_npu",
     "hpu": "habana_frameworks.torch",
     "mlu": "torch_mlu",
     "musa": "torch_musa",
 }
 """Device types of packages beside torch."""
+NO_TPU = (
+    "accelerator={!r}: torch {} sees no TPU. torch_xla, which had a device type 'xla', ends with"
+    " torch 2.9. torch_tpu brings 'tpu', on a host with TPUs only. Of torchbus, nothing was run on"
+    " a TPU: torchbus-tpu is experimental (contrib/tpu/README.md)"
+)
 ADVICE = "use a number, -1, 'auto', a list such as [0, 1], or a string such as '1,3'"
 
 
@@ -104,6 +107,8 @@ def _modules() -> list[object]:
 
 def _unknown(accelerator: str) -> str:
     """Say which package brings a device type, or which types there are."""
+    if accelerator in ("tpu", "xla"):
+        return NO_TPU.format(accelerator, torch.__version__)
     words = ["auto", "cpu", "gpu", *accelerators.known()]
     if accelerator in BROUGHT_BY:
         package = BROUGHT_BY[accelerator]
@@ -111,7 +116,7 @@ def _unknown(accelerator: str) -> str:
             f"accelerator={accelerator!r}: torch knows this device type only once {package} is"
             f" imported: install it, and write `import {package}` before the session"
         )
-    near = difflib.get_close_matches(accelerator, [*words, *BROUGHT_BY], n=2)
+    near = difflib.get_close_matches(accelerator, [*words, *BROUGHT_BY, "tpu"], n=2)
     nearest = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
     return (
         f"accelerator={accelerator!r} is unknown{nearest}: use one of {', '.join(words)}, or import"

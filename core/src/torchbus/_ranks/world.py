@@ -38,12 +38,12 @@ class DataPlace(NamedTuple):
 class World:
     """The ranks of a session, as this process sees them.
 
-    ``launched_by``: who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI"
-    or "environment". ``store``: the key-value store that all ranks share, None for a world of one.
-    ``member``: this rank's number among the ranks that compute its part of the data together.
-    ``one_host``: all ranks are known to be on this host. ``shape``: the sizes of the mesh's
-    dimensions, if a strategy has arranged the ranks. ``open_mesh``: makes it, while there is a
-    process group. ``divides_anew``: other sessions share the data, which come and go, so ``data``
+    ``launched_by``: who started the ranks: "nobody", "session", "fork", "torchrun", "SLURM", "MPI",
+    "horovodrun" or "environment". ``store``: the key-value store that all ranks share, None for a
+    world of one. ``member``: this rank's number among the ranks that compute its part of the data
+    together. ``one_host``: all ranks are known to be on this host. ``shape``: the sizes of the
+    mesh's dimensions, if a strategy has arranged the ranks. ``open_mesh``: makes it, while there is
+    a process group. ``divides_anew``: other sessions share the data, which come and go, so ``data``
     changes between two steps.
     """
 

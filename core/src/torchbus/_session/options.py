@@ -32,6 +32,8 @@ StrategyName = typing.Literal[
     "ddp_sharded",
     "tp",
     "ft",
+    "horovod",
+    "tpu",
 ]
 LoggerName = typing.Literal[
     "local",
@@ -54,6 +56,7 @@ class KnownOptions(MoreOptions, total=False):
 
     accumulate_grad_batches: int | collections.abc.Mapping[int, int]
     activation_checkpointing: str | collections.abc.Collection[type[torch.nn.Module]]
+    adasum: bool
     amp_backend: str
     async_save: bool
     auto_wrap_policy: str | int | collections.abc.Collection[type[torch.nn.Module]] | None
@@ -65,6 +68,7 @@ class KnownOptions(MoreOptions, total=False):
     blocks: str
     bucket_cap_mb: float
     checkpoint: str | os.PathLike[str] | None
+    compression: typing.Literal["none", "fp16"]
     config: collections.abc.Mapping[str, typing.Any] | str | os.PathLike[str] | None
     cpu_offload: bool
     early_stop: str | None

@@ -1,4 +1,5 @@
-"""Joins ranks that a launcher started: torchrun, SLURM, mpirun, or variables set by hand.
+"""Joins ranks that a launcher started: torchrun, SLURM, mpirun, horovodrun, or variables set by
+hand.
 
 It reads the environment and starts nothing.
 """

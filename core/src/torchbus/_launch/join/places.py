@@ -1,6 +1,7 @@
 """Reads a rank's place from a launcher's variables.
 
-Launchers are torchrun, SLURM, mpirun, this session's own rank 0, or a user who sets variables.
+Launchers are torchrun, SLURM, mpirun, horovodrun, this session's own rank 0, or a user who sets
+variables.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def find(request: Request, environ: Mapping[str, str] = os.environ) -> Place | N
 
     Raises UsageError if the variables contradict each other.
     """
-    place = _own() or _torchrun(environ) or _slurm(environ) or _mpi(environ)
+    place = _place(environ)
     if place is not None:
         _check(place, request)
     return place
@@ -53,8 +54,12 @@ def find(request: Request, environ: Mapping[str, str] = os.environ) -> Place | N
 
 def world_size_seen() -> int:
     """Return the number of ranks in a launcher's variables; 1 without a launcher."""
-    place = _own() or _torchrun(os.environ) or _slurm(os.environ) or _mpi(os.environ)
+    place = _place(os.environ)
     return place.world_size if place is not None else 1
+
+
+def _place(env: Mapping[str, str]) -> Place | None:
+    return _own() or _torchrun(env) or _horovodrun(env) or _slurm(env) or _mpi(env)
 
 
 def _own() -> Place | None:
@@ -88,6 +93,31 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
         integer(env, "MASTER_PORT", 29500),
         "LOCAL_WORLD_SIZE" in env and local_world_size == world_size,
         env.get("TORCHELASTIC_RUN_ID", ""),
+    )
+
+
+def _horovodrun(env: Mapping[str, str]) -> Place | None:
+    if "HOROVOD_RANK" not in env or integer(env, "HOROVOD_SIZE", 1) < 2:
+        return None
+    world_size = integer(env, "HOROVOD_SIZE")
+    local_world_size = integer(env, "HOROVOD_LOCAL_SIZE", world_size)
+    if local_world_size < world_size and "MASTER_ADDR" not in env:
+        raise UsageError(
+            "horovodrun started ranks on several hosts: give the first one's address,"
+            " MASTER_ADDR=... horovodrun ..."
+        )
+    job = ":".join(env.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+    return Place(
+        "horovodrun",
+        integer(env, "HOROVOD_RANK"),
+        world_size,
+        integer(env, "HOROVOD_LOCAL_RANK", 0),
+        local_world_size,
+        integer(env, "HOROVOD_CROSS_RANK", 0),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        _port(env, job),
+        local_world_size == world_size,
+        job,
     )
 
 

@@ -24,6 +24,8 @@ VARIABLES = frozenset(
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_LOCAL_RANK",
         "PMI_RANK",
+        "HOROVOD_RANK",
+        "HOROVOD_LOCAL_RANK",
     }
 )
 STARTED_HERE = ("session", "fork", "spawn")  # these ranks see no launcher's variables

@@ -1,0 +1,73 @@
+"""Private names of torch, and Horovod's modules.
+
+Torch's were seen in 2.4 to 2.13, Horovod's in 0.28.1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torchbus.plugin import private
+
+graph_task: Callable[[], int] = private(
+    torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"
+)
+"""Without it: UsageError at the first backward."""
+
+
+def gradient_node(parameter: Tensor) -> Node:
+    """The node that accumulates the parameter's gradient. Torch forgets it if nobody holds it."""
+    with torch.enable_grad():
+        view = parameter.expand_as(parameter).grad_fn
+    assert view is not None
+    node = view.next_functions[0][0]
+    assert node is not None
+    return node
+
+
+def horovod() -> Any:
+    """Horovod's functions for torch. Without its library, ``init`` and the others are missing."""
+    import horovod.torch
+
+    return horovod.torch
+
+
+def end(hvd: Any) -> None:
+    """End Horovod's thread, and forget that it was to be ended when Python exits."""
+    hvd.shutdown()
+    atexit.unregister(hvd.shutdown)
+
+
+@contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """What Horovod reads from the environment. A variable that is set already wins."""
+    new = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def rendezvous(address: str) -> Iterator[int]:
+    """Horovod's server, in which its ranks find each other. Returns its port."""
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    with RendezvousHTTPServer((address, 0), RendezvousHandler, verbose=0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()

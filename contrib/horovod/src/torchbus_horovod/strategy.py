@@ -1,0 +1,117 @@
+"""The strategy ``horovod``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from torchbus.plugin import (
+    Context,
+    Strategy,
+    Unsupported,
+    UsageError,
+    World,
+    expect,
+    hookimpl,
+    strategies,
+)
+
+from torchbus_horovod import installed
+from torchbus_horovod.averaging import Compression
+from torchbus_horovod.meeting import open_horovod
+from torchbus_horovod.reductions import Sets
+
+COMPRESSIONS = ("none", "fp16")
+ADASUM_NEEDS_MPI = (
+    "adasum=True on a CPU needs Horovod's MPI operations: build Horovod with HOROVOD_WITH_MPI=1,"
+    " and start the ranks with mpirun"
+)
+ADASUM_RANKS = "adasum=True with {} ranks: Horovod's Adasum takes a power of two"
+ELASTIC = (
+    "horovodrun was started in its elastic mode, in which the number of ranks changes while the"
+    " loop runs: start it with -np alone, and give checkpoint= to go on with another number"
+)
+
+
+class Horovod(Strategy):
+    """Each rank trains on its share of the data. Horovod averages the gradients.
+
+    Args:
+        compression: "fp16" sends gradients in 16 bits; "none" sends them as they are.
+        adasum: Horovod's Adasum combines the gradients, instead of their mean. The number of ranks
+            must be a power of two.
+        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
+            for ddp.
+        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
+        backend: torch.distributed backend of everything but gradients; None: the usual one of the
+            device.
+
+    Raises:
+        UsageError: Horovod is missing, or was built without what is needed.
+
+    Source: Sergeev and Del Balso, Horovod: fast and easy distributed deep learning in TensorFlow,
+    2018; Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
+    """
+
+    name = "horovod"
+
+    def __init__(
+        self,
+        *,
+        compression: Compression = "none",
+        adasum: bool = False,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
+        sync_loss: bool = True,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(
+            backend=backend,
+            loss_reduction=loss_reduction,
+            loss_weight=loss_weight,
+            sync_loss=sync_loss,
+        )
+        if compression not in COMPRESSIONS:
+            raise UsageError(f"compression={compression!r} is unknown: use 'none' or 'fp16'")
+        expect("adasum", adasum, bool, "True or False")
+        self.compression, self.adasum = compression, adasum
+        installed.require_horovod()
+        self._hvd: Any = None
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        if session.has_many_ranks():
+            if os.environ.get("HOROVOD_ELASTIC") == "1":
+                raise Unsupported(ELASTIC)
+            self._hvd = installed.load()  # ranks that are forked share the import
+        return super().launch(session)
+
+    def start(self, session: Context) -> None:
+        """Start Horovod, and begin to synchronise. All ranks call it."""
+        installed.check_device(self._hvd, session.device.type)
+        open_horovod(session, self._hvd, self._needs_mpi(session))
+        super().start(session)
+
+    def _needs_mpi(self, session: Context) -> bool:
+        """Whether Horovod's operations must run over MPI. Raises UsageError if they can't."""
+        if not self.adasum:
+            return False
+        if session.world_size & (session.world_size - 1):
+            raise UsageError(ADASUM_RANKS.format(session.world_size))
+        if session.device.type != "cpu":
+            return False
+        if not self._hvd.mpi_built() or session.world.launched_by != "MPI":
+            raise UsageError(ADASUM_NEEDS_MPI)
+        return True
+
+    def reductions(self, session: Context, trained: strategies.Trained) -> Sets:
+        """Horovod averages gradients while backward makes the next ones."""
+        return Sets(self._hvd, trained, self.adasum, self.compression)
+
+    def how(self) -> str:
+        """What ``explain()`` says, after the strategy's name and backend."""
+        loss = "; afterwards the loss holds the mean over ranks" if self.options.sync_loss else ""
+        verb = "combines gradients by Adasum" if self.adasum else "averages gradients"
+        bits = ", in 16 bits" if self.compression == "fp16" else ""
+        return f"Horovod {verb}{bits}, while backward makes the next ones{loss}"

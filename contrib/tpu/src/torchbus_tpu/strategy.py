@@ -1,0 +1,113 @@
+"""EXPERIMENTAL, never run on a TPU. The strategy ``tpu``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchbus.plugin import (
+    Context,
+    Strategy,
+    UsageError,
+    World,
+    accelerators,
+    hookimpl,
+    strategies,
+)
+
+from torchbus_tpu import environment
+
+STATE = "EXPERIMENTAL, never run on a TPU"
+MISSING = (
+    "strategy='tpu' needs torch_tpu, which is not installed: pip install torch_tpu on a host with"
+    " TPUs. This strategy is EXPERIMENTAL, never run on a TPU"
+)
+NO_TPU = (
+    "strategy='tpu' on {}: pass accelerator='tpu'. This strategy is EXPERIMENTAL, never run on a"
+    " TPU"
+)
+
+
+class TPU(Strategy):
+    """EXPERIMENTAL, never run on a TPU. Each rank has one TPU, and its share of the data.
+
+    Gradients are averaged by one all-reduce of torch_tpu for each dtype, after backward.
+
+    Args:
+        backend: torch.distributed backend; None: the one that torch_tpu registers.
+        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
+            for ddp.
+        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
+
+    Raises:
+        UsageError: torch_tpu is not installed, or the device is no TPU.
+
+    Source: https://github.com/google-pytorch/torch_tpu, release 0.2.0.
+    """
+
+    name = "tpu"
+    form = "script"  # torch_tpu refuses a process that was forked after it had begun
+    engine = f"{STATE}: gradients are averaged by all-reduces after backward"
+
+    def __init__(
+        self,
+        *,
+        backend: str | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
+        sync_loss: bool = True,
+    ) -> None:
+        super().__init__(
+            backend=backend,
+            loss_reduction=loss_reduction,
+            loss_weight=loss_weight,
+            sync_loss=sync_loss,
+        )
+        if find_spec("torch_tpu") is None:
+            raise UsageError(MISSING)
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        if session.device.type != "tpu":
+            raise UsageError(NO_TPU.format(session.device.type))
+        if not session.has_many_ranks():
+            return super().launch(session)
+        given = environment.ADDRESSES in os.environ
+        session.on_close.enter_context(environment.prepared(_set_launch_env(), _ranks(session)))
+        world = super().launch(session)
+        if world.launched_by != "session" and not given:
+            raise UsageError(
+                environment.NOT_PREPARED.format(world.launched_by, environment.ADDRESSES)
+            )
+        return world
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.world_size > 1:
+            session.on_close.enter_context(environment.told(session.world))
+            own = torch.accelerator.current_device_index()  # a process has one, and keeps it
+            session.change_world(device=torch.device("tpu", own))
+        super().session_start(session)
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace each tensor by its mean over ranks."""
+        strategies.mean_over(tensors)
+
+
+def _set_launch_env() -> Callable[..., None]:
+    """torch_tpu's function, which chooses what the ranks of a host must have in common."""
+    tpu: Any = accelerators.module("tpu")
+    found: Callable[..., None] = tpu.distributed.set_tpu_launch_env
+    return found
+
+
+def _ranks(session: Context) -> int | None:
+    """How many ranks this host will have; None: one for each TPU."""
+    if session.options["devices"] == "auto":
+        return None
+    return session.ranks_asked_for // int(session.options["num_nodes"])
