@@ -1,20 +1,27 @@
 """What ranks ask of their store, at world sizes that this machine does not have.
 
-    python benchmarks/scale.py [--waiting 500] [--ranks 16] [--json FILE]
+    python benchmarks/scale.py [--waiting 500] [--ranks 16] [--worlds 8 64 ...] [--json FILE]
 
 Counted: the requests of one rank's guard, which is told that there are so many ranks, over an hour
-by a clock that the script turns; and its requests at the end of the job. The store is torch's
-TCPStore; the guard's pulse, its news, its watch for hangs and the end are those of a session.
+by a clock that the script turns. The store is torch's TCPStore; the guard's pulse, its news and its
+watch for hangs are those of a session.
+Simulated: a whole session of rank 0, by scale_rank.py, in a world whose other ranks do as it does,
+with the requests of all other guards at its store. This gives the CPU time of each part of a step,
+the requests until the first step and at the end, the bytes of a step, and the memory.
 Measured: how many requests one such store answers in a second, how long an item of news takes to
 reach ``--waiting`` ranks that wait for it, and, in a session of ``--ranks`` real ranks of which one
-is killed, the time until the last of them has ended. Computed: the requests of all ranks together.
+is killed, the time until the last of them has ended. Computed: the requests of all ranks together,
+and the seconds to start: CPU time of rank 0 until its first step, and the requests of all ranks
+until then at one store.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,19 +29,27 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
-from torchbus._launch.ending import Ending
 from torchbus._launch.frozen.pulse import Pulse
 from torchbus._launch.hang.watch import HangWatch
+from torchbus._launch.store import listening, secret
 from torchbus._launch.store.news import FAILED, News
+from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
-from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.place import Place
-from torchbus._ranks.world import World
 
 WORLD_SIZES = (2, 8, 64, 512, 4096, 10000, 16384)
-PER_NODE = 8
+KEY = "a secret of both scripts"
+PER_NODE, GUARD_REQUESTS_PER_S = 8, 0.1
+GUARDS = ("ranks", "guard/s", "node/s", "all/s")
+COLUMNS = {
+    "ranks": "ranks", "sampler us": "sampler_us", "header us": "header_us", "log us": "log_us",
+    "save us": "checkpoint_us", "guard us/s": "guard_us_per_s", "start asks": "start_requests",
+    "end asks": "end_requests", "bytes": "bytes", "gradients": "gradient_bytes",
+    "MB": "memory_mb", "start s": "start_s",
+}  # fmt: skip
 HOUR_S, LOOK_S = 3600.0, 0.2
 KILLED = """
 import os, signal, sys, time
@@ -101,23 +116,47 @@ def guard_requests_per_s(world_size: int) -> float:
     return found
 
 
-def end_requests(world_size: int, rank: int) -> int:
-    """Requests of a rank from the end of its loop until it has left."""
-    raw = served()
-    others = SealedStore(raw, b"key")
-    store, news = Counted(raw, b"key"), News(others)
-    news.start()
-    for other in range(world_size):
-        others.set(f"ended/{other}", Ended(9, 9).written())
-    ending = Ending(World(rank, world_size), store, news)
-    ending.say(Ended(9, 9))
-    if rank:
-        Ending(World(0, world_size), others, news).is_complete()
-    while not ending.is_complete():
-        time.sleep(0.01)
-    ending.leave()
-    news.stop()
-    return store.requests
+def simulated(world_size: int) -> dict[str, Any]:
+    """What scale_rank.py finds, while this process says what all other ranks would say."""
+    port, over = free_port(), threading.Event()
+    command = [sys.executable, str(Path(__file__).with_name("scale_rank.py"))]
+    running = subprocess.Popen(
+        [*command, str(world_size), str(port)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {secret.VARIABLE: KEY},
+    )
+    others = threading.Thread(target=say_all, args=[world_size, port, over])
+    others.start()
+    told, _ = running.communicate()
+    over.set()
+    others.join()
+    return dict(json.loads(told))
+
+
+def say_all(world_size: int, port: int, over: threading.Event) -> None:
+    """Say what all but rank 0 say, and ask what their guards ask, until it is over."""
+    raw = listening.reach("127.0.0.1", port, timedelta(minutes=5), 0)
+    key = secret.derived(port, world_size, "", {secret.VARIABLE: KEY})
+    store = SealedStore(raw, key, "attempt 0/session 0/")
+    job = store.within("job")
+    for part, word in ((store, "has the key"), (job, "ended"), (job, "left")):
+        numbers = RollCall(part, word, 0, world_size)._numbers()
+        is_last = part.count(word, sum(numbers[1:])) == sum(numbers)
+        if is_last and part is store:
+            store.set(secret.COMPARED, "")
+    begun, asked = time.monotonic(), 0
+    with contextlib.suppress(RuntimeError):  # the store has gone
+        while not over.wait(0.05) and not job.check(["all ended"]):
+            due = (time.monotonic() - begun) * world_size * GUARD_REQUESTS_PER_S
+            for _ in range(int(due) - asked):
+                asked += 1
+                job.set(f"pulse/{1 + asked % (world_size - 1)}", str(asked))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def answers_per_s(seconds: float = 2.0, clients: int = 2) -> float:
@@ -171,19 +210,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--waiting", type=int, default=500)
     parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--worlds", type=int, nargs="*", default=WORLD_SIZES[1:])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    heads = ("ranks", "guard/s", "node/s", "all/s", "end, rank 0", "end, other")
-    print("".join(f"{head:>13}" for head in heads))
-    rows = []
-    for size in WORLD_SIZES:
-        each = guard_requests_per_s(size)
-        ends = end_requests(size, 0), end_requests(size, size - 1)
-        rows.append((size, each, each * min(size, PER_NODE), each * size, *ends))
-        print("".join(f"{value:13,.3f}" if value != int(value) else f"{int(value):13,}"
-                      for value in rows[-1]), flush=True)  # fmt: skip
+    print("".join(f"{head:>13}" for head in GUARDS))
+    rows = [[size, each := guard_requests_per_s(size), each * min(size, PER_NODE), each * size]
+            for size in WORLD_SIZES]  # fmt: skip
+    for row in rows:
+        print("".join(map(written, row)), flush=True)
+    answers = answers_per_s()
+    print("".join(f"{head:>13}" for head in COLUMNS))
+    ranks = []
+    for size in args.worlds:
+        one = simulated(size)
+        one["start_s"] = one["start_cpu_s"] + size * one["start_requests"] / answers
+        ranks.append(one)
+        print("".join(written(one.get(column, 0)) for column in COLUMNS.values()), flush=True)
     measured = {
-        "store_answers_per_s": answers_per_s(),
+        "store_answers_per_s": answers,
         "heard_after_s": heard_after_s(args.waiting),
         "ended_after_s": ended_after_s(args.ranks),
     }
@@ -191,7 +235,12 @@ def main() -> None:
     print(f"{args.waiting} waiting ranks have heard after {measured['heard_after_s']:.3f} s")
     print(f"{args.ranks} ranks have ended {measured['ended_after_s']:.1f} s after a SIGKILL")
     if args.json:
-        args.json.write_text(json.dumps({"columns": heads, "rows": rows, **measured}, indent=1))
+        found = {"guards": [GUARDS, *rows], "ranks": ranks, **measured}
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def written(value: float) -> str:
+    return f"{value:13,.2f}" if value != int(value) else f"{int(value):13,}"
 
 
 if __name__ == "__main__":

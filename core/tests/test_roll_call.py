@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 from torchbus._launch.ending import Ending
 from torchbus._launch.frozen.neighbours import Neighbours
+from torchbus._launch.start.relaunch import wait_until_joined
 from torchbus._launch.store import secret
 from torchbus._launch.store.news import ALL_ENDED, News
 from torchbus._launch.store.roll_call import RollCall
@@ -87,7 +88,19 @@ def requests_at_the_start(rank: int, world_size: int) -> int:
     return store.requests
 
 
-@pytest.mark.parametrize("count", [requests_at_the_start, requests_at_the_end])
+def requests_of_a_launched_rank(rank: int, world_size: int) -> int:
+    """Of local rank 0 of a node with ranks that the session has started, until all have joined."""
+    store = Counted(dist.HashStore(), b"key")
+    others_say(store, "joined", rank, world_size)
+    store.requests = 0
+    wait_until_joined(store, World(rank, world_size, local_world_size=world_size), [])
+    return store.requests
+
+
+COUNTS = [requests_at_the_start, requests_of_a_launched_rank, requests_at_the_end]
+
+
+@pytest.mark.parametrize("count", COUNTS)
 def test_as_many_requests_in_any_world(count) -> None:
     for place in (0, -1):
         found = [count(place % size, size) for size in SIZES]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import hmac
+import math
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,6 +88,20 @@ def all_gather_object(
     ]
 
 
+def extremes(numbers: Sequence[float], world_size: int) -> list[tuple[float, float]]:
+    """Return the least and the greatest over ranks of each number; infinity stands for NaN.
+
+    What it sends does not grow with the number of ranks. All ranks pass as many numbers.
+    """
+    mine = torch.tensor(numbers, dtype=torch.float64).nan_to_num(math.inf, math.inf, -math.inf)
+    if world_size > 1:
+        both = torch.cat([mine, -mine]).to(_device_of(None))
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        greatest, least = both.cpu().chunk(2)
+        return list(zip((-least).tolist(), greatest.tolist(), strict=True))
+    return list(zip(mine.tolist(), mine.tolist(), strict=True))
+
+
 def broadcast_object(value: object) -> Any:
     """Return rank 0's small picklable object, whatever the other ranks pass. All ranks call it."""
     message = _packed(value, None)
@@ -98,12 +114,15 @@ def broadcast_object(value: object) -> Any:
 
 def _packed(value: object, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Pack an object into a tensor where the group's backend wants it: on the host if possible."""
-    kinds = groups.device_types(group or dist.group.WORLD)
     data = pickle.dumps(value)
     sealed = bytearray(tag(_key(), data) + data)
-    return torch.frombuffer(sealed, dtype=torch.uint8).to(
-        "cpu" if "cpu" in kinds or not kinds else kinds[0]
-    )
+    return torch.frombuffer(sealed, dtype=torch.uint8).to(_device_of(group))
+
+
+def _device_of(group: dist.ProcessGroup | None) -> str:
+    """Return where the group's backend wants tensors that Python reads."""
+    kinds = groups.device_types(group or dist.group.WORLD)
+    return "cpu" if "cpu" in kinds or not kinds else kinds[0]
 
 
 def _unpacked(packed: torch.Tensor, rank: int) -> object:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchbus._checks.common_constants import Constants
 from torchbus._compat import accelerators
 from torchbus._compat.dtensors import is_divided
+from torchbus._ranks.collectives import extremes
 from torchbus._session.context import Context
 from torchbus._strategy.backward import header
 from torchbus._strategy.backward.header import DeviceHeader, Header
@@ -123,11 +124,9 @@ def refuse_unlike(session: Context, parameters: list[Tensor]) -> None:
     """Raise RanksDiverged, on all ranks, if a loop without a backward has trained all the same."""
     whole = [parameter for parameter in parameters if not is_divided(parameter)]
     sums = [float(parameter.detach().double().sum()) for parameter in whole]
-    told = session.all_gather_object(sums)
     if any(
-        not math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-12)
-        for other in told
-        for mine, theirs in zip(sums, other, strict=True)
+        not math.isclose(least, greatest, rel_tol=1e-6, abs_tol=1e-12)
+        for least, greatest in extremes(sums, session.world_size)
     ):
         raise RanksDiverged(
             "no backward was heard, and the ranks' parameters are not the same any more: gradients"

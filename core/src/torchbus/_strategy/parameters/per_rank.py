@@ -6,16 +6,18 @@ Examples are a perturbation of the batch, or a latent code for each sample.
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from torch import Tensor
 
 from torchbus._batches.share import Share
+from torchbus._ranks.collectives import extremes
 from torchbus._session.context import Context
 from torchbus._session.notices import warn
 from torchbus._strategy.checks.replicas import weighted_sum
+from torchbus._strategy.parameters.rank0_values import told_by_all
 from torchbus.errors import Unsupported
 
 ALIKE = (
@@ -30,16 +32,12 @@ UNLIKE = (
 )
 
 
-class View(NamedTuple):
-    """What one rank says about a tensor.
+NUMBERS = 3
+"""What a rank says about a tensor.
 
-    ``has_rows`` is True if the tensor has a row for each sample of this rank's batch, or if the
-    rank has no sample.
-    """
-
-    shape: tuple[int, ...]
-    has_rows: bool
-    total: float
+A checksum of its shape. Whether it has a row for each sample of this rank's batch, or the rank has
+no sample. The weighted sum of its values.
+"""
 
 
 class OwnTensors:
@@ -74,11 +72,14 @@ class OwnTensors:
         share, parts = self._session.share, self._session.world.data.parts
         if not loose or not share.count or parts == 1:
             return []
-        told = self._session.all_gather_object([_view(tensor, share, parts) for tensor in loose])
-        if len({len(views) for views in told}) > 1:
+        if any(theirs != [len(loose)] for _, theirs in told_by_all(what, [len(loose)])):
             return []  # copying rank 0's values will raise
+        numbers = [number for tensor in loose for number in _view(tensor, share, parts)]
+        told = extremes(numbers, self._session.world_size)
         found = [
-            tensor for tensor, *views in zip(loose, *told, strict=True) if self._is_own(views, what)
+            tensor
+            for place, tensor in enumerate(loose)
+            if self._is_own(tensor, told[NUMBERS * place : NUMBERS * (place + 1)], what)
         ]
         if found and parts != self._session.world_size:
             raise Unsupported(
@@ -89,16 +90,18 @@ class OwnTensors:
         self._tensors.update({id(tensor): tensor for tensor in found})
         return found
 
-    def _is_own(self, views: Sequence[View], what: str) -> bool:
-        own = all(view.has_rows for view in views)
-        equal = len(set(views)) == 1
+    def _is_own(self, tensor: Tensor, told: Sequence[tuple[float, float]], what: str) -> bool:
+        """``told``: the least and the greatest over ranks of each number."""
+        shape, has_rows, _ = told
+        own = bool(has_rows[0])
+        equal = all(least == greatest for least, greatest in told)
         if own:
             self.note = (
                 f"{what} steps tensors that have a row for each sample of this rank's batch: these"
                 " are not synchronised"
             )
-        if own is equal and len({view.shape for view in views}) == 1:
-            self._warn((ALIKE if own else UNLIKE).format(what, views[0].shape))
+        if own is equal and shape[0] == shape[1]:
+            self._warn((ALIKE if own else UNLIKE).format(what, tuple(tensor.shape)))
         return own
 
     def _warn(self, text: str) -> None:
@@ -124,10 +127,10 @@ class OwnTensors:
                 tensor.grad = kept if made is None else made if kept is None else kept + made
 
 
-def _view(tensor: Tensor, share: Share, parts: int) -> View:
+def _view(tensor: Tensor, share: Share, parts: int) -> tuple[float, float, float]:
     rows = round(share.weight * share.count / parts)
-    return View(
-        tuple(tensor.shape),
-        not rows or (tensor.dim() > 0 and len(tensor) == rows),
+    return (
+        float(zlib.crc32(repr(tuple(tensor.shape)).encode())),
+        float(not rows or (tensor.dim() > 0 and len(tensor) == rows)),
         weighted_sum(tensor.detach()),
     )

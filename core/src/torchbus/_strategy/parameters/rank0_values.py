@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,10 +32,9 @@ def copy_from_rank0(
     have tensors of different shapes, or other hyperparameters (``made_with``).
     """
     made_with = made_with or {}
-    shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    told = all_gather_object(
-        (what, [hyperparameters.digest(made_with), *shapes]), dist.get_world_size()
-    )
+    shapes = repr([(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]).encode()
+    mine = [hyperparameters.digest(made_with), len(tensors), sha256(shapes).hexdigest()]
+    told = told_by_all(what, mine)
     _refuse_unlike(told)
     if len({theirs[0] for _, theirs in told}) > 1:
         hyperparameters.compare(all_gather_object(made_with, dist.get_world_size()))
@@ -42,15 +43,31 @@ def copy_from_rank0(
         broadcast(chunk)
 
 
-def _refuse_unlike(told: list[tuple[str, list[object]]]) -> None:
+def told_by_all(what: str, mine: list[Any]) -> list[tuple[str, list[Any]]]:
+    """Return what each rank tells of it. All ranks call it, with as few words in any model.
+
+    Raises RanksDiverged if a rank is elsewhere, where it tells something else.
+    """
+    told = all_gather_object((what, mine), dist.get_world_size())
+    if any(type(theirs) is not list for _, theirs in told):
+        _refuse_unlike(told)
+    return told
+
+
+def _refuse_unlike(told: list[tuple[str, Any]]) -> None:
     what, first = told[0]
     for rank, (their_what, theirs) in enumerate(told):
         if type(theirs) is not type(first) or theirs[1:] != first[1:]:
             raise RanksDiverged(
-                f"rank {rank} comes with {their_what} ({len(theirs) - 1} tensors), but rank 0 comes"
-                f" with {what} ({len(first) - 1} tensors): all ranks must build and first use their"
-                f" models in the same order.{hyperparameters.searches()}"
+                f"rank {rank} comes with {their_what}{_number(theirs)}, but rank 0 comes with"
+                f" {what}{_number(first)}: all ranks must build and first use their models in the"
+                f" same order.{hyperparameters.searches()}"
             )
+
+
+def _number(told: object) -> str:
+    """Say how many tensors a rank has, unless it is elsewhere and tells something else."""
+    return f" ({told[1]} tensors)" if isinstance(told, list) and len(told) > 1 else ""
 
 
 def refuse_empty(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,11 +16,12 @@ from torch.optim import Optimizer
 from torchbus._bus.markers import hookimpl
 from torchbus._checks import hyperparameters
 from torchbus._checks.hyperparameters import Settings
+from torchbus._ranks.collectives import extremes
 from torchbus._session import inventory
 from torchbus._session.context import Context
 from torchbus._strategy.parameters.batchnorm import convert, count_only_samples
 from torchbus._strategy.parameters.per_rank import OwnTensors
-from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_empty
+from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_empty, told_by_all
 
 
 class Trained:
@@ -121,7 +123,7 @@ class Trained:
         self, parameters: list[Tensor], models: list[Module], what: str, made_with: Settings
     ) -> None:
         """Give new parameters and buffers rank 0's values. All ranks call it."""
-        self._forget_dead()
+        self._forget_dead(what)
         new = {id(tensor): tensor for tensor in parameters if id(tensor) not in self._known}
         buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
         for model in models:
@@ -135,7 +137,7 @@ class Trained:
         self.parameters = list(self._known.values())
         self._changed()
 
-    def _forget_dead(self) -> None:
+    def _forget_dead(self, what: str) -> None:
         """Forget the parameters whose model and optimizer are gone on all ranks.
 
         Those of an earlier cross-validation fold, for example.
@@ -144,9 +146,11 @@ class Trained:
         held = {
             id(parameter) for thing in alive for parameter in _parameters_of(thing)
         } | self._adopted
-        dead = {number for number, key in enumerate(self._known) if key not in held}
-        everywhere = set.intersection(*self._session.all_gather_object(dead))
-        for key in [key for number, key in enumerate(self._known) if number in everywhere]:
+        dead = [key not in held for key in self._known]
+        told = told_by_all(what, [zlib.crc32(bytes(dead))])
+        if any(theirs != told[0][1] for _, theirs in told):
+            dead = [bool(least) for least, _ in extremes(dead, self._session.world_size)]
+        for key in [key for key, is_dead in zip(self._known, dead, strict=True) if is_dead]:
             del self._known[key]
             self._holders.pop(key, None)
 

@@ -1,8 +1,9 @@
-"""How ranks exchange numbers at a log point: in one collective, which checks their names, too."""
+"""How ranks reduce numbers at a log point: in one collective, which checks their names, too."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,8 +12,14 @@ import torch
 import torch.distributed as dist
 from torchbus.plugin import Context, RanksDiverged
 
-HEADER = 3  # step, digest of the keys, how many numbers
+from torchbus_log.metrics.records import merged
+
+EXTREMES = {"max": 1.0, "min": -1.0}
+PART = 2**19  # the sum of the squares of so small numbers is exact, for up to 2**15 ranks
+ALIKE = 8  # slots: four numbers that all ranks must have in common, and their squares
 NUMBERS_AT_FIRST = 512
+Pair = tuple[float, float]
+"""A number, and the samples that it stands for."""
 
 
 class Key(NamedTuple):
@@ -25,65 +32,97 @@ class Key(NamedTuple):
 
 
 class Exchange:
-    """Gives every rank the numbers of all ranks.
+    """Reduces numbers over ranks, in a message whose size does not depend on the number of ranks.
 
-    The message has the same size on all ranks. It grows when all ranks need more.
+    It has the same size on all ranks, and grows when all ranks need more.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._capacity = NUMBERS_AT_FIRST
 
-    def rows(self, step: int, keys: Sequence[Key], numbers: list[float]) -> list[list[float]]:
-        """Return the numbers of each rank, in rank order. All ranks call it.
+    def reduced(self, step: int, keys: Sequence[Key], mine: Sequence[Pair]) -> list[float]:
+        """Return the number of each key over all ranks. All ranks call it.
 
-        This takes one collective, or two if there are more numbers than ever before. Raises
-        RanksDiverged on all ranks if their keys or their steps differ.
+        ``mine`` are those of the first keys; the others have none. This takes one collective,
+        another one if there are extremes, and another if there are more numbers than ever before.
+        Raises RanksDiverged on all ranks if their keys or their steps differ.
         """
         if self._session.world_size == 1:
-            return [numbers]
-        header = [float(step), _digest(keys), float(len(numbers))]
-        gathered = self._gather(step, header, numbers)
-        if any(row[:HEADER] != header for row in gathered):
-            return self._completed(step, keys, numbers)
+            return [merged(key.reduce, [pair]) for key, pair in zip(keys, mine, strict=False)]
+        numbers = [
+            number for key, pair in zip(keys, mine, strict=False) for number in _sent(key, pair)
+        ]
+        told = _alike(step, _digest(keys))
+        summed = self._summed(step, [*told, *(numbers if len(numbers) <= self._capacity else [])])
+        if not self._all_told(told, summed):
+            return self._completed(step, keys, mine)
         if len(numbers) > self._capacity:
             self._capacity = 1 << (len(numbers) - 1).bit_length()
-            gathered = self._gather(step, header, numbers)
-        return [row[HEADER : HEADER + len(numbers)] for row in gathered]
+            summed = self._summed(step, [*told, *numbers])
+        pairs = list(zip(summed[ALIKE::2], summed[ALIKE + 1 :: 2], strict=True))
+        return self._with_extremes(step, keys, mine, pairs[: len(mine)])
 
-    def _completed(self, step: int, keys: Sequence[Key], numbers: list[float]) -> list[list[float]]:
+    def _with_extremes(
+        self, step: int, keys: Sequence[Key], mine: Sequence[Pair], summed: Sequence[Pair]
+    ) -> list[float]:
+        """Return the values of the sums, and those of extremes, which need a collective."""
+        found = [merged(key.reduce, [pair]) for key, pair in zip(keys, summed, strict=False)]
+        places = [place for place in range(len(mine)) if keys[place].reduce in EXTREMES]
+        if places:
+            signs = [EXTREMES[keys[place].reduce] for place in places]
+            largest = self._all_reduced(
+                step,
+                [
+                    _or_nothing(sign * mine[place][0], mine[place][1])
+                    for place, sign in zip(places, signs, strict=True)
+                ],
+                dist.ReduceOp.MAX,
+            )
+            for place, sign, number in zip(places, signs, largest, strict=True):
+                is_nan, weight = summed[place]
+                found[place] = sign * number if weight and not is_nan else math.nan
+        return found
+
+    def _completed(self, step: int, keys: Sequence[Key], mine: Sequence[Pair]) -> list[float]:
         """Fill in zeros for ranks that had no batch of a divided evaluation.
 
         Raises RanksDiverged for any other difference.
         """
-        answers = self._session.all_gather_object((step, [tuple(key) for key in keys], numbers))
+        answers = self._session.all_gather_object((step, [tuple(key) for key in keys], list(mine)))
         steps = {rank_step for rank_step, *_ in answers}
         certain = {tuple(key for key in theirs if not key[3]) for _, theirs, _ in answers}
         if len(steps) > 1 or len(certain) > 1:
             self._raise_diverged(step, keys)
         columns = [
-            dict(zip(_numbered(theirs), _pairs(values), strict=False))
-            for _, theirs, values in answers
+            dict(zip(_numbered(theirs), pairs, strict=False)) for _, theirs, pairs in answers
         ]
         return [
-            [number for key in _numbered(keys) for number in column.get(key, (0.0, 0.0))]
-            for column in columns
+            merged(key.reduce, [column.get(numbered, (0.0, 0.0)) for column in columns])
+            for key, numbered, _ in zip(keys, _numbered(keys), mine, strict=False)
         ]
 
-    def _gather(self, step: int, header: list[float], numbers: list[float]) -> list[list[float]]:
-        message = torch.zeros(HEADER + self._capacity, dtype=torch.float64)
-        sent = [*header, *(numbers if len(numbers) <= self._capacity else [])]
-        message[: len(sent)] = torch.tensor(sent, dtype=torch.float64)
-        mine = message.to(self._session.device)
-        gathered = [torch.empty_like(mine) for _ in range(self._session.world_size)]
+    def _all_told(self, told: Sequence[float], summed: Sequence[float]) -> bool:
+        """Whether all ranks have told the same: then no number varies."""
+        ranks = self._session.world_size
+        return all(ranks * one == total for one, total in zip(told, summed, strict=False))
+
+    def _summed(self, step: int, sent: list[float]) -> list[float]:
+        padding = ALIKE + self._capacity - len(sent)
+        return self._all_reduced(step, [*sent, *[0.0] * padding], dist.ReduceOp.SUM)
+
+    def _all_reduced(
+        self, step: int, sent: list[float], op: dist.ReduceOp.RedOpType
+    ) -> list[float]:
+        message = torch.tensor(sent, dtype=torch.float64).to(self._session.device)
         job = self._session.job
         if job is not None:
             job.wait_in("the log point at step", step)
-        dist.all_gather(gathered, mine)
-        answers: list[list[float]] = torch.stack(gathered).tolist()
+        dist.all_reduce(message, op)
+        answer: list[float] = message.tolist()
         if job is not None:
             job.go_on()
-        return answers
+        return answer
 
     def _raise_diverged(self, step: int, keys: Sequence[Key]) -> None:
         """Gather what the ranks have, and raise RanksDiverged, which names the difference."""
@@ -129,18 +168,27 @@ def _numbered(keys: Sequence[Sequence[object]]) -> list[tuple[tuple[object, ...]
     return found
 
 
-def _pairs(numbers: list[float]) -> list[tuple[float, float]]:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+def _sent(key: Key, pair: Pair) -> Pair:
+    """Return what this rank adds to the sums: of an extreme, whether it is NaN."""
+    number, weight = pair
+    if not weight:
+        return 0.0, 0.0
+    return (float(math.isnan(number)) if key.reduce in EXTREMES else number), weight
 
 
-def _digest(keys: Sequence[Key]) -> float:
-    """Return a digest that float64 represents exactly."""
-    return float(
-        int.from_bytes(
-            hashlib.blake2b(repr([tuple(key) for key in keys]).encode(), digest_size=6).digest(),
-            "big",
-        )
-    )
+def _or_nothing(number: float, weight: float) -> float:
+    return -math.inf if not weight or math.isnan(number) else number
+
+
+def _alike(*numbers: int) -> list[float]:
+    """Return whole numbers of up to 38 bits in parts, and the squares of these."""
+    parts = [float(part) for number in numbers for part in divmod(number % PART**2, PART)]
+    return [*parts, *[part * part for part in parts]]
+
+
+def _digest(keys: Sequence[Key]) -> int:
+    told = repr([tuple(key) for key in keys]).encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=6).digest(), "big")
 
 
 def _by_rank(values: Sequence[int]) -> str:

@@ -33,12 +33,10 @@ def over_ranks(
         for index in shared
     ]
     keys += [Key(name, "metric", step) for name, _, step in metrics]
-    rows = exchange.rows(steps, keys, [number for index in shared for number in mine[index]])
+    reduced = exchange.reduced(steps, keys, [mine[index] for index in shared])
     values = [merged(record.reduce, [pair]) for record, pair in zip(ready, mine, strict=True)]
-    for place, index in enumerate(shared):
-        values[index] = merged(
-            ready[index].reduce, [(row[2 * place], row[2 * place + 1]) for row in rows]
-        )
+    for index, value in zip(shared, reduced, strict=True):
+        values[index] = value
     return values
 
 
