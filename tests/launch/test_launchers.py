@@ -23,7 +23,15 @@ from torchbus.testing import run
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 pytestmark = pytest.mark.timeout(900)
 
-TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2".split()
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "2",
+]
 
 
 @pytest.fixture(scope="module")
