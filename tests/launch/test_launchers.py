@@ -51,6 +51,7 @@ def test_srun(cluster, tmp_path, expected):
     check(tmp_path, expected, "SLURM")
 
 
+@pytest.mark.slow
 def test_mpirun(tmp_path, expected):
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here: apt-get install openmpi-bin")
