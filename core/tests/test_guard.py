@@ -4,8 +4,12 @@ waiting.
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 from torchbus._launch.watch.guard import Guard
+from torchbus._launch.watch.sockets import connected_to
 from torchbus.errors import RankFailed
 
 
@@ -24,3 +28,16 @@ def test_an_error_of_the_guard_ends_the_rank() -> None:
         match=r"the guard of rank 1 failed: ConnectionResetError\('the store has gone'\)",
     ):
         raise guard.reason or AssertionError
+
+
+def test_sockets_of_the_host_process_are_no_connections(tmp_path: Path) -> None:
+    """A worker of Ray has Unix sockets, whose peer is a path."""
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        client.connect(str(tmp_path / "s"))
+        assert connected_to(9) == set()
+    with socket.create_server(("127.0.0.1", 0)) as tcp:
+        port = tcp.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as ours:
+            assert connected_to(port) == {ours.fileno()}

@@ -23,7 +23,15 @@ from torchbus.testing import run
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 pytestmark = pytest.mark.timeout(900)
 
-TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2".split()
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,7 @@ def test_srun(cluster, tmp_path, expected):
     check(tmp_path, expected, "SLURM")
 
 
+@pytest.mark.slow
 def test_mpirun(tmp_path, expected):
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here: apt-get install openmpi-bin")

@@ -117,9 +117,9 @@ def test_in_the_main_thread_signals_are_heard(tmp_path: Path) -> None:
 
 
 def test_leaving_needs_a_folder() -> None:
-    with pytest.raises(UsageError, match="needs checkpoint=..., the folder that it saves to"):
-        with session("checkpoint") as s:
-            s.save_and_leave()
+    words = "needs checkpoint=..., the folder that it saves to"
+    with pytest.raises(UsageError, match=words), session("checkpoint") as s:
+        s.save_and_leave()
 
 
 def test_minutes(tmp_path: Path) -> None:

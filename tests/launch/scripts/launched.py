@@ -1,4 +1,4 @@
-"""A plain loop that any launcher starts: launched.py FOLDER [OPTIONS] [TROUBLE].
+"""A plain loop that any launcher starts: launched.py FOLDER OPTIONS TROUBLE.
 
 Rank 0 writes the trained parameters to FOLDER. TROUBLE is once for all runs in a folder. With "kill",
 rank 1 is killed by SIGKILL in mid-course. With "ask", another thread of its process asks that all
@@ -73,5 +73,4 @@ def run(folder: Path, options: dict[str, Any], trouble: str) -> None:
 
 
 if __name__ == "__main__":
-    given = [*sys.argv[2:], "{}", ""][:2] if len(sys.argv) < 4 else sys.argv[2:4]
-    run(Path(sys.argv[1]), json.loads(given[0]), given[1])
+    run(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3])
