@@ -33,6 +33,7 @@ SAID = {
     "own function": "Reverse, a torch.autograd.Function, gets the output of a model",
     "read late": "the outcome of mul is read after a tensor that it uses has changed",
     "diverging": "the ranks are at different places of the loop",
+    "other batches": "backward 2 of a batch with the checksum",
     "no rows": "gets a tensor besides its input that has a row for each sample in one batch",
     "scaler": "GradScaler (precision='16') under strategy='pipeline'",
     "sharded_save": "sharded_save=True with strategy='pipeline'",

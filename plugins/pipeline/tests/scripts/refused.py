@@ -93,6 +93,16 @@ def divergent(s):
     return model(x) if s.rank == 0 else mean_squares(model, x, y).backward()
 
 
+def other_batches(s):
+    """From the second backward on the loss is computed in turns, of one rank's targets."""
+    model = mlp()
+    optimizer = sgd(model)
+    for number in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(model(x + (s.rank if number else 0)), y).backward()
+        optimizer.step()
+
+
 CASES = {
     "adds up": ({"balance": [2, 2]}, lambda s: step(mlp())),
     "stages": ({"balance": [1, 2, 2]}, lambda s: step(mlp())),
@@ -115,6 +125,7 @@ CASES = {
     "own function": ({"schedule": "1f1b"}, lambda s: reversed_in_turns()),
     "read late": ({"schedule": "1f1b"}, lambda s: read_late()),
     "diverging": ({}, divergent),
+    "other batches": ({"schedule": "1f1b"}, other_batches),
     "no rows": ({"microbatches": 2}, lambda s: rows_change()),
     "scaler": ({}, lambda s: torch.amp.GradScaler("cpu").scale(mean_squares(mlp(), x, y))),
     "sharded_save": ({"sharded_save": True, "checkpoint": "folder"}, lambda s: None),

@@ -1,0 +1,56 @@
+"""What a session under DeepSpeed refuses, before a number is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from torchbus.testing import fork_script
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+
+STAGE_3 = {"zero_optimization": {"stage": 3}}
+REFUSED = """
+    import torch
+    from torchbus import session
+    with session(strategy="deepspeed", devices=2, launch="fork", {options}):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.{optimizer}(model.parameters())
+        x = torch.ones(4, 2)
+        for step in range(2):
+            optimizer.zero_grad()
+            {loss}.mean().backward({backward})
+            {line}
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            {"options": "accumulate_grad_batches=2, config={'zero_optimization': {'stage': 3}}"},
+            "accumulate_grad_batches at stage 3",
+        ),
+        ({"optimizer": "LBFGS"}, "strategy='deepspeed' with LBFGS"),
+        ({"optimizer": "Adafactor"}, "looks at more than one element at a time"),
+        ({"line": "model.weight.grad.norm()"}, "p.grad is None (it has no 'norm')"),
+        ({"backward": "create_graph=True"}, "backward(create_graph=True) under"),
+        (
+            {"options": "config={'zero_optimization': {'offload_optimizer': {'device': 'nvme'}}}"},
+            "needs offload_optimizer.nvme_path",
+        ),
+        (
+            {"options": f"config={STAGE_3}", "loss": "(model(x) @ model.weight)"},
+            "parameters are empty outside of the forward of their own module (ZeRO stage 3)",
+        ),
+        (
+            {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}"},
+            "DeepSpeed has none on this device (cpu): enable bf16 instead",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_in_a_session(parts, words):
+    given = {"options": "", "optimizer": "SGD", "backward": "", "line": "pass", **parts}
+    given.setdefault("loss", "model(x)")
+    result = fork_script(REFUSED.format(**given))
+    assert result.status and words in result.stderr, result.stderr
