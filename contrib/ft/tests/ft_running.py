@@ -25,7 +25,7 @@ class Lighthouse:
             min_replicas=1,
             join_timeout_ms=1000,
             quorum_tick_ms=20,
-            heartbeat_timeout_ms=1500,
+            heartbeat_timeout_ms=4000,  # on a busy machine, threads that send them wait long
         )
         self.port = int(self._server.address().rsplit(":", 1)[1])
         self.url = f"http://127.0.0.1:{self.port}"

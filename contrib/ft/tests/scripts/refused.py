@@ -42,6 +42,13 @@ def by_hand() -> None:
             optimizer.step()
 
 
+def few() -> None:
+    with session(FT(lighthouse=URL, replica="x", min_replicas=2, quorum_timeout_s=1.0)):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.zero_grad()
+
+
 def message(run) -> str:
     try:
         run()
@@ -62,11 +69,8 @@ print(
             "by_hand": message(by_hand),
             "least": message(lambda: FT(min_replicas=0)),
             "seconds": message(lambda: FT(timeout_s=0)),
-            "few": message(
-                lambda: (
-                    DataLoader(torch.randn(4, 2)) and enter(FT(lighthouse=URL, replica="x", host=3))
-                )
-            ),
+            "few": message(few),
+            "host": message(lambda: FT(host=3)),
         }
     )
 )
