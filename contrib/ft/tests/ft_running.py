@@ -17,18 +17,18 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class Lighthouse:
     """torchft's own, in this process."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, min_replicas: int = 1) -> None:
         from torchft.coordination import LighthouseServer
 
         self._server = LighthouseServer(
-            bind=f"127.0.0.1:{port}",
-            min_replicas=1,
+            bind="127.0.0.1:0",
+            min_replicas=min_replicas,
             join_timeout_ms=1000,
             quorum_tick_ms=20,
-            heartbeat_timeout_ms=1500,
+            heartbeat_timeout_ms=4000,  # on a busy machine, threads that send them wait long
         )
-        self.port = int(self._server.address().rsplit(":", 1)[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        port = self._server.address().rsplit(":", 1)[1]
+        self.url = f"http://127.0.0.1:{port}"
 
     def close(self) -> None:
         self._server.shutdown()

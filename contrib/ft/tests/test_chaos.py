@@ -26,6 +26,7 @@ class Lives:
         self._place = out / f"pid-{name}"
         self._at = out / f"at-{name}"
         self._words = ["--name", name, "--lighthouse", url, "--out", out, "--epochs", EPOCHS]
+        self._words += ["--least", 3]  # most of them, so that no two groups train apart
         self.error = ""
         self._thread = threading.Thread(target=self._live)
         self._thread.start()

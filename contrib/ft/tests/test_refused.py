@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from ft_running import Replicas
+from ft_running import Lighthouse, Replicas
 
 
 def test_bad_input(replicas: Replicas) -> None:
-    told = replicas.start("a", script="refused.py").result().json()
+    strict = Lighthouse(min_replicas=2)
+    found = replicas.start("a", "--strict", strict.url, script="refused.py").result()
+    strict.close()
+    told = found.json()
     assert told["none"].startswith("UsageError: strategy='ft' needs a lighthouse")
     assert told["no_url"].startswith("UsageError: lighthouse='localhost' is no URL with a port")
     assert told["silent"].startswith("LaunchError: the lighthouse at http://127.0.0.1:9 does not")
     assert told["windows"].startswith("UsageError: accumulate_grad_batches=2 with strategy='ft'")
-    assert told["shard_eval"].startswith("UsageError: shard_eval=True with strategy=")
+    assert told["shard_eval"].startswith("UsageError: shard_eval=True: what replicas")
     assert told["stream"].startswith("Unsupported: a loader over Stream, an IterableDataset")
     assert told["by_hand"].startswith("Unsupported: strategy='ft' averages gradients in loss.back")
+    assert "replica 'x' waits: 1 of at least 2 replicas have come. Start the others" in found.stderr
+    assert told["few"].startswith("RankFailed: replica 'x': 1 of at least 2 replicas have come wi")
+    assert told["no_quorum"].startswith("RankFailed: replica 'x': the lighthouse at http://127")
+    assert "has let nobody train within quorum_timeout_s=1" in told["no_quorum"]
+    assert told["host"].startswith("UsageError: host=3")
     assert told["least"] == "UsageError: min_replicas=0 must be at least 1"
     assert told["seconds"] == "UsageError: timeout_s=0 must be more than 0"
-
-
-def test_too_few_replicas(replicas: Replicas) -> None:
-    found = replicas.start("a", "--min-replicas", 2, "--timeout", 2).result()
-    assert found.status == 1
-    assert "replica 'a' waits: 1 of at least 2 replicas have come" in found.stderr
-    assert "have come within quorum_timeout_s=2" in found.stderr
 
 
 @pytest.mark.slow
@@ -36,6 +37,7 @@ def test_unlike_models(replicas: Replicas) -> None:
     first.result().ok()
 
 
+@pytest.mark.slow
 def test_a_lighthouse_that_dies(replicas: Replicas) -> None:
     told = replicas.start("a", script="lost.py").result().json()
     assert told["message"].startswith("RankFailed: replica ")
@@ -48,3 +50,7 @@ def test_a_lighthouse_that_dies(replicas: Replicas) -> None:
 def test_a_lighthouse_that_comes_back(replicas: Replicas) -> None:
     told = replicas.start("a", "--again", script="lost.py").result().json()
     assert told == {"message": "", "steps": 8, "same": True}
+
+
+def test_nothing_is_left(replicas: Replicas) -> None:
+    assert replicas.start("a", script="left.py").result().json() == {"threads": [], "ports": []}

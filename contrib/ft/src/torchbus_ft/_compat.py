@@ -47,11 +47,11 @@ class Links:
         from torchft import Manager, ProcessGroupGloo
         from torchft.checkpointing import HTTPTransport
 
-        class Transport(HTTPTransport[Any]):
+        class Transport(HTTPTransport[Any]):  # type: ignore[misc]
             """Says by what address the other replicas reach this machine."""
 
             def address(self) -> str:
-                port = super().address().rsplit(":", 1)[1]
+                port: str = super().address().rsplit(":", 1)[1]
                 return f"http://{host}:{port}"
 
         self.group = ProcessGroupGloo(timeout=timeout)

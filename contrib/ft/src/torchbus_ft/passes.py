@@ -8,8 +8,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, DividedAnew, LoaderIterator, hookimpl
+from torchbus.plugin import Context, DividedAnew, LoaderIterator, Place, hookimpl
 
+Places = dict[int, Place]
 State = dict[str, Any]
 
 
@@ -27,7 +28,7 @@ class Passes:
         self._name = name
         self.begun = 0
         self._open: dict[int, tuple[LoaderIterator, DividedAnew]] = {}
-        self._wanted: State = {}
+        self._wanted: Places = {}
 
     @property
     def behind(self) -> bool:
@@ -85,20 +86,20 @@ class Passes:
 
     # State ---------------------------------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> Places:
         """The place in each open pass, by the number of the pass."""
         return {
             n: order.place() for n, (iterator, order) in self._open.items() if not iterator.ended
         }
 
-    def load(self, places: State, random: State) -> None:
+    def load(self, places: Places, random: State) -> None:
         """Go to another replica's places, before ``take_back``. A pass that is over there ends."""
         self._session.random.load_common(random, self._stream(places), 2)
         self._wanted = {n: place for n, place in places.items() if n > self.begun}
         for n, (_, order) in self._open.items():
             order.go_to(places.get(n))
 
-    def go_on(self, number: int, places: State) -> None:
+    def go_on(self, number: int, places: Places) -> None:
         """A run that resumes is in pass ``number``, at these places."""
         opened = self._open.pop(self.begun, None)
         self.begun = number
@@ -108,7 +109,7 @@ class Passes:
                 opened[1].go_to(places[number])
                 restart(self._session, opened[0])
 
-    def _stream(self, places: State) -> int:
+    def _stream(self, places: Places) -> int:
         """A number for this rank's own random stream, which no other rank has."""
         told = f"{self._name} {self._session.rank} {[(n, p['used']) for n, p in places.items()]}"
         return zlib.crc32(told.encode())

@@ -32,6 +32,11 @@ TOO_FEW = (
     "replica {!r}: {} of at least {} replicas have come within quorum_timeout_s={:g}. Start the"
     " others, or lower min_replicas. {} steps are made, and nothing of them is lost here"
 )
+NO_QUORUM = (
+    "replica {!r}: the lighthouse at {} has let nobody train within quorum_timeout_s={:g}. It waits"
+    " for its own --min_replicas, or for replicas of which it has just heard. Start them, or lower"
+    " --min_replicas. {} steps are made, and nothing of them is lost here"
+)
 LOST = (
     "replica {!r} can't reach the lighthouse at {} any more, after {} steps: {}. The parameters are"
     " those of the last step. Start the lighthouse again, and the replicas, which go on from their"
@@ -113,7 +118,7 @@ class Replicas:
     @property
     def steps(self) -> int:
         """Steps that were committed since the first replica began."""
-        return self._links.manager.current_step()
+        return int(self._links.manager.current_step())
 
     @property
     def manager(self) -> Any:
@@ -156,9 +161,17 @@ class Replicas:
         except TorchbusError:
             raise
         except (RuntimeError, TimeoutError) as error:
-            text = LOST.format(self._options.name, self._options.lighthouse, self.steps, error)
-            raise RankFailed(text) from None
-        return self._links.manager.num_participants() >= self._options.min_replicas
+            raise RankFailed(self._why(error)) from None
+        return bool(self._links.manager.num_participants() >= self._options.min_replicas)
+
+    def _why(self, error: Exception) -> str:
+        """Why there is no quorum."""
+        name, url = self._options.name, self._options.lighthouse
+        try:
+            lighthouse.reach(url, self._options.timeout_s)
+        except LaunchError:
+            return LOST.format(name, url, self.steps, error)
+        return NO_QUORUM.format(name, url, self._options.quorum_timeout_s, self.steps)
 
     def _too_few(self, text: str, *more: object) -> str:
         come = self._links.manager.num_participants()

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torchbus.plugin import LoaderIterator, hookimpl
 
-from torchbus_ft.passes import Passes
+from torchbus_ft.passes import Passes, Places
 from torchbus_ft.replicas import Replicas
 
 State = dict[str, Any]
@@ -26,7 +26,7 @@ class Resumed:
         self._replicas = replicas
         self._passes = passes
         self._begun: int | None = None
-        self._places: State = {}
+        self._places: Places = {}
 
     def state_dict(self) -> State:
         return {

@@ -24,7 +24,7 @@ parser.add_argument("--epochs", type=int)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--plain", action="store_true")
-parser.add_argument("--host")
+parser.add_argument("--least", type=int, default=1)
 args = parser.parse_args()
 
 
@@ -42,7 +42,13 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 torch.manual_seed(args.seed)
 ledger = args.out / f"ledger-{args.name}-{os.getpid()}"
-strategy = FT(lighthouse=args.lighthouse, replica=args.name, timeout_s=20.0, host=args.host)
+strategy = FT(
+    lighthouse=args.lighthouse,
+    replica=args.name,
+    min_replicas=args.least,
+    timeout_s=20.0,
+    quorum_timeout_s=110.0,
+)
 block = session(strategy=strategy, sample_ledger=ledger, launch="fork")
 with contextlib.nullcontext() if args.plain else block:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)

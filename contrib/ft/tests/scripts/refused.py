@@ -10,6 +10,7 @@ from torchbus import session
 from torchbus_ft import FT
 
 URL = sys.argv[sys.argv.index("--lighthouse") + 1]
+STRICT = sys.argv[sys.argv.index("--strict") + 1]
 
 
 class Stream(IterableDataset):
@@ -42,6 +43,19 @@ def by_hand() -> None:
             optimizer.step()
 
 
+def few() -> None:
+    with session(FT(lighthouse=URL, replica="x", min_replicas=2, quorum_timeout_s=7.0)):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.zero_grad()
+
+
+def no_quorum() -> None:
+    with session(FT(lighthouse=STRICT, replica="x", quorum_timeout_s=1.0)):
+        model = torch.nn.Linear(4, 1)
+        torch.optim.SGD(model.parameters(), 0.1).zero_grad()
+
+
 def message(run) -> str:
     try:
         run()
@@ -62,11 +76,9 @@ print(
             "by_hand": message(by_hand),
             "least": message(lambda: FT(min_replicas=0)),
             "seconds": message(lambda: FT(timeout_s=0)),
-            "few": message(
-                lambda: (
-                    DataLoader(torch.randn(4, 2)) and enter(FT(lighthouse=URL, replica="x", host=3))
-                )
-            ),
+            "few": message(few),
+            "no_quorum": message(no_quorum),
+            "host": message(lambda: FT(host=3)),
         }
     )
 )

@@ -20,8 +20,8 @@ from torchbus_sampler.sharding import shard
 
 BATCH = ("per_device", "global")
 SHARDS_EVAL = (
-    "shard_eval=True with strategy={!r}: what replicas that come and go have evaluated can't be"
-    " reduced over all of them. Leave shard_eval out: each replica evaluates the whole set"
+    "shard_eval=True: what replicas that come and go have evaluated can't be reduced over all of"
+    " them. Leave shard_eval out: each replica evaluates the whole set"
 )
 
 
@@ -73,7 +73,7 @@ class Sampler:
         divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
         unheard.look(session, self._divided_only, divides)
         if session.world.divides_anew and self._shard_eval:
-            raise UsageError(SHARDS_EVAL.format(session.options["strategy"]))
+            raise UsageError(SHARDS_EVAL)
         several = session.world_size > 1 or session.world.divides_anew
         if several and divides and self._replace:
             ledger = (
