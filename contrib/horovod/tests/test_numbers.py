@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script, run
+from torchbus.testing import fork_script
 
 pytest.importorskip(
     "horovod.torch",
@@ -68,13 +67,3 @@ def test_sixteen_bits_are_near() -> None:
     found = fork_script(SCRIPTS / "horovod_numbers.py", 2, "fp16", timeout_s=240).json()
     assert 1e-7 < found["adamw"][0] < 0.02 and all(found["same"]), found
     assert "averages gradients, in 16 bits, while" in found["explain"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", ["horovod", "ddp"])
-def test_ranks_of_horovodrun_are_joined(strategy: str) -> None:
-    """Two blocks one after the other, and what is after them runs on both ranks."""
-    command = [Path(sys.executable).parent / "horovodrun", "-np", "2", "--gloo", sys.executable]
-    result = run([*map(str, command), str(SCRIPTS / "horovodrun.py"), strategy], timeout_s=240)
-    assert result.ok().stdout.count("joined horovodrun, close to one process: True True") == 2
