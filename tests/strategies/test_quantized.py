@@ -83,5 +83,43 @@ def test_under_deepspeed(server, strategy):
 def test_layers_that_tp_divides_are_refused(server):
     words = json.dumps(["tp", 2, 6, "nf4", "torchao", {"plan": {"*.a": "colwise"}}])
     result = server.run(SCRIPTS / "quantized.py", words, timeout_s=200)
-    assert not result.ok()
+    assert result.ok(1)
     assert "quantize='nf4' with strategy='tp'" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"sharded_save": True}], ids=["whole", "in parts"])
+def test_a_run_goes_on_with_other_ranks(server, options, tmp_path):
+    pytest.importorskip("torchbus_checkpoint")
+    script = SCRIPTS / "quantized_checkpoint.py"
+    first = json.dumps(["fsdp", 2, "first", options])
+    assert server.run(script, first, cwd=tmp_path, timeout_s=200).ok()
+    second = json.dumps(["ddp", 3, "second", {}])
+    result = server.run(script, second, cwd=tmp_path, timeout_s=200)
+    assert result.ok() and float(result.stdout) < ROUNDING["nf4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("fsdp", 2)])
+def test_adapters_of_peft(server, strategy, ranks, tmp_path):
+    """In float32, as transformers makes its models."""
+    pytest.importorskip("peft", reason="peft is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    script = SCRIPTS / "quantized_peft.py"
+    found = server.run(script, strategy, ranks, cwd=tmp_path, timeout_s=250).json()
+    assert found["apart"] < 2e-6 < 1e-3 < found["moved"], found
+    assert found["loaded"] < 2e-6 and found["merged"] < 1e-5, found
+    assert "weights of 15 frozen layers in nf4 by torchao" in found["told"]
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert "adapter_model.safetensors" in files
+
+
+def test_weights_that_are_to_be_trained_later(server):
+    """Before any rank starts."""
+    words = json.dumps(["ddp", 2, 6, "nf4", "torchao", {"unfreeze": {"blocks": 3}}])
+    result = server.run(SCRIPTS / "quantized.py", words)
+    assert result.ok(1)
+    assert (
+        "quantize='nf4' with unfreeze=...: quantised weights can't be trained later. Leave one of"
+        " them out"
+    ) in result.stderr
