@@ -13,8 +13,8 @@ from torchbus.errors import UsageError
     ("options", "words"),
     [
         (
-            {"precision": "fp8"},
-            "'32-true', '64-true', '16-mixed', 'bf16-mixed', '16-true', 'bf16-true'",
+            {"precision": "fp16-mixed"},
+            "'32-true', '64-true', '16-mixed', 'bf16-mixed', '16-true', 'bf16-true', 'fp8'",
         ),
         ({"precision": 16}, "precision=16 is unknown: here it is called '16-mixed'"),
         ({"precision": "bf16"}, "precision='bf16' is unknown: here it is called 'bf16-mixed'"),

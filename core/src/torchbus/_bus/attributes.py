@@ -50,6 +50,9 @@ class Plugin:
     unfreezes: bool = True
     """For strategies: parameters that are frozen at the first forward may be unfrozen later."""
 
+    takes_bytes: bool = True
+    """For strategies: a frozen weight may be bytes, of which only its layer knows the meaning."""
+
     divides_own_batch: bool = False
     """For samplers: the script's own batch is the global one, of which each rank takes
     its share.

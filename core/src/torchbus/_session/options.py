@@ -79,6 +79,8 @@ class KnownOptions(MoreOptions, total=False):
     every_n_steps: int | None
     flops: bool | float | None
     forward_methods: tuple[str, ...]
+    fp8_config: object
+    fp8_skip: collections.abc.Sequence[str]
     freeze_batchnorm: bool
     gpu_monitor: bool
     gradient_algorithm: typing.Literal[
@@ -123,10 +125,14 @@ class KnownOptions(MoreOptions, total=False):
         "bf16-mixed",
         "16-true",
         "bf16-true",
+        "fp8",
     ]
     profile: bool | collections.abc.Mapping[str, int | bool] | None
     profile_folder: str | os.PathLike[str]
     progress: bool
+    quantize: typing.Literal["nf4", "int8"]
+    quantize_library: typing.Literal["auto", "torchao", "bitsandbytes"]
+    quantize_skip: collections.abc.Sequence[str]
     replace_sampler: bool
     reshard_after_forward: bool | None
     resume: str | os.PathLike[str]

@@ -1,17 +1,19 @@
-"""Private names of torch that mixed precision uses; nothing else in this package uses one.
+"""Private names of torch and torchao that this package uses; nothing else in it uses one.
 
-All were seen in 2.4 to 2.13.
+Torch's were seen in 2.4 to 2.13, torchao's in 0.18.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
+from torch.nn import Module
 from torchbus.plugin import private, require
 
 sparse_values: Callable[[Tensor], Tensor] = Tensor._values
@@ -61,3 +63,37 @@ def check() -> None:
     with torch.enable_grad():
         one = torch.ones((), device="cpu")
         require((one.clone().requires_grad_() * one).grad_fn, "_saved_other", need)
+
+
+def share_parameters(module: Module, owner: Module) -> None:
+    """Let a module compute with the parameters that another one has at the time.
+
+    Without ``_parameters``: AttributeError when a model is converted to float8.
+    """
+    module._parameters = owner._parameters
+
+
+def undo_inductor_patch() -> Callable[[], None]:
+    """Remember torch's code generator before torchao changes it for float8.
+
+    Returns a function that puts it back. Without ``_PATCHED`` or ``TritonOverrides``, torchao
+    changes nothing, or in another way, and nothing is put back.
+    """
+    try:
+        from torch._inductor.codegen.triton import TritonOverrides
+        from torchao.float8 import _inductor_patch as patch
+    except ImportError:
+        return lambda: None
+    overrides: Any = TritonOverrides
+    own = {name: vars(overrides).get(name) for name in ("minimum", "maximum")}
+
+    def undo() -> None:
+        for name, method in own.items():
+            if method is None:
+                if name in vars(overrides):
+                    delattr(overrides, name)
+            else:
+                setattr(overrides, name, method)
+        patch._PATCHED = False
+
+    return (lambda: None) if getattr(patch, "_PATCHED", True) else undo

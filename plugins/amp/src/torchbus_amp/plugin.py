@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch.optim import LBFGS, Optimizer
-from torchbus.plugin import Context, UsageError, hookimpl, needs
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
+from torchbus_amp import float8_options
+from torchbus_amp.float8 import Float8
 from torchbus_amp.models import Autocast, Converted, Models
 from torchbus_amp.scaling import LossScaling
 
 DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32, "64": torch.float64}
-PrecisionName = Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
+PrecisionName = Literal[
+    "32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "fp8"
+]
 PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 LISTED = ", ".join(map(repr, PRECISIONS))
 ELSEWHERE = {
@@ -33,15 +38,19 @@ class State(TypedDict):
     scales: list[dict[str, object]]
 
 
-@needs("precision", "amp_backend")
+@needs("precision", "amp_backend", "fp8_config", "fp8_skip")
 class Precision:
     """Sets the precision of an unchanged loop.
 
     Args:
         precision: "16-mixed" and "bf16-mixed" run forward under autocast (float16 with loss
             scaling); "16-true", "bf16-true" and "64-true" convert the model and its inputs;
-            "32-true" does nothing.
+            "fp8" is "bf16-mixed" in which linear layers multiply in float8, by torchao; "32-true"
+            does nothing.
         amp_backend: "native".
+        fp8_config: a recipe of torchao, "tensorwise", "rowwise" or "rowwise_with_gw_hp", or its
+            Float8LinearConfig.
+        fp8_skip: names of layers, or patterns such as "*.gate", that don't multiply in float8.
 
     ``state_dict()`` and ``load_state_dict(state)`` are for checkpoints, which must keep the loss
     scales.
@@ -49,7 +58,14 @@ class Precision:
 
     owns = ("precision",)
 
-    def __init__(self, precision: PrecisionName = "32-true", amp_backend: str = "native") -> None:
+    def __init__(
+        self,
+        precision: PrecisionName = "32-true",
+        amp_backend: str = "native",
+        *,
+        fp8_config: object = "tensorwise",
+        fp8_skip: Sequence[str] = (),
+    ) -> None:
         if amp_backend == "apex":
             raise UsageError(
                 "amp_backend='apex': apex.amp is no longer maintained. Its successors, torch's own"
@@ -62,22 +78,43 @@ class Precision:
             name = ELSEWHERE.get(str(precision))
             remedy = f"here it is called {name!r}" if name else f"use one of {LISTED}"
             raise UsageError(f"precision={precision!r} is unknown: {remedy}")
+        expect("fp8_skip", fp8_skip, (list, tuple), "names of layers, as ('head',)")
+        if precision != "fp8" and (fp8_config != "tensorwise" or fp8_skip):
+            raise UsageError(
+                f"fp8_config and fp8_skip with precision={precision!r}: they would do nothing. Say"
+                " precision='fp8', or leave them out"
+            )
         self.precision = precision
+        self._float8: Any = float8_options.read(fp8_config) if precision == "fp8" else None
+        self._skip = tuple(fp8_skip)
         self._session: Context | None = None
         self.models: Models | None = None
         self.scaling: LossScaling | None = None
 
+    @hookimpl(tryfirst=True)
+    def launch(self, session: Context) -> None:
+        """Before any rank starts."""
+        if self._float8 is not None:
+            float8_options.refuse_device_type(session.device.type, self._float8)
+            float8_options.refuse_tp(session)
+
     @hookimpl
     def session_start(self, session: Context) -> None:
         self._session = session
-        kind, way = self.precision.split("-")
         if self.precision == "32-true":
             return
-        self.models = (Autocast if way == "mixed" else Converted)(session, DTYPES[kind])
+        self.models = self._models(session)
         session.bus.register(self.models, "amp.models")
         if self.precision == "16-mixed":
             self.scaling = LossScaling(session)
             session.bus.register(self.scaling, "amp.scaling")
+
+    def _models(self, session: Context) -> Models:
+        if self._float8 is not None:
+            float8_options.refuse_device(session.device, self._float8)
+            return Float8(session, self._float8, self._skip)
+        kind, way = self.precision.split("-")
+        return (Autocast if way == "mixed" else Converted)(session, DTYPES[kind])
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, optimizer: Optimizer | None) -> None:

@@ -44,6 +44,7 @@ class TensorParallel(Strategy):
     """
 
     name = "tp"
+    takes_bytes = False
 
     def __init__(
         self,

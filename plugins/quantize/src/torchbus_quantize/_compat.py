@@ -1,0 +1,28 @@
+"""Private names of torch that this package uses; nothing else in it uses one.
+
+Seen in 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import nn
+
+
+class LoadingLinear(nn.Linear):
+    """Looks at a ``state_dict`` before torch takes this layer's values out of it.
+
+    Without ``_load_from_state_dict``: torch refuses float weights by their shape.
+    """
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self.before_load(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    @abstractmethod
+    def before_load(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Change the dict, which is a copy of the script's own."""

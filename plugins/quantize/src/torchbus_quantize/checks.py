@@ -1,0 +1,90 @@
+"""What can't be right, said before the first gradient."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
+
+from torchbus_quantize.choice import trained
+from torchbus_quantize.report import Done, few, reasons
+
+
+class FirstBackward:
+    """Looks once, when the loop first calls backward, whether the options had an effect."""
+
+    def __init__(
+        self, session: Context, name: str, skip: tuple[str, ...], done: Mapping[Module, Done]
+    ) -> None:
+        self._session, self._name, self._skip, self._done = session, name, skip, done
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self) -> None:
+        self._session.bus.unregister(self)
+        refuse_unknown(self._skip, list(self._done))
+        if not any(done.layers for done in self._done.values()):
+            self._refuse_nothing()
+
+    def _refuse_nothing(self) -> None:
+        """Raise UsageError: no layer is quantised."""
+        found = "; ".join(
+            f"{type(model).__name__}: {_why(model, done)}" for model, done in self._done.items()
+        )
+        raise UsageError(
+            f"quantize={self._name!r} finds no frozen nn.Linear in a model that an optimizer trains"
+            f" ({found or 'no model found'}). Trained weights are never quantised: freeze them with"
+            " requires_grad_(False) before the optimizer is made, for example by peft, or leave"
+            " quantize out"
+        )
+
+
+def _why(model: Module, done: Done) -> str:
+    names = trained(model)
+    left = {path: why for path, why in done.left.items() if why != "trained"}
+    words = [f"{few(names)} trained"] if names else []
+    return "; ".join([*words, *([reasons(left)] if left else [])]) or "no nn.Linear"
+
+
+def refuse_companions(session: Context, name: str) -> None:
+    """Raise Unsupported beside a strategy or a plugin that needs float weights."""
+    for registered, plugin in session.bus.plugins():
+        if not getattr(plugin, "takes_bytes", True):
+            raise Unsupported(
+                f"quantize={name!r} with strategy={registered!r}: its engine computes with the"
+                " weights themselves, and quantised ones are bytes. Use strategy='ddp' or 'fsdp'"
+            )
+    if session.options.get("unfreeze") is not None:
+        raise UsageError(
+            f"quantize={name!r} with unfreeze=...: quantised weights can't be trained later. Leave"
+            " one of them out"
+        )
+    if session.options.get("tp") is not None:
+        raise Unsupported(
+            f"quantize={name!r} with tp={session.options['tp']}: the ranks would divide rows of"
+            " weights, and quantised ones are bytes. Leave tp out"
+        )
+
+
+def refuse_unknown(skip: tuple[str, ...], models: list[Module]) -> None:
+    """Raise UsageError for a pattern that names no layer."""
+    known = [path for model in models for path, _ in model.named_modules() if path]
+    for pattern in skip:
+        if not any(fnmatchcase(path, pattern) for path in known):
+            near = ", ".join(map(repr, difflib.get_close_matches(pattern, known, 3, 0.4)))
+            raise UsageError(
+                f"quantize_skip: {pattern!r} names no layer. The nearest: {near or 'none'}"
+            )
+
+
+def refuse_not_finite(weight: Tensor, path: str, name: str) -> None:
+    """Raise UsageError for a weight that no scale fits."""
+    if not torch.isfinite(weight).all():
+        raise UsageError(
+            f"quantize={name!r}: {path}.weight has numbers that are not finite, so no scale fits"
+            " it. Look at how it was loaded"
+        )

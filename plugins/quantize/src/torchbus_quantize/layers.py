@@ -1,0 +1,131 @@
+"""A linear layer whose frozen weight is bytes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torchbus.plugin import Unsupported, UsageError
+
+from torchbus_quantize import libraries
+from torchbus_quantize._compat import LoadingLinear
+from torchbus_quantize.packing import HEAD, Part, head_of, layout, pack, unpack
+
+
+class Form(NamedTuple):
+    """What the bytes of a weight mean. ``settings`` are the library's own."""
+
+    name: str
+    library: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: tuple[Part, ...]
+    settings: Any
+
+    def head(self) -> bytes:
+        """What the bytes begin with, so that those of another form are recognised."""
+        return f"{self.name}:{crc32(repr(self[:-1]).encode()):08x}".encode().ljust(HEAD, b"\0")
+
+    def values(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weight again, rounded."""
+        tensors = unpack(packed, self.parts)
+        return libraries.load(self.library).dequantise(tensors, self.settings).to(dtype)
+
+
+class QuantizedLinear(LoadingLinear):
+    """``nn.Linear`` with a frozen weight in few bits. Its ``weight`` is a parameter of bytes."""
+
+    quantized: Form
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(input.device.type):
+            input = input.to(torch.get_autocast_dtype(input.device.type))
+        output: Tensor = _Linear.apply(input, self.weight, self.quantized)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def extra_repr(self) -> str:
+        form = self.quantized
+        return f"{super().extra_repr()}, quantized={form.name!r} by {form.library}"
+
+    def before_load(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Quantise a float weight. Raises UsageError for bytes that mean something else."""
+        given = state_dict.get(f"{prefix}weight")
+        if not isinstance(given, Tensor):
+            return
+        if given.is_floating_point() and tuple(given.shape) == self.quantized.shape:
+            weight = given.to(self.weight.device, self.quantized.dtype)
+            state_dict[f"{prefix}weight"] = quantised(
+                weight, self.quantized.name, self.quantized.library
+            )[0]
+        elif given.dtype == torch.uint8 and head_of(given) != self.quantized.head():
+            form = self.quantized
+            raise UsageError(
+                f"load_state_dict: {prefix}weight was quantised otherwise than here, where it is"
+                f" {form.name!r} by {form.library}, of {_size(form)}: load it with the quantize="
+                " and quantize_library= with which it was saved"
+            )
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps the bytes from forward to backward, and makes the weight anew in both."""
+
+    @staticmethod
+    def forward(input: Tensor, packed: Tensor, form: Form) -> Tensor:
+        return F.linear(input, form.values(packed, input.dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Form], output: Tensor) -> None:
+        _, packed, ctx.form = inputs
+        ctx.save_for_backward(packed)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (packed,) = ctx.saved_tensors
+        return gradient @ ctx.form.values(packed, gradient.dtype), None, None
+
+
+@torch.no_grad()
+def quantised(weight: Tensor, name: str, library: str) -> tuple[Tensor, Form]:
+    """The bytes of a weight, and what they mean."""
+    tensors, settings = libraries.load(library).quantise(name, weight)
+    form = Form(name, library, tuple(weight.shape), weight.dtype, layout(tensors), settings)
+    return pack(tensors, form.parts, form.head()), form
+
+
+def quantize_layer(layer: nn.Linear, name: str, library: str) -> None:
+    """Change a layer in place. Its weight stays the same object, with other data."""
+    packed, form = quantised(layer.weight.detach(), name, library)
+    layer.weight.data = packed
+    layer.__class__ = QuantizedLinear
+    assert isinstance(layer, QuantizedLinear)
+    layer.quantized = form
+
+
+@torch.no_grad()
+def dequantize(model: Module) -> None:
+    """Make the quantised layers of a model plain ``nn.Linear`` again, in place.
+
+    The weights are those that the layers computed with, and stay frozen. Call it after the block,
+    before you merge adapters, for example.
+    """
+    for path, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLinear):
+            continue
+        if isinstance(layer.weight, DTensor):
+            raise Unsupported(
+                f"dequantize: {path or 'the layer'}.weight is divided over ranks; call it after the"
+                " block"
+            )
+        form = layer.quantized
+        layer.weight.data = form.values(layer.weight.data, form.dtype)
+        del layer.quantized
+        layer.__class__ = nn.Linear
+
+
+def _size(form: Form) -> str:
+    return f"shape {form.shape} in {str(form.dtype).removeprefix('torch.')}"

@@ -1,0 +1,107 @@
+"""The plugin: its options and events."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Generator, Sequence
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, needs
+
+from torchbus_quantize import checks, libraries
+from torchbus_quantize.choice import choose
+from torchbus_quantize.layers import quantize_layer
+from torchbus_quantize.report import Done
+
+Name = Literal["nf4", "int8"]
+LibraryName = Literal["auto", "torchao", "bitsandbytes"]
+
+
+@needs("quantize", "quantize_library", "quantize_skip")
+class Quantize:
+    """Keeps the weights of frozen linear layers in 4 or 8 bits.
+
+    Args:
+        quantize: "nf4" for 4 bits, "int8" for 8 bits with one scale per row.
+        quantize_library: "torchao", "bitsandbytes", or "auto" for the first that is installed.
+        quantize_skip: names of layers, or patterns such as "*.gate", that stay as they are.
+
+    A layer computes with the weight that its bytes stand for. Its trained neighbours, as of LoRA,
+    stay in their own dtype.
+
+    Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, NeurIPS 2023,
+    https://arxiv.org/abs/2305.14314
+    """
+
+    owns = ("quantised weights",)
+
+    def __init__(
+        self,
+        quantize: Name,
+        *,
+        quantize_library: LibraryName = "auto",
+        quantize_skip: Sequence[str] = (),
+    ) -> None:
+        _check("quantize", quantize, get_args(Name))
+        _check("quantize_library", quantize_library, get_args(LibraryName))
+        expect("quantize_skip", quantize_skip, (list, tuple), "names of layers, as ('lm_head',)")
+        self._name = quantize
+        self._library_name = libraries.choose(quantize_library, quantize)
+        self._library = libraries.load(self._library_name)
+        self._skip = tuple(quantize_skip)
+        self._done: WeakKeyDictionary[Module, Done] = WeakKeyDictionary()
+
+    @hookimpl(tryfirst=True)
+    def launch(self, session: Context) -> None:
+        """Before any rank starts."""
+        checks.refuse_companions(session, self._name)
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        self._session = session
+        first = checks.FirstBackward(session, self._name, self._skip, self._done)
+        session.bus.register(first, "quantize.first_backward")
+
+    @hookimpl(wrapper=True, trylast=True)
+    def parameters_added(
+        self, optimizer: Optimizer | None, parameters: list[Tensor]
+    ) -> Generator[None, object, object]:
+        """Quantise after a change of precision, and before any strategy takes the model."""
+        if optimizer is not None and self._session.captures(optimizer):
+            for model in inventory.models_of(parameters):
+                self._quantize(model)
+        return (yield)
+
+    def _quantize(self, model: Module) -> None:
+        choice = choose(model, self._name, self._skip, self._library)
+        done = self._done.setdefault(model, Done())
+        done.left = choice.left
+        for path, layer in choice.layers.items():
+            before = layer.weight.nbytes
+            checks.refuse_not_finite(layer.weight, path, self._name)
+            quantize_layer(layer, self._name, self._library_name)
+            done.add(path, before, layer.weight.nbytes)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        return {
+            "quantised": [
+                f"{type(model).__name__}: {done.words(self._name, self._library_name)}"
+                for model, done in self._done.items()
+            ]
+            or ["no model yet"]
+        }
+
+
+def _check(option: str, value: object, known: tuple[str, ...]) -> None:
+    if value in known:
+        return
+    near = difflib.get_close_matches(str(value).lower(), known, 1, 0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(
+        f"{option}={value!r} is unknown: {hint}Known are {', '.join(map(repr, known))}"
+    )
