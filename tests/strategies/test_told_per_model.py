@@ -4,52 +4,12 @@ the ranks.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torchbus.testing import fork_script
 
-SCRIPT = """
-import json, sys, tempfile
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from torchbus import session
-from torchbus._ranks import collectives
-from torchbus_checkpoint.agreement import wire
-
-told = []
-
-def recorded(function):
-    def call(*arguments):
-        message = function(*arguments)
-        told.append(len(message))
-        return message
-    return call
-
-collectives._packed = recorded(collectives._packed)
-wire.written = recorded(wire.written)
-
-def train(layers, folder):
-    with session(strategy="ddp", devices=int(sys.argv[1]), accelerator="cpu", launch="fork",
-                 checkpoint=folder, every_n_steps=2, logger="local", log_every_n_steps=2) as s:
-        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(TensorDataset(torch.arange(96.0).view(24, 4)), 2, shuffle=True)
-        for (x,) in loader:
-            optimizer.zero_grad()
-            loss = model(x).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-            s.log("loss", loss.item(), sync_dist=True)
-    return [len(told), sum(told)]
-
-found = []
-for layers in (2, 20):
-    told.clear()
-    with tempfile.TemporaryDirectory() as folder:
-        found.append(train(layers, folder))
-print(json.dumps(found))
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "told_per_model.py"
 
 
 def told(ranks: int) -> Any:

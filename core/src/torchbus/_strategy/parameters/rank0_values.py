@@ -59,15 +59,15 @@ def _refuse_unlike(told: list[tuple[str, Any]]) -> None:
     for rank, (their_what, theirs) in enumerate(told):
         if type(theirs) is not type(first) or theirs[1:] != first[1:]:
             raise RanksDiverged(
-                f"rank {rank} comes with {their_what}{_number(theirs)}, but rank 0 comes with"
-                f" {what}{_number(first)}: all ranks must build and first use their models in the"
-                f" same order.{hyperparameters.searches()}"
+                f"rank {rank} comes with {their_what} ({_number(theirs)} tensors), but rank 0 comes"
+                f" with {what} ({_number(first)} tensors): all ranks must build and first use their"
+                f" models in the same order.{hyperparameters.searches()}"
             )
 
 
-def _number(told: object) -> str:
-    """Say how many tensors a rank has, unless it is elsewhere and tells something else."""
-    return f" ({told[1]} tensors)" if isinstance(told, list) and len(told) > 1 else ""
+def _number(told: object) -> int:
+    """Return how many tensors a rank has; 0 if it is elsewhere and tells something else."""
+    return told[1] if isinstance(told, list) and len(told) > 1 else 0
 
 
 def refuse_empty(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:
