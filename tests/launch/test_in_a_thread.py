@@ -39,7 +39,7 @@ def test_a_slow_rank_is_named_with_its_line(tmp_path):
     assert re.search(
         r"rank 1 is elsewhere, .* at .*in_a_thread\.py:\d+: time\.sleep\(8\)", first.stderr
     )
-    assert "rank 0 waits in " in first.stderr
+    assert "rank 0 waits in s.barrier, at " in first.stderr
 
 
 @pytest.mark.slow

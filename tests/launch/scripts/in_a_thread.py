@@ -1,7 +1,7 @@
 """A loop in a process such as Ray Train's, without Ray: in_a_thread.py HOW WHO.
 
 The process has a Unix socket and a process group of its own, and the loop runs in another thread
-than the main one. The rank WHO does HOW ("raise", "sleep") before its loop. A process whose loop
+than the main one. The rank WHO does HOW: "raise" before its loop, or "sleep" after it. A process whose loop
 has failed lives on for a while.
 """
 
@@ -21,9 +21,11 @@ def train(how: str, who: int) -> None:
     with session(strategy="ddp", hang_timeout=2.0) as s:
         if s.rank == who and how == "raise":
             raise ValueError("boom")
+        parameters = ways.train(4)
         if s.rank == who and how == "sleep":
             time.sleep(8)
-        ways.show(s, ways.train(4))
+        s.barrier()
+        ways.show(s, parameters)
 
 
 def connected_unix_socket(path: str) -> socket.socket:

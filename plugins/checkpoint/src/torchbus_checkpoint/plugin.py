@@ -218,7 +218,7 @@ class Checkpoint:
         checkpoint was written.
         """
         options.refuse_url(path, f"s.load({str(path)!r})")
-        self._resume.refuse_while_pending(f"s.load({str(path)!r})")
+        self._resume.refuse_while_pending(path)
         self._resume.load(Path(path).absolute(), self._steps.count)
 
     def save_and_leave(self) -> None:

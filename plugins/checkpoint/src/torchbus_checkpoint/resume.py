@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,10 +67,12 @@ class Resume:
             self._snapshot.written = self.mirror.written
         return choice.to_begin_with(self._options)
 
-    def refuse_while_pending(self, what: str) -> None:
-        """Raise UsageError while a replay leads the loop back."""
+    def refuse_while_pending(self, path: str | os.PathLike[str]) -> None:
+        """Raise UsageError for a load of this path while a replay leads the loop back."""
         if self.pending is not None:
-            raise UsageError(f"{what}: this session is resuming from {self.found} already")
+            raise UsageError(
+                f"s.load({str(path)!r}): this session is resuming from {self.found} already"
+            )
 
     def load(self, chosen: Path, step: int) -> None:
         """Put back this checkpoint, and before the first step lead the loop to its place."""
