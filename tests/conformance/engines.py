@@ -49,15 +49,15 @@ PLAN: dict[str, Any] = {"plan": {"0": "colwise"}}
 
 @dataclass(frozen=True)
 class Engine:
-    """``refused``: by rule, words of the message. ``diverges``: by rule, words of RanksDiverged.
+    """``refused``: by rule, words of the message; None if the engine's refusals are not listed.
 
-    ``ranks``: the smallest number runs in the quick suite. Any of ``refused`` may be refused on
-    more ranks only.
+    ``diverges``: by rule, words of RanksDiverged. ``ranks``: the smallest number runs in the quick
+    suite.
     """
 
     strategy: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] | None = None
     diverges: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[int, ...] = (2, 3)
 

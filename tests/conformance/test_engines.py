@@ -32,10 +32,12 @@ def test_an_engine_holds_the_rules(name: str, rule: Rule, ranks: int) -> None:
         assert "RanksDiverged" in text and engine.diverges[rule.name] in text, text
         return
     assert outcome.holds, str(outcome)
+    if engine.refused is None:
+        return
     words = engine.refused.get(rule.name, "")
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
 def test_every_name_in_the_tables_is_a_rule() -> None:
-    named = {name for one in ENGINES.values() for name in (*one.refused, *one.diverges)}
+    named = {name for one in ENGINES.values() for name in (*(one.refused or ()), *one.diverges)}
     assert named <= {rule.name for rule in RULES}

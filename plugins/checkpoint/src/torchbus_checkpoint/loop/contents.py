@@ -94,8 +94,12 @@ class Finder:
         )
         scalers = [thing for thing in things if isinstance(thing, GradScaler)]
         self._last = Contents(
-            *(_named(kind, names) for kind in (trained, other, optimizers, schedulers, scalers)),
-            shape_of=partial(inventory.shape_of, bus=self._session.bus),
+            _named(trained, names),
+            _named(other, names),
+            _named(optimizers, names),
+            _named(schedulers, names),
+            _named(scalers, names),
+            partial(inventory.shape_of, bus=self._session.bus),
         )
         return self._last
 

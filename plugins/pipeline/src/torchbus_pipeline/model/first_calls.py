@@ -19,6 +19,7 @@ COPIED = (
     " balance='time': it is divided at that call, and the copy would not be. Copy it after the"
     " first call, or use balance='parameters'"
 )
+Told = tuple[list[float] | None, str]
 Divide = Callable[[list[float] | None, str], None]
 """Gets the seconds of each layer, or None and why there are none."""
 
@@ -44,8 +45,8 @@ class FirstCalls:
 
     def _measured(
         self, model: Module, found: Layers, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[float] | None, str]:
-        told: tuple[list[float] | None, str] = None, ""
+    ) -> Told:
+        told: Told = (None, "")
         if self._session.is_main:
             drawn = self._session.random.state()
             try:
@@ -54,7 +55,8 @@ class FirstCalls:
                 told = None, f"{type(error).__name__}: {error}"
             finally:
                 self._session.random.load(drawn)
-        return self._meeting.told_by_first(told)
+        agreed: Told = self._meeting.told_by_first(told)
+        return agreed
 
 
 def is_waiting(model: Module) -> bool:
