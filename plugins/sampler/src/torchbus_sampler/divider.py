@@ -242,9 +242,8 @@ class Divider:
         if not decision.divide or decision.evaluation:
             return decision.why
         over = sharers(self._session)
-        if self._global:
-            return f"divided, each batch over {over}"
-        return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
+        per_rank = f"{thing.batch_size or 'a batch'} x {over} a step"
+        return f"divided, each batch over {over}" if self._global else f"divided, {per_rank}"
 
     def _decide(self, loader: DataLoader[object]) -> Decision:
         if self._contents.are_own(loader):
