@@ -37,9 +37,16 @@ OF_OTHERS = {
     },
     "torchbus_checkpoint": {"_strip_protocol"},
     "torchbus_deepspeed": {"_grad_acc_hooks"},
+    "torchbus_ft": {
+        "_StreamingDiLoCoFragment",
+        "_fragments",
+        "_quorum_id",
+        "_server",
+        "_use_async_quorum",
+    },
     "torchbus_sampler": {"_dataset", "_rank"},
 }
-"""Neither torch's nor Python's: optuna's, fsspec's, DeepSpeed's, and two attributes of the sampler's own classes that
+"""Neither torch's nor Python's: optuna's, fsspec's, DeepSpeed's, torchft's, and two attributes of the sampler's own classes that
 loaders have too."""
 
 

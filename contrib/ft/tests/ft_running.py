@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class Lighthouse:
     """torchft's own, in this process."""
 
-    def __init__(self, min_replicas: int = 1) -> None:
+    def __init__(self, min_replicas: int = 1, heartbeat_timeout_ms: int = 4000) -> None:
         from torchft.coordination import LighthouseServer
 
         self._server = LighthouseServer(
@@ -25,7 +25,7 @@ class Lighthouse:
             min_replicas=min_replicas,
             join_timeout_ms=1000,
             quorum_tick_ms=20,
-            heartbeat_timeout_ms=4000,  # on a busy machine, threads that send them wait long
+            heartbeat_timeout_ms=heartbeat_timeout_ms,  # a busy machine sends them late
         )
         port = self._server.address().rsplit(":", 1)[1]
         self.url = f"http://127.0.0.1:{port}"

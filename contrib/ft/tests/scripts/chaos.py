@@ -55,7 +55,9 @@ with contextlib.nullcontext() if args.plain else block:
     loader = DataLoader(TensorDataset(x, y), args.batch, shuffle=True)
     (args.out / f"pid-{args.name}").write_text(str(os.getpid()))
     for epoch in range(args.epochs):
+        taken = 0
         for inputs, targets in loader:
+            taken += 1
             if not args.plain and not (args.out / "enough").exists():
                 time.sleep(0.02)
             optimizer.zero_grad()
@@ -64,6 +66,7 @@ with contextlib.nullcontext() if args.plain else block:
             tell()
         with torch.no_grad():
             loss = nn.functional.mse_loss(model(x), y).item()
-        (args.out / f"loss-{args.name}-{epoch}").write_text(str(loss))
+        if taken:  # else it was over when this replica began
+            (args.out / f"loss-{args.name}-{epoch}").write_text(str(loss))
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, args.out / f"end-{args.name}.pt")

@@ -23,7 +23,7 @@ from torchbus_sampler.decision.feeding import Feeding
 from torchbus_sampler.decision.models import DecidingModels
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.anew import AnewOrder, refuse_stream, sharers
+from torchbus_sampler.orders.anew import AnewOrder, in_words, refuse_stream
 from torchbus_sampler.orders.memory import memory_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.stateful import kind_of_order, settle
@@ -241,10 +241,7 @@ class Divider:
             )
         if not decision.divide or decision.evaluation:
             return decision.why
-        over = sharers(self._session)
-        if self._global:
-            return f"divided, each batch over {over}"
-        return f"divided, {thing.batch_size or 'a batch'} x {over} a step"
+        return in_words(self._session, self._global, thing.batch_size)
 
     def _decide(self, loader: DataLoader[object]) -> Decision:
         if self._contents.are_own(loader):

@@ -29,12 +29,15 @@ def refuse_stream(session: Context, dataset: object) -> None:
         raise Unsupported(STREAM.format(type(dataset).__name__))
 
 
-def sharers(session: Context) -> str:
-    """Who shares a batch, in words for ``explain()``."""
+def in_words(session: Context, own_batch: bool, batch_size: int | None) -> str:
+    """How the loader's batches are divided, for ``explain()``."""
     parts = session.world.data.parts
+    over = f"{parts} ranks" if parts == session.world_size else f"{parts} groups of ranks"
     if session.world.divides_anew:
-        return f"{parts} ranks of all replicas, anew when one comes or goes,"
-    return f"{parts} ranks" if parts == session.world_size else f"{parts} groups of ranks"
+        over = f"{parts} ranks of all replicas, anew when one comes or goes,"
+    if own_batch:
+        return f"divided, each batch over {over}"
+    return f"divided, {batch_size or 'a batch'} x {over} a step"
 
 
 class AnewOrder(DividedOrder):
