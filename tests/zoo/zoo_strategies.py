@@ -58,7 +58,9 @@ REFUSED: dict[str, dict[str, str]] = {
         "backward_per_class": IN_GRADIENTS,
         "pickled_optimizer": "pickling or copying Adam under strategy='ddp_sharded'",
     },
-    "horovod": {},
+    "horovod": {
+        "sparse_embedding": "SparseAdam does not support dense gradients",
+    },
 }
 """Loop, and words of the message.
 

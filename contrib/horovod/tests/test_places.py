@@ -74,10 +74,14 @@ def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatc
     assert meeting._seen_address(several) == socket.gethostname()
 
 
-def test_variables_that_are_set_win_and_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_timeout_wins_and_a_launchers_place_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "7")
+    monkeypatch.setenv("HOROVOD_RANK", "5")
     before = dict(os.environ)
-    with meeting._compat.variables({"HOROVOD_GLOO_TIMEOUT_SECONDS": "9", "HOROVOD_RANK": "0"}):
-        assert os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "7"
-        assert os.environ["HOROVOD_RANK"] == "0"
+    words = told(World(0, 1, 0, 1, 0), ["h", 1], [(["h", 1], 0, 0)])
+    assert words["GLOO_TIMEOUT_SECONDS"] == "7" and words["RANK"] == "0"
+    with meeting._compat.variables({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}):
+        assert os.environ["HOROVOD_RANK"] == "0" and os.environ["HOROVOD_SIZE"] == "1"
     assert dict(os.environ) == before

@@ -48,14 +48,17 @@ def end(hvd: Any) -> None:
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """What Horovod reads from the environment. A variable that is set already wins."""
-    new = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(new)
+    """What Horovod reads from the environment while it starts."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in new:
-            os.environ.pop(name, None)
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
 
 
 @contextmanager

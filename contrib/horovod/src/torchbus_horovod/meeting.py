@@ -1,4 +1,8 @@
-"""Where Horovod's ranks find each other: as torchbus's ranks, or as horovodrun has told them."""
+"""Where Horovod's ranks find each other: in a server that rank 0 has for as long as they start.
+
+So it is under horovodrun, too. Its server can't be used twice: it may keep addresses of an earlier
+start.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from torchbus.plugin import Context, LaunchError, UsageError, guarded_groups
 from torchbus_horovod import _compat
 
 LOOPBACK = "127.0.0.1"
-TOLD = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
-"""horovodrun sets it."""
+CHOSEN = ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_IFACE")
+"""Of these, a value of the user's or of horovodrun's wins."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Where torch's gloo listens, which the session may have chosen. Without it, gloo asks for the
 host's name.
@@ -53,8 +57,6 @@ def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
     """The variables that tell Horovod this rank's place."""
     if mpi:
         yield {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    elif TOLD in os.environ:
-        yield {}
     elif session.is_main:
         with _compat.rendezvous(_own_address(session)) as port:
             yield _variables(session, [_seen_address(session), port])
@@ -84,7 +86,8 @@ def _variables(session: Context, server: list[object]) -> dict[str, str]:
     }
     if INTERFACE in os.environ:
         found["GLOO_IFACE"] = os.environ[INTERFACE]
-    return {f"HOROVOD_{name}": str(value) for name, value in found.items()}
+    words = {f"HOROVOD_{name}": str(value) for name, value in found.items()}
+    return words | {name: os.environ[name] for name in CHOSEN if name in os.environ}
 
 
 def _seen_address(session: Context) -> str:
