@@ -45,7 +45,8 @@ class QuantizedLinear(LoadingLinear):
     def forward(self, input: Tensor) -> Tensor:
         if torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))
-        output: Tensor = _Linear.apply(input, self.weight, self.quantized)
+        apply: Any = _Linear.apply
+        output: Tensor = apply(input, self.weight, self.quantized)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def extra_repr(self) -> str:
@@ -124,7 +125,8 @@ def dequantize(model: Module) -> None:
         form = layer.quantized
         layer.weight.data = form.values(layer.weight.data, form.dtype)
         del layer.quantized
-        layer.__class__ = nn.Linear
+        plain: nn.Linear = layer
+        plain.__class__ = nn.Linear
 
 
 def _size(form: Form) -> str:
