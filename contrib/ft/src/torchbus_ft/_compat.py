@@ -33,7 +33,10 @@ def require_torchft() -> None:
 
 
 class Links:
-    """What connects this rank with the same rank of the other replicas."""
+    """What connects this rank with the same rank of the other replicas.
+
+    Without ``_quorum_id`` or ``_server``: AttributeError at a quorum, or at the end.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Links:
                 return f"http://{host}:{port}"
 
         self.group = ProcessGroupGloo(timeout=timeout)
-        self._transport = Transport(timeout, 0)
+        self.transport = Transport(timeout, 0)
         try:
             self.manager = Manager(
                 pg=self.group,
@@ -64,11 +67,11 @@ class Links:
                 use_async_quorum=False,
                 timeout=timeout,
                 hostname=host,
-                checkpoint_transport=self._transport,
+                checkpoint_transport=self.transport,
                 **given,
             )
         except BaseException:
-            self._close_transport()
+            self.close_transport()
             raise
 
     @property
@@ -86,12 +89,13 @@ class Links:
         self.group.abort(errored=False)
         with contextlib.suppress(RuntimeError):
             self.manager.shutdown()
-        self._transport._server.server_close()
+        self.transport._server.server_close()
 
-    def _close_transport(self) -> None:
-        self._transport.allow_checkpoint(-1)  # a request that waits goes on
-        self._transport.shutdown()
-        self._transport._server.server_close()
+    def close_transport(self) -> None:
+        """End the server of states, which nobody has asked for one."""
+        self.transport.allow_checkpoint(-1)  # a request that waits goes on
+        self.transport.shutdown()
+        self.transport._server.server_close()
 
 
 class WithQuorum:
@@ -117,9 +121,9 @@ class Averaging:
         if algorithm == "local_sgd":
             self.run: Callable[[], object] = LocalSGD(manager, model, inner, every).sync
         else:
-            self._fragment = DiLoCo(manager, [model], inner, outer, every)._fragments[0]
+            self.fragment = DiLoCo(manager, [model], inner, outer, every)._fragments[0]
             self.run = self._average
 
     def _average(self) -> None:
-        self._fragment.prepare_sync()
-        self._fragment.perform_sync()
+        self.fragment.prepare_sync()
+        self.fragment.perform_sync()
