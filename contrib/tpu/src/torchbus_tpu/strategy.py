@@ -68,11 +68,11 @@ class TPU(Strategy):
             loss_weight=loss_weight,
             sync_loss=sync_loss,
         )
-        if find_spec("torch_tpu") is None:
-            raise UsageError(MISSING)
 
     @hookimpl
     def launch(self, session: Context) -> World:
+        if find_spec("torch_tpu") is None:
+            raise UsageError(MISSING)
         if session.device.type != "tpu":
             raise UsageError(NO_TPU.format(session.device.type))
         if not session.has_many_ranks():
