@@ -80,8 +80,8 @@ class Horovod(Strategy):
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        installed.require_horovod()
         if session.has_many_ranks():
+            installed.require_horovod()
             if os.environ.get("HOROVOD_ELASTIC") == "1":
                 raise Unsupported(ELASTIC)
             self._hvd = installed.load()  # ranks that are forked share the import
