@@ -69,8 +69,11 @@ def launched(stub: Stub) -> World:
 
 
 def test_without_torch_tpu_it_says_that_it_is_experimental() -> None:
-    with pytest.raises(UsageError, match="needs torch_tpu, which is not installed") as error:
-        session(strategy="tpu", devices=2, accelerator="cpu")
+    with (
+        pytest.raises(UsageError, match="needs torch_tpu, which is not installed") as error,
+        session(strategy="tpu", devices=2, accelerator="cpu"),
+    ):
+        pass
     assert "EXPERIMENTAL, never run on a TPU" in str(error.value)
 
 

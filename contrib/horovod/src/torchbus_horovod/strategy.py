@@ -76,12 +76,12 @@ class Horovod(Strategy):
             raise UsageError(f"compression={compression!r} is unknown: use 'none' or 'fp16'")
         expect("adasum", adasum, bool, "True or False")
         self.compression, self.adasum = compression, adasum
-        installed.require_horovod()
         self._hvd: Any = None
 
     @hookimpl
     def launch(self, session: Context) -> World:
         if session.has_many_ranks():
+            installed.require_horovod()
             if os.environ.get("HOROVOD_ELASTIC") == "1":
                 raise Unsupported(ELASTIC)
             self._hvd = installed.load()  # ranks that are forked share the import

@@ -68,15 +68,15 @@ class TPU(Strategy):
             loss_weight=loss_weight,
             sync_loss=sync_loss,
         )
-        if find_spec("torch_tpu") is None:
-            raise UsageError(MISSING)
 
     @hookimpl
     def launch(self, session: Context) -> World:
-        if session.device.type != "tpu":
-            raise UsageError(NO_TPU.format(session.device.type))
         if not session.has_many_ranks():
             return super().launch(session)
+        if find_spec("torch_tpu") is None:
+            raise UsageError(MISSING)
+        if session.device.type != "tpu":
+            raise UsageError(NO_TPU.format(session.device.type))
         given = environment.ADDRESSES in os.environ
         session.on_close.enter_context(environment.prepared(_set_launch_env(), _ranks(session)))
         world = super().launch(session)
