@@ -58,7 +58,7 @@ def once(model, optimizer=None, **options):
     """One step, in a session."""
     with session(quantize=options.pop("quantize", "nf4"), **options) as s:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        model(torch.randn(4, 16)).sum().backward()
+        model(torch.randn(4, 16, dtype=model[-1].weight.dtype)).sum().backward()
         optimizer.step()
         return s.explain()
 
@@ -205,3 +205,12 @@ def test_a_strategy_that_computes_with_the_weights():
         ": its engine computes with the weights themselves, and quantised ones are bytes. Use"
         " strategy='ddp' or 'fsdp'"
     )
+
+
+def test_the_libraries_take_no_doubles():
+    model = nn.Sequential(frozen(16, 16), nn.Linear(16, 2)).double()
+    assert "0 (torchao's int8 takes no float64)" in refusal(model, quantize="int8")
+    pytest.importorskip("bitsandbytes")
+    for name in ("nf4", "int8"):
+        told = refusal(model, quantize=name, quantize_library="bitsandbytes")
+        assert "0 (bitsandbytes takes no float64)" in told

@@ -13,7 +13,7 @@ LOOP = runpy.run_path(
     str(Path(__file__).parents[3] / "plugins" / "quantize" / "tests" / "scripts" / "adapted.py")
 )
 strategy, ranks, batch_size, name, library, options = json.loads(sys.argv[1])
-dtype = torch.float64 if library == "torchao" else torch.float32
+dtype = torch.float64 if library == "torchao" and name == "nf4" else torch.float32
 torch.set_num_threads(1)
 
 with session(

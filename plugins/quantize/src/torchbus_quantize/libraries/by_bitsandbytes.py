@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import bitsandbytes.functional as kernels
+import torch
 from torch import Tensor
 
 BLOCK = 64
 
 
 def why_not(name: str, weight: Tensor) -> str:
-    return ""
+    return "bitsandbytes takes no float64" if weight.dtype == torch.float64 else ""
 
 
 def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Any]:

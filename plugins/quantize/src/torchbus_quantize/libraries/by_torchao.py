@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchao.quantization import Int8Tensor, NF4Tensor, PerRow, to_nf4
 
@@ -16,6 +17,8 @@ SCALES = 256
 def why_not(name: str, weight: Tensor) -> str:
     if name == "nf4" and weight.numel() % BLOCK:
         return f"torchao's nf4 needs a multiple of {BLOCK} numbers, and it has {weight.numel()}"
+    if name == "int8" and weight.dtype == torch.float64:
+        return "torchao's int8 takes no float64"
     return ""
 
 
