@@ -26,6 +26,7 @@ PATH = re.compile(r"torch(?:\.\w+)*\.(_[A-Za-z]\w*)[\w.]*")
 DOCUMENTED = {"_available", "_exit", "_fields", "_make", "_replace"}
 """By Python, of ``os`` and of named tuples; and the end of ``is_nccl_available``."""
 OF_OTHERS = {
+    "torchbus_amp": {"_PATCHED", "_inductor_patch"},
     "torchbus_optuna": {
         "_cached_frozen_trial",
         "_fixed_params",
@@ -46,7 +47,7 @@ OF_OTHERS = {
     },
     "torchbus_sampler": {"_dataset", "_rank"},
 }
-"""Neither torch's nor Python's: optuna's, fsspec's, DeepSpeed's, torchft's, and two attributes of the sampler's own classes that
+"""Neither torch's nor Python's: optuna's, fsspec's, DeepSpeed's, torchft's, torchao's, and two attributes of the sampler's own classes that
 loaders have too."""
 
 

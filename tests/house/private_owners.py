@@ -40,7 +40,7 @@ class Saved:
 
 def owners() -> Iterator[tuple[Any, str]]:
     """Who has which names."""
-    yield torch, "_C _compile _guards _ops _library _subclasses _tensor _utils"
+    yield torch, "_C _compile _guards _inductor _ops _library _subclasses _tensor _utils"
     yield torch, "_foreach_mul_ _foreach_copy_"
     yield torch, "_amp_foreach_non_finite_check_and_unscale_"
     yield torch._C, "_current_graph_task_id _will_engine_execute_node _nn"
@@ -61,7 +61,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield Tensor, "_use_count _version _values _is_view _nnz _backward_hooks"
     yield Tensor, "_post_accumulate_grad_hooks"
     yield Module, "_modules _parameters _buffers _non_persistent_buffers_set _wrapped_call_impl"
-    yield Module, "_compiled_call_impl"
+    yield Module, "_compiled_call_impl _load_from_state_dict"
     yield Module, " ".join(f"_{kind}_hooks" for kind in (*HOOKS.split(), "load_state_dict_post"))
     kinds = (*GLOBAL.split(), "backward_pre", "buffer_registration")
     yield modules.module, " ".join(f"_global_{kind}_hooks" for kind in kinds)

@@ -78,6 +78,7 @@ def test_no_source_is_long() -> None:
         for path in source.rglob("*.py")
     }
     lengths.pop("core/src/torchbus/events.py")  # all events in one file, in loop order
+    lengths.pop("core/src/torchbus/_session/verbs.py")  # written by core/generate.py
     assert {path: length for path, length in lengths.items() if length > LINES_AT_MOST} == {}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from torchbus._launch.ending import Ending
 from torchbus._launch.frozen import rest
@@ -66,7 +66,7 @@ class Job:
         self.guard.start()
         orphan.guarded()
         if ends_with_block and not forked:
-            self._store_joined()
+            RollCall(world.shared, "joined", world.rank, world.world_size).say()
 
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
@@ -74,10 +74,8 @@ class Job:
         self._news = News(self._store)
         self._news.start()
         self._ending = Ending(self.world, self._store, self._news)
-        thread = self._thread
-        self._freeze = Freeze(
-            store, self.world, request, lambda: waited_workers(thread), parent_pid
-        )
+        workers = partial(waited_workers, self._thread)
+        self._freeze = Freeze(store, self.world, request, workers, parent_pid)
         self._lookout = Lookout(
             store,
             self._news,
@@ -199,13 +197,10 @@ class Job:
         if error is None:
             raise SystemExit(0)
 
-    def _store_joined(self) -> None:
-        RollCall(self.world.shared, "joined", self.world.rank, self.world.world_size).say()
-
     def _wait_for_all_ends(self) -> BaseException | None:
         try:
             self._ending.say(Ended(self.world.rank, self.backwards, collectives.begun()))
-            self.wait_until(lambda _: self._ending.is_complete, math.inf, asks=False)
+            self.wait_until(lambda _: self._ending.is_complete, float("inf"), asks=False)
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
