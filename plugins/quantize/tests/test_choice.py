@@ -214,3 +214,9 @@ def test_the_libraries_take_no_doubles():
     for name in ("nf4", "int8"):
         told = refusal(model, quantize=name, quantize_library="bitsandbytes")
         assert "0 (bitsandbytes takes no float64)" in told
+
+
+def test_by_its_name_only_it_does_nothing():
+    model = nn.Sequential(frozen(16, 16), nn.Linear(16, 2))
+    assert "quantised" not in once(model, quantize=None)
+    assert type(model[0]) is nn.Linear

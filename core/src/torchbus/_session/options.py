@@ -130,7 +130,7 @@ class KnownOptions(MoreOptions, total=False):
     profile: bool | collections.abc.Mapping[str, int | bool] | None
     profile_folder: str | os.PathLike[str]
     progress: bool
-    quantize: typing.Literal["nf4", "int8"]
+    quantize: typing.Literal["nf4", "int8"] | None
     quantize_library: typing.Literal["auto", "torchao", "bitsandbytes"]
     quantize_skip: collections.abc.Sequence[str]
     replace_sampler: bool

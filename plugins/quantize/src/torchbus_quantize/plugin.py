@@ -26,7 +26,7 @@ class Quantize:
     """Keeps the weights of frozen linear layers in 4 or 8 bits.
 
     Args:
-        quantize: "nf4" for 4 bits, "int8" for 8 bits with one scale per row.
+        quantize: "nf4" for 4 bits, "int8" for 8 bits with one scale per row; None: no weight.
         quantize_library: "torchao", "bitsandbytes", or "auto" for the first that is installed.
         quantize_skip: names of layers, or patterns such as "*.gate", that stay as they are.
 
@@ -41,28 +41,33 @@ class Quantize:
 
     def __init__(
         self,
-        quantize: Name,
+        quantize: Name | None = None,
         *,
         quantize_library: LibraryName = "auto",
         quantize_skip: Sequence[str] = (),
     ) -> None:
-        _check("quantize", quantize, get_args(Name))
+        if quantize is not None:
+            _check("quantize", quantize, get_args(Name))
         _check("quantize_library", quantize_library, get_args(LibraryName))
         expect("quantize_skip", quantize_skip, (list, tuple), "names of layers, as ('lm_head',)")
         self._name = quantize
-        self._library_name = libraries.choose(quantize_library, quantize)
-        self._library = libraries.load(self._library_name)
+        if quantize is not None:
+            self._library_name = libraries.choose(quantize_library, quantize)
+            self._library = libraries.load(self._library_name)
         self._skip = tuple(quantize_skip)
         self._done: WeakKeyDictionary[Module, Done] = WeakKeyDictionary()
 
     @hookimpl(tryfirst=True)
     def launch(self, session: Context) -> None:
         """Before any rank starts."""
-        checks.refuse_companions(session, self._name)
+        if self._name is not None:
+            checks.refuse_companions(session, self._name)
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         self._session = session
+        if self._name is None:
+            return
         first = checks.FirstBackward(session, self._name, self._skip, self._done)
         session.bus.register(first, "quantize.first_backward")
 
@@ -71,26 +76,30 @@ class Quantize:
         self, optimizer: Optimizer | None, parameters: list[Tensor]
     ) -> Generator[None, object, object]:
         """Quantise after a change of precision, and before any strategy takes the model."""
-        if optimizer is not None and self._session.captures(optimizer):
+        name = self._name
+        if name is not None and optimizer is not None and self._session.captures(optimizer):
             for model in inventory.models_of(parameters):
-                self._quantize(model)
+                self._quantize(model, name)
         return (yield)
 
-    def _quantize(self, model: Module) -> None:
-        choice = choose(model, self._name, self._skip, self._library)
+    def _quantize(self, model: Module, name: Name) -> None:
+        choice = choose(model, name, self._skip, self._library)
         done = self._done.setdefault(model, Done())
         done.left = choice.left
         for path, layer in choice.layers.items():
             before = layer.weight.nbytes
-            checks.refuse_not_finite(layer.weight, path, self._name)
-            quantize_layer(layer, self._name, self._library_name)
+            checks.refuse_not_finite(layer.weight, path, name)
+            quantize_layer(layer, name, self._library_name)
             done.add(path, before, layer.weight.nbytes)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
+        name = self._name
+        if name is None:
+            return {}
         return {
             "quantised": [
-                f"{type(model).__name__}: {done.words(self._name, self._library_name)}"
+                f"{type(model).__name__}: {done.words(name, self._library_name)}"
                 for model, done in self._done.items()
             ]
             or ["no model yet"]
