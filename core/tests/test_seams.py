@@ -28,6 +28,7 @@ ALWAYS = (
     "init_process_group",  # these three by strategies
     "parameters_may_differ",
     "own_tensors",
+    "whole_shape",
 )
 
 

@@ -10,6 +10,8 @@ from torchbus_tpu import TPU
 class TPUsEngine(TPU):
     """Averages as under ``tpu``; gloo stands in for torch_tpu's backend."""
 
+    form = None
+
     def __init__(self) -> None:
         Strategy.__init__(self)
 

@@ -41,6 +41,10 @@ WITHOUT_MAIN = {
     "peak_flops": (1e12, "flops"),
     "memory_snapshot": (False, "profile"),
     "profile_folder": ("torchbus-profiles", "profile"),
+    "fp8_config": ("rowwise", "precision"),
+    "fp8_skip": (["head"], "precision"),
+    "quantize_library": ("torchao", "quantize"),
+    "quantize_skip": (["head"], "quantize"),
 }
 WITHOUT_TP = "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
 REFUSED_AT_ENTRY = {
@@ -70,6 +74,7 @@ EXPLAINED = {
     "precision": ("bf16-mixed", "bf16-mixed"),
     "profile": ({"skip_first": 0}, "real steps 3 to 5"),
     "progress": (True, "a line on stderr"),
+    "quantize": ("nf4", "no model yet"),
     "scale_lr": ("linear", "learning rates x 1"),
     "schedule_free": (True, "train() and eval() are called as those of their models"),
     "unfreeze": ({"backbone": 100}, "backbone: frozen until step 100"),

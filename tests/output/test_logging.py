@@ -49,7 +49,7 @@ def test_values_over_two_uneven_ranks(tmp_path):
         assert [series(one, f"m{number}") for number in range(50)] == [
             [number + 0.5] for number in range(50)
         ]
-        assert one["counts"] == {"all_gather": 1}
+        assert one["counts"] == {"all_reduce": 1}
     assert (
         series(told[0], "metric") == series(told[1], "metric")
         and len(series(told[0], "metric")) == 2

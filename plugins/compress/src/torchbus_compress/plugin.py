@@ -33,6 +33,8 @@ AlgorithmName = Literal[
     "diloco",
 ]
 ALGORITHMS: tuple[str, ...] = get_args(AlgorithmName)
+OWN = ALGORITHMS[:-1]
+"""Those that no strategy needs to run."""
 
 
 class State(TypedDict):

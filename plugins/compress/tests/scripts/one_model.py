@@ -5,10 +5,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_compress.plugin import ALGORITHMS
+from torchbus_compress.plugin import OWN
 
 found = {}
-for algorithm in ALGORITHMS:
+for algorithm in OWN:
     with session(
         strategy="ddp", devices=3, accelerator="cpu", launch="fork", gradient_algorithm=algorithm
     ) as s:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchbus import session
 
-from torchbus_compress.plugin import ALGORITHMS
+from torchbus_compress.plugin import OWN
 
 found = {}
 
@@ -32,6 +32,6 @@ def run(algorithm):
     return [float((model(x).argmax(1) == y).float().mean()), max(losses), text], model
 
 
-for algorithm in ALGORITHMS:
+for algorithm in OWN:
     found[algorithm], _ = run(algorithm)
 print(json.dumps(found))
