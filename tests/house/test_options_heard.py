@@ -41,13 +41,14 @@ WITHOUT_MAIN = {
     "peak_flops": (1e12, "flops"),
     "memory_snapshot": (False, "profile"),
     "profile_folder": ("torchbus-profiles", "profile"),
-    "fp8_config": ("rowwise", "precision"),
-    "fp8_skip": (["head"], "precision"),
     "quantize_library": ("torchao", "quantize"),
     "quantize_skip": (["head"], "quantize"),
 }
 WITHOUT_TP = "plan=, sequence_parallel= or loss_parallel= without tp=: say how many ranks share"
+WITHOUT_FP8 = "fp8_config and fp8_skip with precision='32-true': they would do nothing."
 REFUSED_AT_ENTRY = {
+    "fp8_config": ("rowwise", WITHOUT_FP8),
+    "fp8_skip": (["head"], WITHOUT_FP8),
     "plan": ("auto", WITHOUT_TP),
     "sequence_parallel": (True, WITHOUT_TP),
     "loss_parallel": (True, WITHOUT_TP),

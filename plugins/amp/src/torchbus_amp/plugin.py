@@ -38,7 +38,7 @@ class State(TypedDict):
     scales: list[dict[str, object]]
 
 
-@needs("precision", "amp_backend", "fp8_config", "fp8_skip")
+@needs("precision", "amp_backend")
 class Precision:
     """Sets the precision of an unchanged loop.
 
