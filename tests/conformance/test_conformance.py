@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engines import OF_PIPELINE
 from torchbus.testing import run, run_script
 from torchbus.testing.conformance import RULES, Rule, Subject, check, other_plugins
 from torchbus.testing.conformance.rules import find
@@ -25,7 +26,6 @@ QUICK = {
     "fsdp": ("ragged-end",),
     "pipeline": ("one-process",),
 }
-NO_LAYERS = "is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated blocks"
 REFUSED: dict[str, dict[str, str]] = {
     "ddp": {},
     "dp": {},
@@ -34,21 +34,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "other-methods": "mixes parts of parameters or gradients with whole tensors",
         "script-lbfgs-closure": "with LBFGS",
     },
-    "pipeline": {
-        "first-values": NO_LAYERS,
-        "uneven-use": NO_LAYERS,
-        "other-methods": NO_LAYERS,
-        "shared-weights": "share a parameter, and would be on different ranks",
-        "script-encoder-decoder": NO_LAYERS,
-        "script-expert-routing": "before the last of the layers is called",
-        "script-lbfgs-closure": "with LBFGS",
-        "script-mnist-main": NO_LAYERS,
-        "script-partial-optimizer": NO_LAYERS,
-        "script-tied-weights": NO_LAYERS,
-        "script-transfer-learning": NO_LAYERS,
-        "script-unused-parameters": NO_LAYERS,
-        "script-wgan-gp": "torch.autograd.grad through Sequential",
-    },
+    "pipeline": OF_PIPELINE,
 }
 """What each strategy refuses, and words of the message."""
 BY_HAND = {"AllReduce": ("no-sync", "accumulate"), "Inherits": ()}
