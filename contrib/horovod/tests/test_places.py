@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from torchbus.plugin import World
+from torchbus.plugin import World, environment_variables
 
 from torchbus_horovod import meeting
 
@@ -82,6 +82,6 @@ def test_the_users_timeout_wins_and_a_launchers_place_returns(
     before = dict(os.environ)
     words = told(World(0, 1, 0, 1, 0), ["h", 1], [(["h", 1], 0, 0)])
     assert words["GLOO_TIMEOUT_SECONDS"] == "7" and words["RANK"] == "0"
-    with meeting._compat.variables({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}):
+    with environment_variables({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}):
         assert os.environ["HOROVOD_RANK"] == "0" and os.environ["HOROVOD_SIZE"] == "1"
     assert dict(os.environ) == before

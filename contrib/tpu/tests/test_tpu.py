@@ -136,3 +136,15 @@ def test_the_core_asks_torch_for_tpus(
 
 def test_explain_says_that_it_is_experimental(torch_tpu: ModuleType) -> None:
     assert TPU().how().startswith("EXPERIMENTAL, never run on a TPU")
+
+
+def test_what_the_loop_sets_meanwhile_stays(monkeypatch):
+    monkeypatch.setenv("LOOP", "old")
+
+    def set_launch_env(nproc_per_node):
+        os.environ["TPU_PLACE"] = str(nproc_per_node)
+
+    with environment.prepared(set_launch_env, 2):
+        assert os.environ["TPU_PLACE"] == "2"
+        os.environ["LOOP"] = "new"
+    assert "TPU_PLACE" not in os.environ and os.environ["LOOP"] == "new"

@@ -6,9 +6,8 @@ Torch's were seen in 2.4 to 2.13, Horovod's in 0.28.1.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,21 +43,6 @@ def end(hvd: Any) -> None:
     """End Horovod's thread, and forget that it was to be ended when Python exits."""
     hvd.shutdown()
     atexit.unregister(hvd.shutdown)
-
-
-@contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """What Horovod reads from the environment while it starts."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
 
 
 @contextmanager

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchbus.plugin import Context, LaunchError, UsageError, guarded_groups
+from torchbus.plugin import (
+    Context,
+    LaunchError,
+    UsageError,
+    environment_variables,
+    guarded_groups,
+)
 
 from torchbus_horovod import _compat
 
@@ -35,7 +41,7 @@ def open_horovod(session: Context, hvd: Any, mpi: bool) -> None:
     ``mpi``: its operations run over MPI instead of gloo.
     """
     if not hvd.is_initialized():
-        with guarded_groups(session), _place(session, mpi) as place, _compat.variables(place):
+        with guarded_groups(session), _place(session, mpi) as place, environment_variables(place):
             session.on_close.callback(_compat.end, hvd)
             _init(session, hvd)
             session.all_gather_object(None)  # all have met

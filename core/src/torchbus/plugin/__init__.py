@@ -29,6 +29,7 @@ from torchbus._cli.table import table
 from torchbus._compat import accelerators, local_variables
 from torchbus._compat.required import absent, private, require
 from torchbus._files.locks import OpenHere, try_lock
+from torchbus._launch.environment import environment_variables
 from torchbus._launch.start.relaunch import visible_device
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import thread_frames
@@ -121,6 +122,7 @@ __all__ = [
     "collect",
     "complain",
     "deprecated",
+    "environment_variables",
     "expect",
     "going",
     "guarded_groups",

@@ -12,6 +12,7 @@ from torchbus.plugin import (
     Strategy,
     UsageError,
     World,
+    environment_variables,
     hookimpl,
     strategies,
 )
@@ -123,7 +124,7 @@ class DeepSpeed(Strategy):
             session.on_close.callback(_compat.use_cpu())
         session.on_close.enter_context(_compat.quiet())
         session.on_close.enter_context(_compat.no_deprecations())
-        session.on_close.enter_context(_compat.variables({"LOCAL_RANK": session.local_rank}))
+        session.on_close.enter_context(environment_variables({"LOCAL_RANK": session.local_rank}))
         session.replace(_compat.comm_module(), "build_shm_op", lambda _: lambda: None)
         self.config.check(session)
         _compat.open_comm()

@@ -16,7 +16,6 @@ from torchbus_deepspeed._compat.package import (
     section_keys,
     takes_fp16,
     use_cpu,
-    variables,
     zero_keys,
 )
 from torchbus_deepspeed._compat.zero import (
@@ -82,7 +81,6 @@ __all__ = [
     "takes_fp16",
     "unwrap_parameters",
     "use_cpu",
-    "variables",
     "whole_parameter",
     "will_execute",
     "zero_keys",

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any, cast
@@ -67,21 +66,6 @@ def comm_module() -> ModuleType:
     module = sys.modules[COMM]
     require(module, "build_shm_op", "builds DeepSpeed's shared-memory collective")
     return module
-
-
-@contextmanager
-def variables(values: Mapping[str, object]) -> Iterator[None]:
-    """What DeepSpeed reads from the environment, as its launcher would have set it."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update({name: str(value) for name, value in values.items()})
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
 
 
 @contextmanager

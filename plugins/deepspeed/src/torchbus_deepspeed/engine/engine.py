@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context
+from torchbus.plugin import Context, environment_variables
 
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.places import layout_of
@@ -60,7 +60,7 @@ class Engine:
         """DeepSpeed's engine, which leaves the model as it was, but for its traces."""
         self.traces = Traces(self.model)
         self.waits = Waits(session, self.model) if self.stage == 3 else None
-        with _compat.variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
+        with environment_variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
             engine, *_ = _compat.deepspeed().initialize(
                 model=self.model,
                 optimizer=self.shadow,
