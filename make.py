@@ -23,6 +23,7 @@ if sys.version_info < (3, 10):  # noqa: UP036
 import argparse
 import hashlib
 import os
+import re
 import subprocess
 import time
 import venv
@@ -85,10 +86,20 @@ class Environment:
         lines = demo.splitlines()
         if self.purpose == "test":
             lines += [line for line in test.splitlines() if not line.startswith("-r ")]
+        lines = [line for line in lines if self._is_new_enough_for(line)]
         if self.torch is not None:
             other = "torch" if self.torch == NEWEST else f"torch=={self.torch}"
             lines = [other if line.startswith("torch==") else line for line in lines]
         return "\n".join([*lines, ""])
+
+    def _is_new_enough_for(self, line: str) -> bool:
+        """Whether this torch is what the comment of a requirement says that it needs."""
+        needed = re.search(r"# torch>=([\d.]+)", line)
+        return (
+            not needed
+            or self.torch in (None, NEWEST)
+            or tree.numbers(self.torch) >= tree.numbers(needed[1])
+        )
 
     def fingerprint(self) -> str:
         """Changes with all that the environment is made from: Python, place, requirements, and what

@@ -39,6 +39,7 @@ from torchbus._launch.store.news import FAILED, News
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.place import Place
+from torchbus.testing import CountedStore
 
 WORLD_SIZES = (2, 8, 64, 512, 4096, 10000, 16384)
 KEY = "a secret of both scripts"
@@ -76,24 +77,13 @@ class Turned:
         return self.now_s
 
 
-class Counted(SealedStore):
-    """A store that counts its requests."""
-
-    requests = 0
-
-    @property
-    def raw(self) -> dist.Store:
-        self.requests += 1
-        return super().raw
-
-
 def served() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def guard_requests_per_s(world_size: int) -> float:
     """Requests of one guard per second while the job trains."""
-    store = Counted(served(), b"key")
+    store = CountedStore(served(), b"key")
     for rank in (0, world_size - 1):
         store.set(f"pulse/{rank}", "1")
     rank, clock = world_size - 1, Turned()

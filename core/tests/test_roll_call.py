@@ -13,19 +13,9 @@ from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.ended import Ended
 from torchbus._ranks.world import World
+from torchbus.testing import CountedStore
 
 SIZES = (2, 8, 16384)
-
-
-class Counted(SealedStore):
-    """Each request asks for ``raw`` once."""
-
-    requests = 0
-
-    @property
-    def raw(self) -> dist.Store:
-        self.requests += 1
-        return super().raw
 
 
 def served() -> dist.TCPStore:
@@ -61,7 +51,7 @@ def test_others_than_the_ranks_complete_nothing() -> None:
 def requests_at_the_end(rank: int, world_size: int) -> int:
     raw = served()
     others = SealedStore(raw, b"key")
-    store, news = Counted(raw, b"key"), News(others)
+    store, news = CountedStore(raw, b"key"), News(others)
     news.start()
     ending = Ending(World(rank, world_size), store, news)
     for word in ("ended", "left"):
@@ -78,7 +68,7 @@ def requests_at_the_end(rank: int, world_size: int) -> int:
 def requests_at_the_start(rank: int, world_size: int) -> int:
     """Of a rank that a launcher has started, until it knows its host's other ranks."""
     raw = served()
-    others, store = SealedStore(raw, b"key"), Counted(raw, b"key")
+    others, store = SealedStore(raw, b"key"), CountedStore(raw, b"key")
     if rank:
         others.set("torchbus key/0", "")
     others_say(others, "has the key", rank, world_size)
@@ -90,7 +80,7 @@ def requests_at_the_start(rank: int, world_size: int) -> int:
 
 def requests_of_a_launched_rank(rank: int, world_size: int) -> int:
     """Of local rank 0 of a node with ranks that the session has started, until all have joined."""
-    store = Counted(dist.HashStore(), b"key")
+    store = CountedStore(dist.HashStore(), b"key")
     others_say(store, "joined", rank, world_size)
     store.requests = 0
     wait_until_joined(store, World(rank, world_size, local_world_size=world_size), [])
@@ -120,7 +110,7 @@ def test_ranks_of_a_host_find_each_other_in_its_list() -> None:
 
 
 def test_many_values_are_one_request() -> None:
-    store = Counted(dist.HashStore(), b"key")
+    store = CountedStore(dist.HashStore(), b"key")
     names = [f"name {number}" for number in range(100)]
     for name in names:
         store.set(name, name)

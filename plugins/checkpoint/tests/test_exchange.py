@@ -9,20 +9,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from torchbus._launch.store.sealed import SealedStore
+from torchbus.testing import CountedStore
 
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.errors import CheckpointError
-
-
-class Counted(SealedStore):
-    """Each request asks for ``raw`` once."""
-
-    requests = 0
-
-    @property
-    def raw(self) -> dist.Store:
-        self.requests += 1
-        return super().raw
 
 
 def exchange(store: SealedStore, rank: int, world_size: int) -> Exchange:
@@ -40,7 +30,7 @@ def exchange(store: SealedStore, rank: int, world_size: int) -> Exchange:
 @pytest.mark.parametrize("world_size", [2, 300])
 def test_as_many_requests_for_any_number_of_ranks(world_size: int) -> None:
     raw = dist.HashStore()
-    stores = [Counted(raw, b"key") for _ in range(world_size)]
+    stores = [CountedStore(raw, b"key") for _ in range(world_size)]
     ranks = [exchange(store, rank, world_size) for rank, store in enumerate(stores)]
     for one in ranks:
         one.meet()

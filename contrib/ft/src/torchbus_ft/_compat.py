@@ -19,7 +19,7 @@ from torchbus.plugin import UsageError, require
 
 MISSING = (
     "strategy='ft' needs torchft, which is not installed: pip install torchft (wheels are for"
-    " Linux)"
+    " Linux on x86_64)"
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +22,7 @@ from torchbus.plugin import (
 
 from torchbus_ft import lighthouse
 from torchbus_ft._compat import Links
+from torchbus_ft.options import Options
 
 WAITING = (
     "replica {!r} waits: {} of at least {} replicas have come. Start the others, or lower"
@@ -42,18 +42,6 @@ LOST = (
     " those of the last step. Start the lighthouse again, and the replicas, which go on from their"
     " checkpoints"
 )
-
-
-@dataclass(frozen=True)
-class Options:
-    """How replicas find each other. ``name``: of this replica. ``host``: where others reach it."""
-
-    name: str
-    min_replicas: int
-    lighthouse: str
-    timeout_s: float
-    quorum_timeout_s: float
-    host: str
 
 
 class Replicas:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from typing import Any
 
-from torchbus.plugin import Context, Strategy, UsageError, World, expect, hookimpl, strategies
+from torchbus.plugin import Context, Strategy, UsageError, World, hookimpl, strategies
 
-from torchbus_ft import lighthouse
 from torchbus_ft._compat import require_torchft
 from torchbus_ft.averaging import AcrossReplicas, refuse
 from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
 from torchbus_ft.local import ALGORITHMS, Local
+from torchbus_ft.options import Given
 from torchbus_ft.passes import Passes
-from torchbus_ft.replicas import Options, Replicas
+from torchbus_ft.replicas import Replicas
 from torchbus_ft.resumed import Resumed
 
-VARIABLE = "REPLICA_GROUP_ID"
 WINDOWS = (
     "accumulate_grad_batches={!r} with strategy='ft': a window that the plugin makes can't be taken"
     " back when a replica goes. Accumulate in the loop: with s.accumulating((i + 1) % 4 != 0)"
@@ -65,19 +62,9 @@ class FT(Strategy):
     ) -> None:
         super().__init__(**given)
         require_torchft()
-        expect("replica", replica, (str, type(None)), "the name of this replica")
-        expect("host", host, (str, type(None)), "the address of this machine")
-        expect("min_replicas", min_replicas, int, "a number of replicas")
-        for name, value in (("timeout_s", timeout_s), ("quorum_timeout_s", quorum_timeout_s)):
-            expect(name, value, (int, float), "a number of seconds")
-            if value <= 0:
-                raise UsageError(f"{name}={value!r} must be more than 0")
-        expect("sync_every", sync_every, int, "a number of steps")
-        for name, value in (("min_replicas", min_replicas), ("sync_every", sync_every)):
-            if value < 1:
-                raise UsageError(f"{name}={value!r} must be at least 1")
-        self._sync_every = sync_every
-        self._given = (lighthouse, replica, min_replicas, timeout_s, quorum_timeout_s, host)
+        self._given = Given(
+            lighthouse, replica, min_replicas, timeout_s, quorum_timeout_s, host, sync_every
+        )
         self._replicas: Replicas | None = None
         self._commits: Commits | None = None
 
@@ -91,16 +78,9 @@ class FT(Strategy):
         """How many steps the replicas have made together, since the first one began."""
         return 0 if self._replicas is None else self._replicas.steps
 
-    def _options(self) -> Options:
-        url, name, least, timeout_s, quorum_timeout_s, host = self._given
-        url = lighthouse.address(url)
-        name = name or os.environ.get(VARIABLE) or uuid.uuid4().hex[:8]
-        host = host or lighthouse.own_host(url)
-        return Options(name, least, url, timeout_s, quorum_timeout_s, host)
-
     @hookimpl
     def launch(self, session: Context) -> World:
-        self._settled = self._options()
+        self._settled = self._given.settled()
         windows = session.options.get("accumulate_grad_batches", 1)
         if windows != 1:
             raise UsageError(WINDOWS.format(windows))
@@ -128,7 +108,9 @@ class FT(Strategy):
 
         algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm in ALGORITHMS:
-            commits.local = Local(session, replicas, algorithm, self._sync_every, commits.decide)
+            commits.local = Local(
+                session, replicas, algorithm, self._given.sync_every, commits.decide
+            )
             session.bus.register(commits.local, "ft.local")
 
         def reductions(trained: strategies.Trained) -> strategies.Reductions:

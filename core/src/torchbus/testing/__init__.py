@@ -22,6 +22,7 @@ from typing import Any
 
 from torchbus._bus import discovery
 from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus.testing.counted_store import CountedStore
 from torchbus.testing.disks import SmallDisk, small_disk
 from torchbus.testing.environments import empty_environment
 from torchbus.testing.forking import ForkServer, fork_script
@@ -35,6 +36,7 @@ __all__ = [
     "ALL_EVENTS",
     "MARKER",
     "OWNERS",
+    "CountedStore",
     "ForkServer",
     "Recorder",
     "RecordingLogger",
