@@ -26,16 +26,9 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "core/src/torchbus"
 KINDS = (
-    "strategy",
-    "combination",
-    "logger",
-    "option",
-    "verb",
-    "event",
-    "companion",
-    "command",
+    "strategy", "combination", "logger", "option", "verb", "event", "companion", "command",
     "testing",
-)
+)  # fmt: skip
 GROUPS = {"plugin": "torchbus"} | {kind: f"torchbus.{kind}" for kind in KINDS}
 """The groups of entry points, by what a package contributes."""
 WRITTEN = "Written by core/generate.py from the packages: change those, and run it again."

@@ -57,7 +57,7 @@ class Guard:
         self._looking = Looking(self._look_once, LOOK_EVERY_S)
         self._releases: list[Callable[[], None]] = []
         self._after_raise: list[Callable[[], None]] = []
-        self._main, self._main_id = threading.current_thread(), threading.get_native_id()
+        self._loop, self._loop_id = threading.current_thread(), threading.get_native_id()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
         self._undo_signals: Callable[[], None] = lambda: None
@@ -68,7 +68,7 @@ class Guard:
         self.leaving = False
 
     def start(self) -> None:
-        if self._main is threading.main_thread():
+        if self._loop is threading.main_thread():
             self._listen_to_signals()
         leave_to_no_debugger(self._thread)
         self._thread.start()
@@ -110,7 +110,7 @@ class Guard:
             self._watch()
         except BaseException as error:
             self.reason = RankFailed(f"the guard of rank {self._rank} failed: {error!r}")
-            self._end_main(self.reason)
+            self._end_loop(self.reason)
 
     def _watch(self) -> None:
         clock, signalled_s, ended = FairClock(), 0.0, False
@@ -125,10 +125,10 @@ class Guard:
             if self.seen_signal and clock.seconds() - signalled_s > DELIVER_AFTER_S:
                 # the main thread has not reacted: it waits in a collective
                 self._report_signal(self.seen_signal)
-                self._end_main(None)
+                self._end_loop(None)
             elif reason is not None:
                 self.reason = reason
-                self._end_main(reason)
+                self._end_loop(reason)
             else:
                 ended = False
 
@@ -141,30 +141,30 @@ class Guard:
         self.beat()
         return None if self.leaving else self._look()
 
-    def _end_main(self, reason: BaseException | None) -> None:
+    def _end_loop(self, reason: BaseException | None) -> None:
         self.release()
         if (
-            not self._main_leaves_within(DELIVER_AFTER_S)
+            not self._loop_leaves_within(DELIVER_AFTER_S)
             and reason is not None
             and self._wakeup is not None
         ):
-            assert self._main.ident is not None
-            signal.pthread_kill(self._main.ident, signal.SIGTERM)
+            assert self._loop.ident is not None
+            signal.pthread_kill(self._loop.ident, signal.SIGTERM)
             for callback in self._after_raise:
                 with contextlib.suppress(Exception):
                     callback()
-        if not self._main_leaves_within(KILL_AFTER_S):
+        if not self._loop_leaves_within(KILL_AFTER_S):
             self._kill_myself()
 
-    def _main_leaves_within(self, seconds: float) -> bool:
-        """Wait for the main thread to leave; count only seconds in which it could run."""
-        clock = FairClock(0.1, f"/proc/self/task/{self._main_id}")
+    def _loop_leaves_within(self, seconds: float) -> bool:
+        """Wait for the loop's thread to leave; count only seconds in which it could run."""
+        clock = FairClock(0.1, f"/proc/self/task/{self._loop_id}")
         while clock.seconds() < seconds and not self.leaving and not self._stop.wait(0.02):
             pass
         return self.leaving or self._stop.is_set()
 
     def _kill_myself(self) -> None:
-        innermost = thread_frames.of_thread(self._main.ident)[:3]
+        innermost = thread_frames.of_thread(self._loop.ident)[:3]
         where = "".join(
             traceback.format_list(
                 traceback.StackSummary.extract(
