@@ -111,7 +111,6 @@ class Horovod(Strategy):
 
     def how(self) -> str:
         """What ``explain()`` says, after the strategy's name and backend."""
-        loss = "; afterwards the loss holds the mean over ranks" if self.options.sync_loss else ""
         verb = "combines gradients by Adasum" if self.adasum else "averages gradients"
         bits = ", in 16 bits" if self.compression == "fp16" else ""
-        return f"Horovod {verb}{bits}, while backward makes the next ones{loss}"
+        return f"Horovod {verb}{bits}, while backward makes the next ones; {self.of_loss()}"

@@ -115,12 +115,13 @@ class Strategy(Plugin):
 
     def how(self) -> str:
         """What ``explain()`` says, after the strategy's name and backend."""
-        loss = (
-            f"afterwards the loss holds the {self.loss_reduction} over ranks"
-            if self.options.sync_loss
-            else "losses stay local"
-        )
-        return f"{self.engine}; {loss}"
+        return f"{self.engine}; {self.of_loss()}"
+
+    def of_loss(self) -> str:
+        """What the loss holds after ``backward``, in words for ``explain()``."""
+        if not self.options.sync_loss:
+            return "losses stay local"
+        return f"afterwards the loss holds the {self.loss_reduction} over ranks"
 
     @hookimpl
     def launch(self, session: Context) -> World:
