@@ -25,6 +25,9 @@ PARTITION_NUMEL = "partition_numel"
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Tables of a module. Without one: AttributeError at the end of the session."""
 
+HOOKS_WITH_KWARGS = "_forward_pre_hooks_with_kwargs"
+"""Which of the first take keyword arguments. Without it: AttributeError at a first forward."""
+
 will_execute: Callable[[Node], bool] = private(
     torch._C, "_will_engine_execute_node", "tells which parameters a backward will reach"
 )
@@ -94,7 +97,8 @@ def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
 def give_zeros(parameter: Any) -> None:
     """Give a parameter a gradient of zeros, of its whole shape also while it is empty itself."""
     kept = parameter.data
-    parameter.data = kept.new_zeros(shape_of(parameter))
+    shape, dtype, device = shape_of(parameter), parameter.dtype, parameter.device
+    parameter.data = torch.zeros(shape, dtype=dtype, device=device)
     parameter.grad = torch.zeros_like(parameter)
     parameter.data = kept
 
@@ -168,7 +172,9 @@ def lp_parts(zero: Any) -> list[Tensor]:
 
 def pairs_of_parts(zero: Any, stage: int) -> list[tuple[Tensor, Tensor]]:
     """What the optimizer steps, and the model's own part of the same elements."""
-    return [] if stage == 3 else list(zip(masters_of(zero, stage), lp_parts(zero), strict=True))
+    parts = zero.fp16_partitioned_groups_flat if stage == 3 else lp_parts(zero)
+    pairs = zip(masters_of(zero, stage), parts, strict=True)
+    return [(master, part) for master, part in pairs if part is not None]  # None: it is on a disk
 
 
 def share_memory(zero: Any, stage: int) -> None:
@@ -191,6 +197,12 @@ def take_changes(zero: Any, stage: int) -> None:
             master.data = torch.where(changed, own.to(master.dtype), master)
 
 
+def is_gathered(parameter: Any) -> bool:
+    """Whether a parameter under stage 3 has its values now."""
+    status = getattr(parameter, "ds_status", None)
+    return status is not None and str(status.name) == "AVAILABLE"
+
+
 def whole_parameter(parameter: Any) -> Tensor:
     """A copy of the whole parameter under stage 3. All ranks call it."""
     part = parameter.ds_tensor.detach().reshape(-1)
@@ -205,13 +217,35 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
     part, rank = parameter.ds_tensor, dist.get_rank()
     mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]
     part.data.reshape(-1)[: mine.numel()].copy_(mine)
-    if parameter.numel() == value.numel():
+    if is_gathered(parameter):
         parameter.data.copy_(value.reshape(parameter.shape))
 
 
 def hook_tables(module: Module) -> list[dict[int, Any]]:
     """The tables of hooks that run around a module's forward and backward."""
     return [getattr(module, name) for name in MODULE_HOOKS]
+
+
+def pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
+    """The hooks that run before a module's forward."""
+    hooks: dict[int, Callable[..., Any]] = getattr(module, MODULE_HOOKS[0])
+    return hooks
+
+
+def run_pre_hooks(
+    module: Module, known: set[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Run those that were added during this call, which torch begins to run with the next one.
+
+    Returns the arguments of the forward.
+    """
+    for number, hook in list(pre_hooks(module).items()):
+        if number not in known and number in getattr(module, HOOKS_WITH_KWARGS):
+            args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+        elif number not in known:
+            made = hook(module, args)
+            args = args if made is None else made if isinstance(made, tuple) else (made,)
+    return args, kwargs
 
 
 def make_plain(parameter: Any, value: Tensor) -> None:

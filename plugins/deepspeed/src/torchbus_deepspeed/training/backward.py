@@ -19,6 +19,7 @@ from torchbus.plugin import (
 
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.partitioned import is_empty
 from torchbus_deepspeed.training.engines import Engines
 from torchbus_deepspeed.training.others import Others
 
@@ -147,8 +148,10 @@ class ShardedReduction:
 
     def _sample(self) -> Tensor:
         """One element that must be the same on all ranks."""
-        first = self._trained[0].data
-        return first[(0,) * first.dim()] if first.numel() else torch.zeros(())
+        first = self._trained[0]
+        if is_empty(first) or not first.numel():
+            return torch.zeros(())
+        return first.data[(0,) * first.dim()]
 
 
 def refuse_some(engine: Engine, wanted: set[int], by: Mapping[int, float]) -> None:

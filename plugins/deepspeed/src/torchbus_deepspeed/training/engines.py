@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torchbus_deepspeed import _compat
 from torchbus_deepspeed.config.config import Config
 from torchbus_deepspeed.engine.ending import end
 from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.partitioned import unwatch, watch
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import put_states
 from torchbus_deepspeed.training import model_states, optimizer_states, refusals
@@ -66,13 +68,14 @@ class Engines:
             return
         reference = weakref.ref(model)
 
-        def called(module: Module, inputs: object) -> None:
-            owner = reference()
+        def called(module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            owner, known = reference(), set(_compat.pre_hooks(module))
             if owner is not None:
                 self._make_of(owner)
+            return _compat.run_pre_hooks(module, known, args, kwargs)
 
         self._hooks[id(model)] = [
-            module.register_forward_pre_hook(called) for module in model.modules()
+            module.register_forward_pre_hook(called, with_kwargs=True) for module in model.modules()
         ]
 
     def _make_of(self, model: Module) -> None:
@@ -128,6 +131,7 @@ class Engines:
             put_states(engine, states)
         if engine.stage == 3:
             model_states.hook(self, engine)
+            watch(model, self.strategy)
 
     def _end_left(self, models: Sequence[Module]) -> None:
         """End the engines of these models whose optimizer is gone, as after a first training."""
@@ -163,6 +167,7 @@ class Engines:
         self._hooks.clear()
         for each in self._engines:  # an error leaves the block: no collective any more
             each.ds.destroy()
+            unwatch(each.model)
             if each.waits is not None:
                 each.waits.remove()
         self._engines.clear()
