@@ -114,6 +114,7 @@ class DeepSpeed(Strategy):
         """Begin to drive DeepSpeed. All ranks call it."""
         self._open(session)
         if self.config.stage == 0:
+            session.bus.register(self.config.optimizer, f"{self.name}.optimizer")
             return super().start(session)
         self._register(session, Engines(session, self.config, self.name))
 

@@ -8,6 +8,7 @@ import json
 import sys
 
 import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed_head import adamw, difference, flat, found, groups, of_states, opened, train
 
@@ -53,6 +54,7 @@ class Lion(torch.optim.Optimizer):
 MAKERS = {
     "AdamW": adamw,
     "FusedAdam": adamw,
+    "made in the loop": adamw,
     "Adam": lambda model: torch.optim.Adam(groups(model), lr=0.01),
     "Adagrad": lambda model: torch.optim.Adagrad(groups(model), lr=0.05),
     "Lion": lambda model: Lion(groups(model), lr=0.001),
@@ -61,6 +63,9 @@ if operator == "python":
     OpBuilder._loaded_ops["cpu_adam"] = AdamInPython()
 whole, theirs, losses = train(8, MAKERS[kind], 0.5)
 config = {"optimizer": {"type": kind, "params": PARAMS.get(kind, {})}}
+if kind == "made in the loop":
+    config = {}
+    MAKERS[kind] = lambda model: DeepSpeedCPUAdam(groups(model), lr=0.01, weight_decay=0.01)
 with opened(strategy, 2, config=config) as s:
     model, optimizer, printed = train(4, MAKERS[kind], 0.5)
     inside = torch.cat([v.reshape(-1) for v in model.state_dict().values()])
@@ -75,4 +80,7 @@ found["same_layout"] = all(
     == {name: type(value) for name, value in other[key].items()}
     for key, entry in one.items()
 )
+for optimizer_of_loop in (theirs, optimizer):
+    optimizer_of_loop.step()
+found["one step more"] = difference(flat(whole), flat(model))
 print(json.dumps(found))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.optim import AdamW, Optimizer
-from torchbus.plugin import UsageError
+from torchbus.plugin import UsageError, hookimpl
 
 from torchbus_deepspeed.optimizers import kernels
 from torchbus_deepspeed.optimizers.kernels import Kernel
@@ -91,6 +91,11 @@ class Choice:
             return None
         fused, of_cpu = KINDS[kind]
         return of_cpu if self._is_offloaded else None if device.type == "cpu" else fused
+
+    @hookimpl
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        """At stage 0 the loop's own steps, and the section must not say otherwise."""
+        self.check(optimizer)
 
     def in_main_memory(self) -> Kernel | None:
         """The kernel that the section means with offload, known before there is a device."""
