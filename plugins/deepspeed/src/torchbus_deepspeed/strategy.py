@@ -105,7 +105,9 @@ class DeepSpeed(Strategy):
         _compat.average(tensors)
 
     def division(self, session: Context) -> strategies.Division:
-        """A rank without samples runs its backward as well: collectives run in it."""
+        """A rank without samples runs its backward as well, for ZeRO's collectives in it."""
+        if self.config.stage == 0:
+            return super().division(session)
         return strategies.Division(
             strategies.watch_replicas(session), stream=session.rank, runs_uncounted=True
         )
