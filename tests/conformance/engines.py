@@ -47,6 +47,24 @@ OF_STAGE_3 = OF_ZERO | {
 PLAN: dict[str, Any] = {"plan": {"0": "colwise"}}
 
 
+NO_MODULE = "plan: '0' matches no module of the models that are trained"
+OF_PLAN = {
+    "first-values": NO_MODULE,
+    "uneven-use": NO_MODULE,
+    "other-methods": NO_MODULE,
+    "script-encoder-decoder": NO_MODULE,
+    "script-expert-routing": NO_MODULE,
+    "script-lbfgs-closure": "with LBFGS",
+    "script-mnist-main": NO_MODULE,
+    "script-partial-optimizer": NO_MODULE,
+    "script-tied-weights": NO_MODULE,
+    "script-transfer-learning": NO_MODULE,
+    "script-unused-parameters": NO_MODULE,
+    "script-wgan-gp": "torch.autograd.grad(create_graph=True) with divided layers",
+}
+OF_TP = OF_PLAN | {"checkpoint": "ranks can't divide evenly"}
+
+
 @dataclass(frozen=True)
 class Engine:
     """``refused``: by rule, words of the message; None if the engine's refusals are not listed.
@@ -78,7 +96,7 @@ ENGINES = {
         3, OF_STAGE_3, diverges={"uneven-use": "waits in the forward of some"}
     ),
     "1f1b": Engine("pipeline", {"schedule": "1f1b"}, OF_PIPELINE),
-    "tp": Engine("tp", PLAN, ranks=(2, 4)),
+    "tp": Engine("tp", PLAN, OF_TP, ranks=(2, 4)),
     "ddp+tp": Engine("ddp", {"tp": 2, **PLAN}, ranks=(4,)),
     "fsdp+tp": Engine("fsdp", {"tp": 2, **PLAN}, ranks=(4,)),
 }

@@ -38,6 +38,13 @@ def test_an_engine_holds_the_rules(name: str, rule: Rule, ranks: int) -> None:
     assert bool(words) == bool(outcome.refused) and words in outcome.refused, str(outcome)
 
 
+def test_deepspeed_without_zero_replaces_the_gradients_of_a_rank_without_samples() -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    rule = next(rule for rule in RULES if rule.name == "not-a-number")
+    outcome = check(rule, ENGINES["deepspeed_stage_0"].subject, 2, limit_s=LIMIT_S)
+    assert outcome.holds, str(outcome)
+
+
 def test_every_name_in_the_tables_is_a_rule() -> None:
     named = {name for one in ENGINES.values() for name in (*(one.refused or ()), *one.diverges)}
     assert named <= {rule.name for rule in RULES}

@@ -8,6 +8,7 @@
         model = Net()
         optimizer = SGD(model.parameters())    # own_tensors, parameters_added
         s.load(path)                           # before_restore, also as a run resumes by itself
+                                               # put_gradients
         for epoch in s.epochs(10):             # end_epochs
             model.train()                      # mode_changed
             for x, y in loader:                # skip_pass, optimizer_ready
@@ -30,6 +31,7 @@
                                                # loader_end, when the loader is exhausted
             scheduler.step(metric)             # skip_scheduler, scheduler_metric
         torch.save(model.state_dict(), path)   # save_file
+        s.save(path)                           # whole_gradients
         print(s.explain())                     # explain_lines, describe, whole_shape
                                                # session_end
 
@@ -38,8 +40,9 @@ any subset of the arguments. Every rank sends every event, unless the event says
 marked *hot* are called from a flat tuple of functions, compiled when a plugin comes or goes.
 
 Packages declare some of these events: torchbus-log those of ``s.log``, torchbus-gpu
-``system_metrics``, torchbus-checkpoint ``end_epochs`` and ``before_restore``. If a plugin must also
-work without such a package, mark its listener ``hookimpl(optionalhook=True)``.
+``system_metrics``, torchbus-checkpoint ``end_epochs``, ``before_restore``, ``whole_gradients`` and
+``put_gradients``. If a plugin must also work without such a package, mark its listener
+``hookimpl(optionalhook=True)``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torchbus.plugin import UsageError
 
 from torchbus_deepspeed import DeepSpeed, Stage2, Stage2Offload, Stage3Offload, _compat
-from torchbus_deepspeed.config import agreement, known, optimizers
+from torchbus_deepspeed.config import agreement, known
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 
@@ -122,7 +122,7 @@ def test_auto_is_filled_from_the_loop():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     session = SimpleNamespace(options={"precision": "bf16-true"}, device=torch.device("cpu"))
     config.check(session)
-    config.check_optimizer(optimizer)
+    config.optimizer.check(optimizer)
     filled = config.of_engine(optimizer, model, session)
     assert "auto" not in json.dumps(filled) and config.clip == 0.0
     assert filled["bf16"] == {"enabled": True} and "enabled" not in filled["fp16"]
@@ -176,17 +176,6 @@ def test_batch_sizes_that_are_not_the_loops():
         UsageError, match="16 samples per step, and config says train_batch_size=64"
     ):
         agreement.check_batch({"train_batch_size": 64}, 16, 2, 1)
-
-
-def test_an_optimizer_that_is_not_the_loops():
-    mine = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    optimizers.check({"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999]}}, mine)
-    with pytest.raises(UsageError, match="lr=0.1, and config says optimizer.params.lr=0.2"):
-        optimizers.check({"type": "adamw", "params": {"lr": 0.2}}, mine)
-    with pytest.raises(UsageError, match="the loop makes AdamW, and config says .*'Lion'"):
-        optimizers.check({"type": "Lion"}, mine)
-    with pytest.raises(UsageError, match="0.19.6 was the last release"):
-        optimizers.check({"type": "OneBitAdam"}, mine)
 
 
 def test_unknown_keys_of_zero_optimization():

@@ -30,6 +30,13 @@ REFUSED = """
             {"options": "accumulate_grad_batches=2, config={'zero_optimization': {'stage': 3}}"},
             "accumulate_grad_batches at stage 3",
         ),
+        (
+            {
+                "options": "config={'zero_optimization': {'stage': 0},"
+                " 'optimizer': {'type': 'AdamW'}}"
+            },
+            "the loop makes SGD, and config says optimizer.type='AdamW'",
+        ),
         ({"optimizer": "LBFGS"}, "strategy='deepspeed' with LBFGS"),
         ({"optimizer": "Adafactor"}, "looks at more than one element at a time"),
         ({"line": "model.weight.grad.norm()"}, "p.grad is None (it has no 'norm')"),

@@ -203,6 +203,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
     "event": {
         "end_epochs": "torchbus-checkpoint",
         "before_restore": "torchbus-checkpoint",
+        "whole_gradients": "torchbus-checkpoint",
+        "put_gradients": "torchbus-checkpoint",
         "configure_ddp": "torchbus-ddp",
         "system_metrics": "torchbus-gpu",
         "hyperparameters": "torchbus-log",

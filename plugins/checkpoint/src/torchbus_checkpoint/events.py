@@ -1,8 +1,16 @@
-"""The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, and a restore."""
+"""The events that torchbus-checkpoint adds: the next epoch of ``s.epochs``, a restore, and
+gradients that an engine keeps.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torchbus.plugin import hookspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
 
 
 @hookspec(firstresult=True)
@@ -20,6 +28,29 @@ def before_restore() -> None:
     """A checkpoint is about to be put back. Nothing was compared with it yet.
 
     Complete what it is compared with: optimizers get all their groups. Sent once per restore.
+
+    Since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def whole_gradients(optimizer: Optimizer) -> list[Tensor | None] | None:
+    """A checkpoint is written in the middle of a step, whose gradients are to go into it.
+
+    Answer if an engine keeps them outside of ``p.grad``: the gradient of each parameter of the
+    optimizer, in the order of its groups, whole and averaged, or None. All ranks get the event
+    alike, and may talk to each other.
+
+    Since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def put_gradients(optimizer: Optimizer, gradients: list[Tensor | None]) -> bool | None:
+    """A checkpoint puts them back. It has emptied ``p.grad``, and writes there unless the answer is
+    True.
+
+    ``gradients``: as ``whole_gradients`` has them; an empty list if the checkpoint has none.
 
     Since 0.1.
     """

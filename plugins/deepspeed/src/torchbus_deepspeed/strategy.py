@@ -24,6 +24,7 @@ from torchbus_deepspeed.config.release import require_deepspeed
 from torchbus_deepspeed.training.backward import ShardedReductions, ShardedSync
 from torchbus_deepspeed.training.clipping import Clipping
 from torchbus_deepspeed.training.engines import Engines
+from torchbus_deepspeed.training.gradients import Gradients
 from torchbus_deepspeed.training.inputs import Inputs
 from torchbus_deepspeed.training.steps import Intake, Steps
 
@@ -91,6 +92,7 @@ class DeepSpeed(Strategy):
     def launch(self, session: Context) -> World:
         if session.has_many_ranks():
             _compat.load()  # ranks that are forked share the imports
+            self.config.build()
         return super().launch(session)
 
     def start_alone(self, session: Context) -> None:
@@ -103,7 +105,9 @@ class DeepSpeed(Strategy):
         _compat.average(tensors)
 
     def division(self, session: Context) -> strategies.Division:
-        """A rank without samples runs its backward as well: collectives run in it."""
+        """A rank without samples runs its backward as well, for ZeRO's collectives in it."""
+        if self.config.stage == 0:
+            return super().division(session)
         return strategies.Division(
             strategies.watch_replicas(session), stream=session.rank, runs_uncounted=True
         )
@@ -112,6 +116,7 @@ class DeepSpeed(Strategy):
         """Begin to drive DeepSpeed. All ranks call it."""
         self._open(session)
         if self.config.stage == 0:
+            session.bus.register(self.config.optimizer, f"{self.name}.optimizer")
             return super().start(session)
         self._register(session, Engines(session, self.config, self.name))
 
@@ -140,6 +145,7 @@ class DeepSpeed(Strategy):
         session.bus.register(gradients, f"{self.name}.gradients")
         session.bus.register(engines, f"{self.name}.engines")
         session.bus.register(Clipping(engines), f"{self.name}.clipping")
+        session.bus.register(Gradients(engines), f"{self.name}.saved_gradients")
         session.bus.register(Intake(engines), f"{self.name}.intake")
         if self.config.is_low_precision:
             session.bus.register(Inputs(engines), f"{self.name}.inputs")

@@ -54,19 +54,20 @@ def as_safetensors(weights: dict[str, State]) -> dict[str, bytes]:
     }
 
 
-def training(
-    contents: Contents, has_gradients: Callable[[Optimizer], bool], registered: State
-) -> State:
+GradientsOf = Callable[[Optimizer], list[Tensor | None] | None]
+
+
+def training(contents: Contents, gradients_of: GradientsOf, registered: State) -> State:
     """Return everything else: the content of ``training.pt``.
 
-    ``has_gradients``: whether the loop still needs the gradients of an optimizer. ``registered``:
-    states by name.
+    ``gradients_of``: the gradients of an optimizer that the loop still needs, or None.
+    ``registered``: states by name.
     """
     return {
         "trained": [_model(name, model) for name, model in contents.trained],
         "other": [_model(name, model) for name, model in contents.other],
         "optimizers": [
-            _optimizer(name, optimizer, has_gradients(optimizer), contents.shape_of)
+            _optimizer(name, optimizer, gradients_of(optimizer), contents.shape_of)
             for name, optimizer in contents.optimizers
         ],
         "loose": loose(contents),
@@ -94,17 +95,20 @@ def _model(name: str, model: Module) -> State:
     }
 
 
-def _optimizer(name: str, optimizer: Optimizer, with_gradients: bool, shape_of: ShapeOf) -> State:
+def gradients(optimizer: Optimizer) -> list[Tensor | None]:
+    """Return those that are in ``p.grad``."""
+    return [None if p.grad is None else p.grad.detach() for p in parameters(optimizer)]
+
+
+def _optimizer(
+    name: str, optimizer: Optimizer, gradients: list[Tensor | None] | None, shape_of: ShapeOf
+) -> State:
     return {
         "name": name,
         "class": type(optimizer).__name__,
         "shapes": shapes_in(optimizer, shape_of),
         "state": encode(optimizer.state_dict(), name),
-        "gradients": (
-            [None if p.grad is None else p.grad.detach() for p in parameters(optimizer)]
-            if with_gradients
-            else None
-        ),
+        "gradients": gradients,
     }
 
 

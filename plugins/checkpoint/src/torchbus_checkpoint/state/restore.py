@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.loop.contents import Contents, hidden_buffers, parameters
 from torchbus_checkpoint.state.capture import loose
 from torchbus_checkpoint.state.plain import State, Stateful, decode, is_part
+
+TakeGradients = Callable[[Optimizer, list[Tensor | None]], bool]
 
 
 def put_weights(contents: Contents, saved_weights: list[State]) -> None:
@@ -25,7 +27,8 @@ def put_loose(contents: Contents, saved: State) -> None:
         tensor.copy_(value)
 
 
-def put_training(contents: Contents, saved: State) -> None:
+def put_training(contents: Contents, saved: State, take_gradients: TakeGradients) -> None:
+    """``take_gradients``: offers the gradients of an optimizer to an engine that keeps them."""
     for entry, (_, model) in zip(saved["trained"] + saved["other"], contents.models, strict=True):
         put_flags(model, entry)
         with torch.no_grad():
@@ -36,7 +39,9 @@ def put_training(contents: Contents, saved: State) -> None:
             parameter.grad = None
     for entry, (_, optimizer) in zip(saved["optimizers"], contents.optimizers, strict=True):
         _load(optimizer, entry)
-        _put_gradients(optimizer, entry["gradients"] or ())
+        gradients = list(entry["gradients"] or ())
+        if not take_gradients(optimizer, gradients):
+            _put_gradients(optimizer, gradients)
     for kind, things in (("schedulers", contents.schedulers), ("scalers", contents.scalers)):
         for entry, (_, thing) in zip(saved[kind], things, strict=True):
             _load(thing, entry)

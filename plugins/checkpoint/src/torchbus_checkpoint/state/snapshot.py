@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder, saving
@@ -77,7 +79,7 @@ class Snapshot:
         registered = capture.of_registered(self._registered)
         with self._session.in_parts():
             weights = capture.weights(contents)
-            training = capture.training(contents, self._steps.has_gradients, registered)
+            training = capture.training(contents, self._gradients_of, registered)
             completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
             held = completeness.held(weights, training)
             shared, groups = saving.files(
@@ -96,6 +98,15 @@ class Snapshot:
                 "a checkpoint in the middle of a window of accumulation: under this strategy no"
                 " rank has all gradients; save it after optimizer.step()"
             )
+
+    def _gradients_of(self, optimizer: Optimizer) -> list[Tensor | None] | None:
+        """Return those that the next step may need, or None. All ranks call it."""
+        if not self._steps.has_gradients(optimizer):
+            return None
+        told: list[Tensor | None] | None = self._session.bus.hook.whole_gradients(
+            optimizer=optimizer
+        )
+        return capture.gradients(optimizer) if told is None else told
 
     def _facts(self) -> Facts:
         return {
@@ -176,8 +187,13 @@ class Snapshot:
         restore.put_weights(contents, weights)
         with shapes.as_written(found, "training.pt"):
             restore.put_loose(contents, saved)
-            restore.put_training(contents, saved)
+            restore.put_training(contents, saved, self._take_gradients)
         return saved
+
+    def _take_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool:
+        """Whether an engine has taken them."""
+        hook = self._session.bus.hook
+        return hook.put_gradients(optimizer=optimizer, gradients=gradients) is True
 
     def _put_counts(self, contents: Contents, own: State) -> None:
         self.metric = own["metric"]

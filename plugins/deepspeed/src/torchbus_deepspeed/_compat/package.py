@@ -7,6 +7,7 @@ or AttributeError, when the first engine is made.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import sys
 import warnings
@@ -119,6 +120,14 @@ def has_async_io() -> bool:
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     return bool(AsyncIOBuilder().is_compatible(verbose=False))
+
+
+def optimizer_class(module: str, name: str) -> Any:
+    """One of DeepSpeed's optimizers."""
+    deepspeed()
+    found = importlib.import_module(module)
+    require(found, name, "steps in place of the loop's optimizer")
+    return getattr(found, name)
 
 
 def takes_fp16() -> bool:

@@ -15,10 +15,10 @@ from torchbus_deepspeed.config import (
     activations,
     agreement,
     known,
-    optimizers,
     reading,
     values,
 )
+from torchbus_deepspeed.optimizers.choice import Choice
 
 STAGES = (0, 1, 2, 3)
 AUTO = "auto"
@@ -57,6 +57,8 @@ class Config:
         self.stage = _stage(section, strategy, stage)
         if offload:
             _add_offload(section, self.stage)
+        self.optimizer = Choice(self._given.get("optimizer"), self._is_offloaded("optimizer"))
+        """What the section ``optimizer`` means for the loop's own."""
 
     @property
     def zero(self) -> dict[str, Any]:
@@ -83,8 +85,11 @@ class Config:
 
     @property
     def is_offloaded(self) -> bool:
-        sections = (self.zero.get(name) or {} for name in ("offload_optimizer", "offload_param"))
-        return any(section.get("device", "none") != "none" for section in sections)
+        return self._is_offloaded("optimizer") or self._is_offloaded("param")
+
+    def _is_offloaded(self, what: str) -> bool:
+        section = self.zero.get(f"offload_{what}") or {}
+        return bool(section.get("device", "none") not in ("none", AUTO))
 
     def _enabled(self, name: str) -> bool:
         return (self._given.get(name) or {}).get("enabled", False) is True
@@ -119,9 +124,14 @@ class Config:
         """Raise UsageError if a batch size contradicts the loop's. ``count``: the global batch."""
         agreement.check_batch(self._given, count, world_size, windows)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Raise UsageError if the section ``optimizer`` contradicts the loop's own optimizer."""
-        optimizers.check(self._given.get("optimizer"), optimizer)
+    def build(self) -> None:
+        """Compile what steps in main memory, before there are ranks that would wait for it.
+
+        Raises UsageError if that can't be done.
+        """
+        kernel = self.optimizer.in_main_memory()
+        if kernel is not None and self.stage:
+            kernel.build()
 
     def of_engine(self, optimizer: Optimizer, model: Module, session: Context) -> dict[str, Any]:
         """What DeepSpeed gets for one engine.

@@ -13,9 +13,7 @@ from torchbus_deepspeed.engine.partitioned import unwatch
 @torch.no_grad()
 def end(engine: Engine, gather: Gather) -> None:
     """All ranks call it. Parameters keep their values, and get their whole gradients."""
-    grads = [holder.grad for holder in engine.gradients]
-    reached = [one for one in engine.parameters if id(one) in engine.reached]
-    gradients = {id(one): whole for one, whole in engine.layout.whole(reached, grads, gather)}
+    gradients = engine.whole_gradients(gather)
     parameters = list(engine.model.parameters())
     if engine.stage == 3:
         values = [_compat.whole_parameter(one) for one in parameters]

@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, environment_variables
 
 from torchbus_deepspeed import _compat
+from torchbus_deepspeed.engine.layout import Gather
 from torchbus_deepspeed.engine.places import layout_of
 from torchbus_deepspeed.engine.queue import Queue
 from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
 from torchbus_deepspeed.engine.traces import Traces
 from torchbus_deepspeed.engine.waits import Waits
+from torchbus_deepspeed.optimizers.kernels import Kernel
 
 
 class Engine:
@@ -26,15 +28,22 @@ class Engine:
     ``parameters``: those that it trains. ``layout``: where their elements lie. ``masters``: this
     rank's flat parts, one per group. ``gradients``: tensors of the masters' shapes that take no
     memory; the ``grad`` of each is this rank's part of the averaged gradients, unscaled.
+    ``kernel``: steps in place of the loop's own class.
     """
 
     def __init__(
-        self, session: Context, stage: int, config: Mapping[str, Any], model: Module, of: Optimizer
+        self,
+        session: Context,
+        stage: int,
+        config: Mapping[str, Any],
+        model: Module,
+        of: Optimizer,
+        kernel: Kernel | None = None,
     ) -> None:
         mine = {id(parameter) for parameter in model.parameters()}
         self._optimizer = weakref.ref(of)
-        self.model, self.stage = model, stage
-        self.shadow = shadow_of(of, mine)
+        self.model, self.stage, self.kernel = model, stage, kernel
+        self.shadow = shadow_of(of, mine) if kernel is None else kernel.shadow_of(of, mine)
         self._indices = [
             index for index, group in enumerate(self.shadow.param_groups) if group["params"]
         ]
@@ -51,10 +60,12 @@ class Engine:
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
         self.has_stepped = self.is_stale = False
-        self.reached: set[int] = set()
+        self.reached: set[int]
         """The ids of parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)
-        self._take_gradients()
+        self.take_gradients({id(one): one.grad for one in self.parameters if one.grad is not None})
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
         """DeepSpeed's engine, which leaves the model as it was, but for its traces."""
@@ -74,23 +85,23 @@ class Engine:
         engine.set_gradient_accumulation_boundary(True)
         return engine
 
-    def _take_gradients(self) -> None:
-        """Those from before the block, which are whole and the same on all ranks."""
-        with_gradient = [one for one in self.parameters if one.grad is not None]
-        for parameter in with_gradient:
-            number = self.layout[parameter].group
+    def take_gradients(self, given: Mapping[int, Tensor]) -> None:
+        """Have these, by the ids of parameters: whole, and the same on all ranks."""
+        self.clear()
+        inside = [one for one in self.parameters if id(one) in given]
+        for number in {self.layout[one].group for one in inside}:
             holder = self.gradients[number]
-            holder.grad = (
-                torch.zeros(holder.shape, device=holder.device)
-                if holder.grad is None
-                else holder.grad
-            )
-        grads = [holder.grad if holder.grad is not None else holder for holder in self.gradients]
-        for parameter in with_gradient:
-            assert parameter.grad is not None
-            self.layout.put(parameter, parameter.grad, grads)
+            holder.grad = torch.zeros(holder.shape, device=holder.device)
+        flats = [holder if holder.grad is None else holder.grad for holder in self.gradients]
+        for parameter in inside:
+            self.layout.put(parameter, given[id(parameter)], flats)
             self.reached.add(id(parameter))
-            parameter.grad = None
+
+    def whole_gradients(self, gather: Gather) -> dict[int, Tensor]:
+        """Those that some rank has reached. All ranks call it."""
+        flats = [holder.grad for holder in self.gradients]
+        reached = [one for one in self.parameters if id(one) in self.reached]
+        return {id(one): whole for one, whole in self.layout.whole(reached, flats, gather)}
 
     @property
     def optimizer(self) -> Optimizer | None:

@@ -31,7 +31,16 @@ def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
     attributes = {name: value for name, value in vars(optimizer).items() if name not in NOT_COPIED}
     vars(shadow).update(attributes)
     shadow.state = defaultdict(dict)
-    shadow.param_groups = [
+    shadow.param_groups = groups_with(optimizer, parameters)
+    mark_internal(shadow)
+    unhook(shadow)
+    made: Optimizer = shadow
+    return made
+
+
+def groups_with(optimizer: Optimizer, parameters: set[int]) -> list[dict[str, Any]]:
+    """Copies of its groups, with those of ``parameters`` (ids) that require gradients."""
+    return [
         {
             **group,
             "params": [
@@ -40,11 +49,12 @@ def shadow_of(optimizer: Optimizer, parameters: set[int]) -> Optimizer:
         }
         for group in optimizer.param_groups
     ]
-    mark_internal(shadow)
-    unhooked = torch.no_grad()(inspect.unwrap(cls.step))
+
+
+def unhook(shadow: Any) -> None:
+    """Let no hook run around its ``step``."""
+    unhooked = torch.no_grad()(inspect.unwrap(type(shadow).step))
     shadow.step = types.MethodType(unhooked, shadow)
-    made: Optimizer = shadow
-    return made
 
 
 def copy_hyperparameters(source: Mapping[str, object], target: dict[str, object]) -> None:

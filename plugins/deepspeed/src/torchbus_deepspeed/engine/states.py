@@ -50,11 +50,15 @@ def whole_states(engine: Engine, parameters: Sequence[Tensor], gather: Gather) -
     if found and engine.masters[0].dtype != engine.parameters[0].dtype:
         for parameter, whole in engine.layout.whole(parameters, engine.masters, gather):
             found.setdefault(id(parameter), {})[MASTER] = whole
+    if engine.kernel is not None:
+        return {key: engine.kernel.outward(entry) for key, entry in found.items()}
     return found
 
 
 def put_states(engine: Engine, entries: Mapping[int, Mapping[str, Any]]) -> None:
     """Give the parts the state of whole parameters, by their ids."""
+    if engine.kernel is not None:
+        entries = {key: engine.kernel.inward(entry) for key, entry in entries.items()}
     for number, master in enumerate(engine.masters):
         inside = [
             parameter
@@ -99,6 +103,6 @@ def _common(engine: Engine, inside: Sequence[Tensor], name: str, values: Mapping
     for number, parameter in enumerate(inside):
         other = values[id(parameter)]
         if (first is None) != (other is None) or (first is not None and bool(first != other)):
-            words = type(engine.shadow).__name__, name, 0, number, first, other
+            words = type(engine.optimizer).__name__, name, 0, number, first, other
             raise Unsupported(UNLIKE.format(*words))
     return copy.deepcopy(first)

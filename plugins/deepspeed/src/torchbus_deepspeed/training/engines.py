@@ -20,8 +20,9 @@ from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.partitioned import unwatch, watch
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import put_states
+from torchbus_deepspeed.optimizers.by_element import refuse_unless_by_element
+from torchbus_deepspeed.optimizers.kernels import Kernel
 from torchbus_deepspeed.training import model_states, optimizer_states, refusals
-from torchbus_deepspeed.training.by_element import refuse_unless_by_element
 
 
 class Engines:
@@ -115,14 +116,14 @@ class Engines:
         refusals.refuse_shared(trained, models, self._engines, self.strategy)
         if self.config.stage == 3:
             refusals.refuse_partial(models, held, self.strategy, type(optimizer).__name__)
-        self.config.check_optimizer(optimizer)
+        kernel = self.config.optimizer.of(optimizer, self.session.device)
         for model in models:
-            self._add(optimizer, model)
+            self._add(optimizer, model, kernel)
         optimizer.state.clear()
 
-    def _add(self, optimizer: Optimizer, model: Module) -> None:
+    def _add(self, optimizer: Optimizer, model: Module, kernel: Kernel | None) -> None:
         config = self.config.of_engine(optimizer, model, self.session)
-        engine = Engine(self.session, self.config.stage, config, model, optimizer)
+        engine = Engine(self.session, self.config.stage, config, model, optimizer, kernel)
         self._engines.append(engine)
         states = {
             id(one): optimizer.state[one] for one in engine.parameters if one in optimizer.state
@@ -179,6 +180,9 @@ class Engines:
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
+        if isinstance(thing, Optimizer):
+            names = {each.kernel.name for each in self.of(thing) if each.kernel is not None}
+            return f"stepped by DeepSpeed's {names.pop()}" if names else None
         if not isinstance(thing, Module):
             return None
         number = sum(each.model is thing for each in self._engines)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
-from torchbus.plugin import Unsupported, UsageError
+from torchbus.plugin import TorchbusError, Unsupported, UsageError
 
 from torchbus_deepspeed.engine.engine import Engine
 
@@ -107,6 +107,8 @@ def translate(
     error: BaseException | None, engines: Sequence[Engine], strategy: str
 ) -> Unsupported | None:
     """Explain an error of a loop that reads ``p.grad``, or a parameter that is empty."""
+    if isinstance(error, TorchbusError):
+        return None
     if isinstance(error, RuntimeError) and any(each.stage == 3 for each in engines):
         told = str(error).splitlines() or [""]
         return Unsupported(EMPTY.format(told[0], strategy)) if OF_SIZES.search(told[0]) else None

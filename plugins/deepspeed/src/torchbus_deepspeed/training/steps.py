@@ -88,14 +88,14 @@ class Steps:
         job.wait_in(f"{type(optimizer).__name__}.step")
         for each in self._engines.of(optimizer):
             if each.has_gradients:
-                self._refuse_stale(each)
+                self._refuse_stale(each, optimizer)
                 self._unreached.refuse(each, optimizer)
                 each.step()
         job.go_on()
 
-    def _refuse_stale(self, engine: Engine) -> None:
+    def _refuse_stale(self, engine: Engine, optimizer: Optimizer) -> None:
         if engine.is_stale:
-            words = type(engine.shadow).__name__, self._engines.strategy
+            words = type(optimizer).__name__, self._engines.strategy
             raise Unsupported(refusals.STALE.format(*words))
 
     @hookimpl(tryfirst=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, users_frame, warn
@@ -69,9 +70,12 @@ class FirstStep:
                 (inventory.name_of(one.model, frame) or type(one.model).__name__, one)
                 for one in looks
             ]
-            print(text(named))
+            print(text(named, self._numel))
         except Exception as error:
             warn(f"model_summary: no table could be made: {error!r}. Training continues")
+
+    def _numel(self, parameter: Tensor) -> int:
+        return inventory.shape_of(parameter, self._session.bus).numel()
 
     def _end(self) -> None:
         for look in self._looks:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from torch import Tensor
 from torchbus.plugin import table
 
 from torchbus_throughput import _compat
@@ -12,13 +13,16 @@ from torchbus_throughput.summary.look import Look, Row
 HEAD = ["module", "class", "in", "out", "parameters", "trainable", "forward FLOPs"]
 
 
-def text(looks: Sequence[tuple[str, Look]]) -> str:
-    """Return a table of models, each with its name. A parameter that is shared counts once."""
-    rows = [_cells(name, look, row) for name, look in looks for row in look.rows]
+def text(looks: Sequence[tuple[str, Look]], numel: Callable[[Tensor], int]) -> str:
+    """Return a table of models, each with its name. A parameter that is shared counts once.
+
+    ``numel``: how many elements a whole parameter has, of which a rank may keep only some.
+    """
+    rows = [_cells(name, look, row, numel) for name, look in looks for row in look.rows]
     return table([HEAD, *rows])
 
 
-def _cells(name: str, look: Look, row: Row) -> list[str]:
+def _cells(name: str, look: Look, row: Row, numel: Callable[[Tensor], int]) -> list[str]:
     label = "  " * row.level + (row.path.rpartition(".")[2] if row.level else name)
     if row.same_as is not None:
         return [label, f"the same as {row.same_as}", "", "", "", "", ""]
@@ -30,8 +34,8 @@ def _cells(name: str, look: Look, row: Row) -> list[str]:
         _class(row),
         "-" if call is None else call.gets,
         "-" if call is None else call.returns,
-        f"{sum(one.numel() for one in parameters):,}",
-        f"{sum(one.numel() for one in trainable):,}",
+        f"{sum(map(numel, parameters)):,}",
+        f"{sum(map(numel, trainable)):,}",
         "-" if call is None or call.flops is None else f"{call.flops:,}",
     ]
 

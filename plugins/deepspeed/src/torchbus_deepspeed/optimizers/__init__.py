@@ -1,0 +1,1 @@
+"""DeepSpeed's own optimizers, fused or for CPUs, which step in place of the loop's."""

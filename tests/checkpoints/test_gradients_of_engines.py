@@ -1,0 +1,27 @@
+"""A checkpoint between backward and step holds the gradients, also where an engine keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torchbus.testing import fork_script
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+SCRIPT = Path(__file__).parent / "scripts" / "gradients_of_engines.py"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ranks", "when"),
+    [
+        ("deepspeed_stage_2", "deepspeed_stage_3", 2, "late"),
+        pytest.param("deepspeed_stage_3", "ddp", 3, "early", marks=pytest.mark.slow),
+        pytest.param("ddp", "deepspeed_stage_1", 3, "early", marks=pytest.mark.slow),
+        pytest.param("deepspeed_stage_3", "deepspeed_stage_2", 3, "late", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_goes_on_ends_as_one_process(tmp_path, first, second, ranks, when):
+    """Of a window of two backwards, and of a GAN whose models have each other's gradients."""
+    result = fork_script(SCRIPT, first, second, ranks, when, cwd=tmp_path, timeout_s=115)
+    windows, gan = result.json()
+    assert windows < 1e-6 and gan < 1e-6
