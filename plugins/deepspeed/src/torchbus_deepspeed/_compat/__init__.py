@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchbus_deepspeed._compat.hooks import hook_tables, pre_hooks, run_pre_hooks
 from torchbus_deepspeed._compat.package import (
     average,
     close_comm,
@@ -30,16 +31,13 @@ from torchbus_deepspeed._compat.zero import (
     give_zeros,
     gradient_node,
     groups_of,
-    hook_tables,
     is_gathered,
     make_plain,
     masters_of,
     own_parameters,
-    pre_hooks,
     put_backward_counts,
     put_parameter,
     remove_hooks,
-    run_pre_hooks,
     shape_of,
     share_memory,
     take_changes,

@@ -22,12 +22,6 @@ COMM = "deepspeed.comm.torch"
 PARTITION_NUMEL = "partition_numel"
 """A method of parameters under stage 3."""
 
-MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Tables of a module. Without one: AttributeError at the end of the session."""
-
-HOOKS_WITH_KWARGS = "_forward_pre_hooks_with_kwargs"
-"""Which of the first take keyword arguments. Without it: AttributeError at a first forward."""
-
 will_execute: Callable[[Node], bool] = private(
     torch._C, "_will_engine_execute_node", "tells which parameters a backward will reach"
 )
@@ -219,33 +213,6 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
     part.data.reshape(-1)[: mine.numel()].copy_(mine)
     if is_gathered(parameter):
         parameter.data.copy_(value.reshape(parameter.shape))
-
-
-def hook_tables(module: Module) -> list[dict[int, Any]]:
-    """The tables of hooks that run around a module's forward and backward."""
-    return [getattr(module, name) for name in MODULE_HOOKS]
-
-
-def pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
-    """The hooks that run before a module's forward."""
-    hooks: dict[int, Callable[..., Any]] = getattr(module, MODULE_HOOKS[0])
-    return hooks
-
-
-def run_pre_hooks(
-    module: Module, known: set[int], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Run those that were added during this call, which torch begins to run with the next one.
-
-    Returns the arguments of the forward.
-    """
-    for number, hook in list(pre_hooks(module).items()):
-        if number not in known and number in getattr(module, HOOKS_WITH_KWARGS):
-            args, kwargs = hook(module, args, kwargs) or (args, kwargs)
-        elif number not in known:
-            made = hook(module, args)
-            args = args if made is None else made if isinstance(made, tuple) else (made,)
-    return args, kwargs
 
 
 def make_plain(parameter: Any, value: Tensor) -> None:

@@ -7,7 +7,6 @@ import torch
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.layout import Gather
-from torchbus_deepspeed.engine.partitioned import unwatch
 
 
 @torch.no_grad()
@@ -19,7 +18,8 @@ def end(engine: Engine, gather: Gather) -> None:
         values = [_compat.whole_parameter(one) for one in parameters]
     else:
         values = [one.detach().clone() for one in parameters]
-    unwatch(engine.model)
+    if engine.watch is not None:
+        engine.watch.end()
     engine.ds.destroy()
     for parameter, value in zip(parameters, values, strict=True):
         _compat.make_plain(parameter, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torchbus.plugin import Context, environment_variables
 
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.layout import Gather
+from torchbus_deepspeed.engine.partitioned import Watch
 from torchbus_deepspeed.engine.places import layout_of
 from torchbus_deepspeed.engine.queue import Queue
 from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
@@ -60,6 +62,7 @@ class Engine:
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
         self.has_stepped = self.is_stale = False
+        self.watch: Watch | None = None
         self.reached: set[int]
         """The ids of parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)
@@ -112,6 +115,10 @@ class Engine:
     def loss_scale(self) -> float:
         """What DeepSpeed divides gradients by; 1.0 but for fp16."""
         return float(self.zero.loss_scale)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Torch and DeepSpeed compute with the parameters here, and not the loop's code."""
+        return nullcontext() if self.watch is None else self.watch.paused()
 
     # Backward ------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ An operation on an empty tensor succeeds and means nothing: a clamp has no effec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,18 +78,52 @@ class Partitioned(nn.Parameter):
             return _alias(function(*args, **given), empty)
 
 
-def watch(model: Module, strategy: str) -> None:
-    """Let the parameters of a model raise where they are empty."""
-    for name, parameter in model.named_parameters():
-        parameter.__class__ = Partitioned
-        parameter.torchbus_called = (name, strategy)  # type: ignore[attr-defined]
+class Watch:
+    """Lets the parameters of a model raise in the loop's own code, and not where torch and
+    DeepSpeed compute with them, for which it would cost time.
+    """
 
+    def __init__(self, model: Module, strategy: str) -> None:
+        self._parameters = list(model.parameters())
+        for name, parameter in model.named_parameters():
+            parameter.torchbus_called = (name, strategy)  # type: ignore[attr-defined]
+        self._pauses = 0
+        self._become(Partitioned)
+        self._hooks = [
+            model.register_forward_pre_hook(self._before, prepend=True),
+            model.register_forward_hook(self._after, always_call=True),
+        ]
 
-def unwatch(model: Module) -> None:
-    """Let them be torch's own again."""
-    for parameter in model.parameters():
-        parameter.__class__ = nn.Parameter
-        vars(parameter).pop("torchbus_called", None)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._pause(1)
+        try:
+            yield
+        finally:
+            self._pause(-1)
+
+    def end(self) -> None:
+        """Leave torch's own parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._become(nn.Parameter)
+        for parameter in self._parameters:
+            del parameter.torchbus_called  # type: ignore[attr-defined]
+
+    def _before(self, model: Module, inputs: object) -> None:
+        self._pause(1)
+
+    def _after(self, model: Module, inputs: object, outputs: object) -> None:
+        self._pause(-1)
+
+    def _pause(self, change: int) -> None:
+        was, self._pauses = bool(self._pauses), max(self._pauses + change, 0)
+        if was != bool(self._pauses):
+            self._become(nn.Parameter if self._pauses else Partitioned)
+
+    def _become(self, cls: type[nn.Parameter]) -> None:
+        for parameter in self._parameters:
+            parameter.__class__ = cls
 
 
 def is_empty(value: object) -> bool:

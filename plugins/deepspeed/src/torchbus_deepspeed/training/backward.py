@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 import torch.distributed as dist
@@ -97,16 +98,19 @@ class ShardedReduction:
         self._others.begin()
         again = self._counts_of(roots)
         failed = True
-        try:
-            strategies.run(engine, self.header.parameter, self.header.seed, roots)
-            if error is not None:
-                raise error
-            failed = False
-        finally:
-            self._loss = error = None  # its traceback leads here
-            self._finish()
-            for each, counts in zip(self._engines, again, strict=True):
-                each.recover() if failed else _compat.put_backward_counts(counts)
+        with ExitStack() as computing:
+            for each in self._engines:
+                computing.enter_context(each.computing())
+            try:
+                strategies.run(engine, self.header.parameter, self.header.seed, roots)
+                if error is not None:
+                    raise error
+                failed = False
+            finally:
+                self._loss = error = None  # its traceback leads here
+                self._finish()
+                for each, counts in zip(self._engines, again, strict=True):
+                    each.recover() if failed else _compat.put_backward_counts(counts)
 
     def _counts_of(self, roots: strategies.Roots) -> list[list[tuple[Module, str, int]]]:
         """What the same graph needs in order to run again under stage 3."""

@@ -17,7 +17,7 @@ from torchbus_deepspeed import _compat
 from torchbus_deepspeed.config.config import Config
 from torchbus_deepspeed.engine.ending import end
 from torchbus_deepspeed.engine.engine import Engine
-from torchbus_deepspeed.engine.partitioned import unwatch, watch
+from torchbus_deepspeed.engine.partitioned import Watch
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import put_states
 from torchbus_deepspeed.optimizers.by_element import refuse_unless_by_element
@@ -132,7 +132,7 @@ class Engines:
             put_states(engine, states)
         if engine.stage == 3:
             model_states.hook(self, engine)
-            watch(model, self.strategy)
+            engine.watch = Watch(model, self.strategy)
 
     def _end_left(self, models: Sequence[Module]) -> None:
         """End the engines of these models whose optimizer is gone, as after a first training."""
@@ -168,7 +168,8 @@ class Engines:
         self._hooks.clear()
         for each in self._engines:  # an error leaves the block: no collective any more
             each.ds.destroy()
-            unwatch(each.model)
+            if each.watch is not None:
+                each.watch.end()
             if each.waits is not None:
                 each.waits.remove()
         self._engines.clear()

@@ -90,7 +90,8 @@ class Steps:
             if each.has_gradients:
                 self._refuse_stale(each, optimizer)
                 self._unreached.refuse(each, optimizer)
-                each.step()
+                with each.computing():
+                    each.step()
         job.go_on()
 
     def _refuse_stale(self, engine: Engine, optimizer: Optimizer) -> None:
