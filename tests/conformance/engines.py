@@ -89,7 +89,7 @@ def stage(number: int, refused: Mapping[str, str], **words: Any) -> Engine:
 
 
 ENGINES = {
-    "deepspeed_stage_0": Engine("deepspeed", {"config": {"zero_optimization": {"stage": 0}}}),
+    "deepspeed_stage_0": Engine("deepspeed", {"config": {"zero_optimization": {"stage": 0}}}, {}),
     "deepspeed_stage_1": stage(1, OF_ZERO),
     "deepspeed_stage_2": stage(2, OF_ZERO),
     "deepspeed_stage_3": stage(
