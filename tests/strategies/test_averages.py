@@ -59,8 +59,8 @@ def differences(one, other):
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"strategy": None},
-        {"strategy": "ddp", "devices": 2},
+        pytest.param({"strategy": None}, marks=pytest.mark.slow),
+        pytest.param({"strategy": "ddp", "devices": 2}, marks=pytest.mark.slow),
         pytest.param({"strategy": "ddp", "devices": 3}, marks=pytest.mark.slow),
         {"strategy": "fsdp", "devices": 2, "accelerator": "cpu"},
         pytest.param({"strategy": "ddp_sharded", "devices": 2}, marks=pytest.mark.slow),
