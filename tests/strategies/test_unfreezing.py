@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "unfreezing.py"
 UNFREEZE = {"layer2": 4, "layer1": 9, "norm": 1000}
@@ -20,7 +20,7 @@ def trained(folder, options, kind="all", ends_at=None):
     """Run the script, which ends early with exit status 7 where it is told to."""
     path = folder / "result.pt"
     words = json.dumps([{"unfreeze": UNFREEZE, **options}, kind, ends_at, str(path)])
-    result = run_script(SCRIPT, words, cwd=folder, timeout_s=200)
+    result = fork_script(SCRIPT, words, cwd=folder, timeout_s=200)
     assert result.ok(7 if ends_at else 0)
     return None if ends_at else torch.load(path, weights_only=True)
 
