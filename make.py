@@ -36,6 +36,8 @@ from release import tree
 ROOT = Path(__file__).resolve().parent
 WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
 NEWEST = "newest"
+NEVER_IMPORTED = r"[/\\](tests|transformers[/\\]models)[/\\]"
+"""Installed files that tests hardly import. To compile them takes longer than to import some."""
 QUICK_S = 50.0
 PYTEST_AT_LEAST_S = 15.0
 Words = Sequence["str | Path"]
@@ -124,15 +126,26 @@ class Environment:
         if not self._has_pip():
             venv.create(self.folder, clear=True, with_pip=True)
         pip: list[str | Path] = [self.python, "-m", "pip", "install", "--disable-pip-version-check"]
+        pip += ["--no-compile"]  # it would use one core
         listed = self.folder / "requirements.txt"
         listed.write_text(self.requirements(), encoding="utf-8")
         upgrade = ["--upgrade"] if self.torch == NEWEST else []
         subprocess.run([*pip, *upgrade, "-r", listed], check=True)
+        self._compile(self.folder, "-x", NEVER_IMPORTED)
         editable: list[str | Path] = [word for folder in self.packages for word in ("-e", folder)]
         pip += ["--quiet", "--no-build-isolation", "--no-deps"]
         if editable:
             subprocess.run([*pip, *editable], check=True)
         mark.write_text(state)
+
+    def _compile(self, *words: str | Path) -> None:
+        """Compile what is there on all cores: each process of a test would do it anew if Python is
+        told to write no bytecode.
+        """
+        # some packages have files of other versions of Python
+        subprocess.run(
+            [self.python, "-m", "compileall", "-q", "-j", "0", *words], stdout=subprocess.DEVNULL
+        )
 
     def _has_pip(self) -> bool:
         look = [str(self.python), "-m", "pip", "--version"]
@@ -143,6 +156,7 @@ class Environment:
         return subprocess.run([self.python, *map(str, words)], cwd=ROOT).returncode
 
     def pytest(self, *words: str | Path) -> int:
+        self._compile(*(folder / "src" for folder in self.packages))
         return self.run("-m", "pytest", "-n", WORKERS, *words)
 
 

@@ -117,6 +117,7 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_completion_needs_shtab(tmp_path: Path) -> None:
     (tmp_path / "shtab.py").write_text("raise ModuleNotFoundError('shtab')")
     command = [sys.executable, "-m", "torchbus", "completion", "bash"]

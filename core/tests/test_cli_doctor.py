@@ -97,6 +97,7 @@ def test_secrets_are_not_shown() -> None:
     assert "https://me:(hidden)@host/path" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_machine_without_loopback() -> None:
     namespace = (shutil.which("unshare") or "unshare", "--net")
     if (
@@ -133,6 +134,7 @@ class Loose:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_ranks_that_learn_different_things_and_a_plugin_of_another_version(site: Path) -> None:
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     status, findings = look(PYTHONPATH=path, RANK="0", WORLD_SIZE="1")

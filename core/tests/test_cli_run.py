@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("program", "folder"),
     [
@@ -64,6 +64,7 @@ def test_the_script_sees_what_python_shows_it(
     assert run("-m", "torchbus", "run", *words, cwd=project / folder) == plain
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("way", ENDS)
 def test_it_ends_as_under_python(tmp_path: Path, way: str) -> None:
     script = tmp_path / f"{way}.py"

@@ -49,7 +49,9 @@ class Ranks:
         return session.start_ranks()
 
 
-@pytest.mark.parametrize("source", [ALL, FORKED], ids=["script", "fork"])
+@pytest.mark.parametrize(
+    "source", [pytest.param(ALL, marks=pytest.mark.slow), FORKED], ids=["script", "fork"]
+)
 def test_rank_0_alone_speaks_and_goes_on(source):
     result = run_script(source)
     assert result.ok() and (result.stdout, result.stderr) == (TOLD, "to stderr 0\n")

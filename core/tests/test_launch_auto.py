@@ -52,7 +52,7 @@ def test_it_forks_where_nothing_stands_against_it() -> None:
     )
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @linux
 @pytest.mark.parametrize(
     ("before", "env", "reason"),
@@ -129,6 +129,7 @@ def test_what_was_drawn_before_torchbus_was_imported_is_an_error(draw, name) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_generator_that_each_rank_seeds_otherwise_is_an_error() -> None:
     result = run_script(
         RANKS.format(imports="")
@@ -141,6 +142,7 @@ def test_a_generator_that_each_rank_seeds_otherwise_is_an_error() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_a_seeded_script_draws_before_torchbus_is_imported_is_no_error() -> None:
     seeded = "numpy.random.seed(1); numpy.random.rand(); random.seed(2); random.random(); torch.manual_seed(3); torch.rand(1)"
     result = run_script(RANKS.format(imports=seeded) + DRAWS.format(launch="script"))

@@ -112,10 +112,12 @@ def test_ranks_of_a_host_find_each_other_in_its_list() -> None:
 def test_many_values_are_one_request() -> None:
     store = CountedStore(dist.HashStore(), b"key")
     names = [f"name {number}" for number in range(100)]
-    for name in names:
-        store.set(name, name)
-    store.requests = 0
-    assert store.multi_get(names) == [name.encode() for name in names] and store.requests == 1
-    assert store.check(names) and store.requests == 3
+    values = [name.encode() for name in names]
+    store.set_all(dict(zip(names, values, strict=True)))
+    assert store.requests == 1
+    assert store.multi_get(names) == values and store.requests == 2
+    assert store.check(names) and store.requests == 4
+    assert store.read_all(names) == values and store.requests == 6
+    assert store.read_all([*names, "missing"]) is None and store.requests == 7
     store._held[0].set(names[7], "a stranger's")
-    assert not store.check(names)
+    assert not store.check(names) and store.read_all(names) is None

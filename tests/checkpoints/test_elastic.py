@@ -52,6 +52,7 @@ def check(folder: Path, ranks: int) -> None:
     assert 0 < result["steps"] < result["all"]
 
 
+@pytest.mark.slow
 def test_a_killed_worker(tmp_path: Path) -> None:
     result = run(
         torchrun(free_port(), "--nnodes", 1, "--nproc-per-node", 2, LOOP, tmp_path, "worker", 0),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 import ranks
 from torchbus.testing import fork_script, write_script
 from torchbus.testing.scripts import run
@@ -54,6 +55,7 @@ def test_in_a_block() -> None:
     )
 
 
+@pytest.mark.slow
 def test_under_the_command(tmp_path) -> None:
     path = write_script(tmp_path, SLICES.format(flat=False, shard=False) + "\nmain()\n")
     ended = run(

@@ -23,10 +23,11 @@ def messages(paths: list[Path]) -> set[tuple[str, str]]:
     """
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     speaking = WARNING | errors(trees.values())
+    modules = {module(path): assigned(tree.body) for path, tree in trees.items()}
     found = {
         (str(path), " ".join(text.split()))
         for path, tree in trees.items()
-        for text in spoken(tree, speaking, imported(tree, trees))
+        for text in spoken(tree, speaking, imported(tree, modules))
     }
     return {
         (path, text)
@@ -47,20 +48,20 @@ def errors(trees: Iterable[ast.Module]) -> set[str]:
     return names
 
 
-def imported(tree: ast.Module, trees: dict[Path, ast.Module]) -> Names:
+def module(path: Path) -> str:
+    """The name by which a source is imported."""
+    return path.with_suffix("").as_posix().rpartition("/src/")[2].replace("/", ".")
+
+
+def imported(tree: ast.Module, modules: dict[str, Names]) -> Names:
     """Texts of other files that a file imports: by name, or with their module."""
     names: Names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchbus"):
-            place = (node.module or "").replace(".", "/")
-            for path, other in trees.items():
-                stem = path.with_suffix("").as_posix()
-                if stem.endswith(f"/{place}"):
-                    names |= assigned(other.body)
-                for one in node.names:
-                    if stem.endswith(f"/{place}/{one.name}"):
-                        texts_there = assigned(other.body)
-                        names |= {f"{one.name}.{key}": text for key, text in texts_there.items()}
+            names |= modules.get(node.module or "", {})
+            for one in node.names:
+                there = modules.get(f"{node.module}.{one.name}", {})
+                names |= {f"{one.name}.{key}": text for key, text in there.items()}
     return names
 
 
@@ -99,7 +100,9 @@ def returned(tree: ast.Module) -> Names:
 
 
 def called(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def texts(node: ast.expr, names: Names) -> list[str]:

@@ -37,7 +37,6 @@ OFTEN = {
     ROOT / page
     for page in (
         "README.md",
-        "core/README.md",
         "docs/writing-a-plugin.md",
         "docs/writing-a-strategy.md",
         "plugins/clip/README.md",

@@ -16,6 +16,7 @@ from release import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_RUN = ROOT / "benchmarks/gpu/run.py"
+NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_fast_tests_come_first_and_those_without_time_are_skipped(tmp_path: Path
     def run() -> str:
         words = ["-p", "quick", "--seconds=0.7", "-v", "-c", "/dev/null", f"--rootdir={tmp_path}"]
         command = [sys.executable, "-m", "pytest", *words, str(tmp_path)]
-        environment = {"PYTHONPATH": str(ROOT / "tests"), "PATH": ""}
+        environment = {"PYTHONPATH": str(ROOT / "tests"), "PATH": "", **NO_OTHER_PLUGINS}
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, env=environment
         )

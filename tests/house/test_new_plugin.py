@@ -18,13 +18,18 @@ PLUGIN = {
 PATIENCE_S = 900.0
 
 
+def new(tmp_path: Path, kind: str) -> Path:
+    """The folder of a new package."""
+    command = [sys.executable, "-m", "torchbus", "new-plugin", NAME, "--kind", kind]
+    told = run(command, cwd=tmp_path)
+    assert told.ok() and told.stdout.startswith("written: torchbus-first-try\n")
+    return tmp_path / "torchbus-first-try"
+
+
 @pytest.fixture
 def written(tmp_path, request) -> Path:
     """The folder of a new package, which is installed in ``site`` beside it."""
-    folder = tmp_path / "torchbus-first-try"
-    new = [sys.executable, "-m", "torchbus", "new-plugin", NAME, "--kind", request.param]
-    told = run(new, cwd=tmp_path)
-    assert told.ok() and told.stdout.startswith("written: torchbus-first-try\n")
+    folder = new(tmp_path, request.param)
     words = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
     target = ["--target", str(tmp_path / "site"), str(folder)]
     install = [sys.executable, "-m", "pip", "install", *words, *target]
@@ -41,11 +46,21 @@ def check(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def is_clean(folder: Path) -> None:
+    check(folder, "ruff", "check", ".")
+    check(folder, "ruff", "format", "--check", ".")
+
+
+def test_a_new_package_is_clean(tmp_path):
+    folder = new(tmp_path, "listener")
+    is_clean(folder)
+    assert (folder / "pyproject.toml").is_file() and list((folder / "tests").glob("test_*.py"))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("written", ["listener"], indirect=True)
-def test_a_listener_is_clean_and_passes_its_tests(written):
-    check(written, "ruff", "check", ".")
-    check(written, "ruff", "format", "--check", ".")
+def test_a_listener_passes_its_tests(written):
     assert "3 passed" in check(written, "pytest", "-p", "no:cacheprovider")
     assert "first_try" in check(written, "torchbus", "plugins")
 
@@ -54,8 +69,7 @@ def test_a_listener_is_clean_and_passes_its_tests(written):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("written", PLUGIN, indirect=True)
 def test_each_kind_passes_everything(written, request):
-    check(written, "ruff", "check", ".")
-    check(written, "ruff", "format", "--check", ".")
+    is_clean(written)
     assert "Success" in check(written, "mypy")
     assert " passed" in check(written, "pytest")
     kind = request.node.callspec.params["written"]

@@ -161,6 +161,7 @@ def test_a_wheel_holds_the_sources_and_nothing_else(wheels):
 TRAIN = (SCRIPTS / "packaged_train.py").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ddp_brings_what_it_trains_with_and_needs_no_numpy(wheels, tmp_path):
     """As pip resolves it, into an environment that has torch and no numpy, which torch does not
@@ -199,7 +200,7 @@ LOOK = (SCRIPTS / "packaging_look.py").read_text()
 @pytest.mark.parametrize(
     "folder",
     [
-        pytest.param(folder, id=folder.name, marks=[] if number % 5 == 0 else pytest.mark.slow)
+        pytest.param(folder, id=folder.name, marks=[] if number % 12 == 0 else pytest.mark.slow)
         for number, folder in enumerate(PACKAGES)
     ],
 )

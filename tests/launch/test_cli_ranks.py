@@ -35,6 +35,7 @@ def torchbus_run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return run("-m", "torchbus", "run", "--devices", 2, "--accelerator", "cpu", *words, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_an_unedited_script_of_another_folder_learns_the_same_on_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train.py").write_text(TRAIN)

@@ -13,13 +13,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RESULT = re.compile(r"^(global|per_device) +\S+ to the plain run; ranks bit-identical: ok$", re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "epochs"),
     [
         (2, 1),
-        pytest.param(2, 5, marks=pytest.mark.slow),
-        pytest.param(3, 5, marks=pytest.mark.slow),
+        (2, 5),
+        (3, 5),
     ],
 )
 def test_the_same_parameters(ranks, epochs):

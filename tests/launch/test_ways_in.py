@@ -169,9 +169,10 @@ def test_variables_set_by_hand(reference):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "launch"),
-    [(2, "fork"), *(pytest.param(number, "script", marks=pytest.mark.slow) for number in (1, 2))],
+    [(2, "fork"), (1, "script"), (2, "script")],
 )
 def test_two_nodes_by_hand(devices, launch, reference):
     """The process that was started on each node is its local rank 0, and goes on."""

@@ -31,7 +31,7 @@ def slow(*values):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks"), [("none", 1), ("ddp", 2), ("fsdp", 2), slow("ddp_sharded", 2)]
+    ("strategy", "ranks"), [slow("none", 1), ("ddp", 2), ("fsdp", 2), slow("ddp_sharded", 2)]
 )
 def test_each_rank_scales_its_own_share(server, strategy, ranks):
     """Bit for bit on one rank: the process by hand scales the ranks' shares apart."""

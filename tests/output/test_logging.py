@@ -94,6 +94,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_digits_in_three_loggers(tmp_path):
     """One run in each, with equal values, and no token anywhere."""
     result = run_script(DIGITS.format(examples=str(EXAMPLES)), cwd=tmp_path, timeout_s=PATIENCE_S)

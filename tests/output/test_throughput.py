@@ -46,7 +46,9 @@ def plainly(ranks: int, every: int = 2, window: int = 1) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_counts_are_those_of_one_process(ranks: int) -> None:
     found = told(devices=ranks)
     # the first window is empty: it begins anew when the FLOPs of step 2 are counted
@@ -55,7 +57,7 @@ def test_counts_are_those_of_one_process(ranks: int) -> None:
     assert found["printed"] is None
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_windows_of_accumulation(ranks: int) -> None:
     found = told({"window": 2, "epochs": 2}, devices=ranks)
     assert found["windows"][1:] == [[*one, ranks] for one in plainly(ranks, window=2)[1:]]

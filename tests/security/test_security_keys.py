@@ -68,7 +68,7 @@ SLURM = {
 }
 
 
-@pytest.mark.share(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["environment", "SLURM"])
 def test_a_second_job_at_the_port_of_the_first_leaves_it_alone(
     tmp_path: Path, launcher: str

@@ -73,6 +73,7 @@ def test_fsdp_waits_for_nothing_as_fully_shard_by_hand(tmp_path: Path) -> None:
     assert waits("session")[LEARNING:] == waits("hand")[LEARNING:] == [[]] * 14
 
 
+@pytest.mark.slow
 def test_digits_equal_one_process_on_the_cpu() -> None:
     pytest.importorskip("sklearn")
     result = fork_script(SCRIPTS / "sim_digits.py", EXAMPLES, timeout_s=380)

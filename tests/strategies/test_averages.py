@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "averages.py"
 EMA = {"ema_decay": 0.9}
@@ -20,7 +20,7 @@ def trained(folder, options, epochs=3, ends_at=None):
     """Run the script, which ends early with exit status 7 where it is told to."""
     path = folder / "result.pt"
     words = json.dumps([options, epochs, ends_at, str(path)])
-    result = run_script(SCRIPT, words, cwd=folder, timeout_s=200)
+    result = fork_script(SCRIPT, words, cwd=folder, timeout_s=200)
     assert result.ok(7 if ends_at else 0)
     return None if ends_at else torch.load(path, weights_only=True)
 
@@ -59,8 +59,8 @@ def differences(one, other):
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"strategy": None},
-        {"strategy": "ddp", "devices": 2},
+        pytest.param({"strategy": None}, marks=pytest.mark.slow),
+        pytest.param({"strategy": "ddp", "devices": 2}, marks=pytest.mark.slow),
         pytest.param({"strategy": "ddp", "devices": 3}, marks=pytest.mark.slow),
         {"strategy": "fsdp", "devices": 2, "accelerator": "cpu"},
         pytest.param({"strategy": "ddp_sharded", "devices": 2}, marks=pytest.mark.slow),

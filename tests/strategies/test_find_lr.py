@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "range_test.py"
 pytestmark = [pytest.mark.timeout(300)]
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(300)]
 def trained(folder, options, ends_at=None):
     path = folder / "result.pt"
     words = json.dumps([options, ends_at, str(path)])
-    assert run_script(SCRIPT, words, cwd=folder, timeout_s=200).ok(7 if ends_at else 0)
+    assert fork_script(SCRIPT, words, cwd=folder, timeout_s=200).ok(7 if ends_at else 0)
     return None if ends_at else torch.load(path)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "unfreezing.py"
 UNFREEZE = {"layer2": 4, "layer1": 9, "norm": 1000}
@@ -20,7 +20,7 @@ def trained(folder, options, kind="all", ends_at=None):
     """Run the script, which ends early with exit status 7 where it is told to."""
     path = folder / "result.pt"
     words = json.dumps([{"unfreeze": UNFREEZE, **options}, kind, ends_at, str(path)])
-    result = run_script(SCRIPT, words, cwd=folder, timeout_s=200)
+    result = fork_script(SCRIPT, words, cwd=folder, timeout_s=200)
     assert result.ok(7 if ends_at else 0)
     return None if ends_at else torch.load(path, weights_only=True)
 
@@ -94,7 +94,7 @@ def ids(value):
     return f"{value['strategy']}-{value['devices']}" if isinstance(value, dict) else value
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("kind", ["all", "head"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=ids)
 def test_ranks_unfreeze_as_one_process(tmp_path, strategy, kind):
@@ -104,6 +104,7 @@ def test_ranks_unfreeze_as_one_process(tmp_path, strategy, kind):
     assert largest_difference(found["trained"], by_hand(kind, 0.5)["trained"]) < 1e-12
 
 
+@pytest.mark.slow
 def test_averages_have_what_is_unfrozen_later(tmp_path):
     options = {"strategy": "ddp", "devices": 2, "batch": "global", "ema_decay": 0.9}
     found, expected = trained(tmp_path, options, "head"), by_hand("head")
@@ -137,7 +138,9 @@ def test_a_run_that_goes_on_unfreezes_as_one_that_was_not_interrupted(
     assert resumed["rates"] == whole["rates"]
 
 
-@pytest.mark.parametrize("often", ["every_n_steps", "every_n_epochs"])
+@pytest.mark.parametrize(
+    "often", [pytest.param("every_n_steps", marks=pytest.mark.slow), "every_n_epochs"]
+)
 def test_a_run_goes_on_bit_for_bit(tmp_path, often):
     """Also from a checkpoint between epochs, and with epochs in the schedule."""
     unfreeze = {"unfreeze": {"layer2": "epoch 1", "layer1": "epoch 2", "norm": 15}}

@@ -185,6 +185,7 @@ def test_what_is_not_deterministic_by_itself_is_said_first(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_in_a_test_of_a_user(tmp_path):
     script(tmp_path)

@@ -43,6 +43,7 @@ def check(sessions: int, busy: int, timeout_s: float) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_a_few_sessions():
     check(4, os.cpu_count() or 1, 300.0)  # each way once

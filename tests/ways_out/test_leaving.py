@@ -90,20 +90,13 @@ def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
 
 
 OFTEN = {
-    ("script", 0, "raise"),
-    ("script", 1, "raise others sleep"),
     ("script", 0, "SIGINT"),
-    ("script", 1, "SIGKILL"),
-    ("fork", 0, "SIGKILL"),
-    ("fork", 1, "raise others compute"),
     ("fork", 0, "SIGTERM in backward others sleep"),
-    ("fork", 0, "uneven"),
     ("fork", 1, "break"),
 }
 ALL_CASES = [(launch, who, how) for launch in ("script", "fork", "spawn") for who, how in CASES]
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("launch", "who", "how"),
     [pytest.param(*case, marks=[] if case in OFTEN else pytest.mark.slow) for case in ALL_CASES],

@@ -18,7 +18,7 @@ from loop import Loop, scripts
 from zoo import ZOO
 
 # each loop in one of them; a rank that is a script imports torch anew
-QUICK_FORMS = ("script", "fork", None, "fork", None) + 10 * ("fork", None, None)
+QUICK_FORMS = ("fork", "fork", None, "script", None) + 10 * ("fork", None, None)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def killed_and_back(replicas: Replicas, die: str, *words: object) -> tuple[Any, 
     return replicas.end("a"), replicas.end("b")
 
 
-@pytest.mark.parametrize("die", ["step:7", "reduce:7"])
+@pytest.mark.parametrize("die", ["step:7", pytest.param("reduce:7", marks=pytest.mark.slow)])
 def test_a_killed_replica_comes_back(replicas: Replicas, die: str) -> None:
     mine, theirs = killed_and_back(replicas, die)
     for name in ("model", "optimizer", "scheduler"):

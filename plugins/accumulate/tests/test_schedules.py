@@ -68,6 +68,7 @@ def test_a_schedule_made_from_the_length_is_that_of_the_big_batch(make: Any) -> 
     assert torch.allclose(training.values(), expected.values())
 
 
+@pytest.mark.slow
 def test_one_cycle_ends_with_the_loop() -> None:
     with session(accumulate_grad_batches=4):
         _, scheduler, rates = train(

@@ -46,6 +46,7 @@ def test_a_compiled_model(precision: str, dtype: torch.dtype) -> None:
         assert torch.equal(found[0], by_hand(sgd, dtype)[0])
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("precision", "dtype"), MIXED)
 def test_a_loop_with_its_own_is_left_alone(precision: str, dtype: torch.dtype) -> None:
     expected = by_hand(sgd, dtype)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torchbus import session
-from torchbus.testing import run_script
+from torchbus.testing import fork_script
 
 from torchbus_checkpoint.disk.parts import refuse_gaps
 from torchbus_checkpoint.errors import CheckpointError
@@ -29,7 +29,7 @@ ALONE = Path(__file__).parent / "scripts" / "state_of_one_rank.py"
 
 
 def test_a_state_that_only_some_ranks_have_is_refused(tmp_path: Path) -> None:
-    result = run_script(ALONE, cwd=tmp_path)
+    result = fork_script(ALONE, cwd=tmp_path)
     assert result.status == 1
     expected = (
         "would not be complete: the state of optimizer optimizer (Adam) has 6 tensors on rank 0,"

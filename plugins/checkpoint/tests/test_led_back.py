@@ -225,7 +225,8 @@ def test_a_wrapper_that_fetches_ahead_is_led_back(tmp_path: Path) -> None:
     ] * len(whole)
 
 
-@pytest.mark.parametrize("loop", ["range", pytest.param("epochs", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["range", "epochs"])
 def test_two_ranks_draw_in_evaluation_what_they_would_have_drawn(
     run: Any, tmp_path: Path, loop: str
 ) -> None:

@@ -20,7 +20,7 @@ from .kinds_of_loops import LOOPS, Loop
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "loop",
     [

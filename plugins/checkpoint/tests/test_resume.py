@@ -26,6 +26,7 @@ def interrupted(run: Any, folder: Path, die: int, *args: Any) -> Any:
     return run(LOOP, *args, folder=folder)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("loop", ["range", "epochs"])
 @pytest.mark.parametrize("die", [1, 12, 20])
 def test_one_rank_ends_as_a_process_without_torchbus(

@@ -58,6 +58,7 @@ def culprits() -> list[str]:
     return run_script(CULPRITS).ok().stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_what_can_not_be_pickled_is_named(culprits):
     ways = [
         line.replace("UsageError launch='spawn': ", "").partition(", so it can't be sent")[0]
@@ -74,6 +75,7 @@ def test_what_can_not_be_pickled_is_named(culprits):
     assert ways[4] == "model.transform.lock is a _thread.lock (cannot pickle '_thread.lock' object)"
 
 
+@pytest.mark.slow
 def test_functions_that_have_no_name_elsewhere_are_refused_and_others_need_no_decorator_line(
     culprits,
 ):

@@ -104,6 +104,7 @@ def test_a_backend_that_can_not_be(backend):
 META = (SCRIPTS / "strategy_meta.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_is_refused():
     result = run_script(META)
     assert result.ok(1) and result.stdout == "made\n"

@@ -23,6 +23,7 @@ REFUSED = """
 """
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

@@ -98,7 +98,11 @@ def test_the_gpu_is_found_by_its_uuid(
             "cuda:0 is no longer measured: Driver Not Loaded",
             marks=pytest.mark.slow,
         ),
-        ({"LD_LIBRARY_PATH": ""}, "cuda:0 is no longer measured: NVML Shared Library Not Found"),
+        pytest.param(
+            {"LD_LIBRARY_PATH": ""},
+            "cuda:0 is no longer measured: NVML Shared Library Not Found",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_lost_gpu_or_a_missing_driver_is_one_warning(

@@ -100,7 +100,8 @@ def test_everything_arrives_in_one_run(tmp_path, server):
     assert [path.name for path in files if token(server.port).encode() in path.read_bytes()] == []
 
 
-@pytest.mark.parametrize("ranks", ["main", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["main", "all"])
 def test_three_ranks_have_one_run(tmp_path, server, ranks):
     """Rank 0's, or one that all of them write into, for it has one name."""
     pytest.importorskip("torchbus_ddp")
@@ -172,7 +173,11 @@ CLOSED = (
 @pytest.mark.parametrize(
     ("on_error", "told"),
     [
-        ("warn", f"UserWarning: {CLOSED}. Now it goes on offline, in the folder .neptune"),
+        pytest.param(
+            "warn",
+            f"UserWarning: {CLOSED}. Now it goes on offline, in the folder .neptune",
+            marks=pytest.mark.slow,
+        ),
         ("raise", f"torchbus.errors.PluginError: {CLOSED}"),
     ],
 )

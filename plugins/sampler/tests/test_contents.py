@@ -161,7 +161,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "split",
     [

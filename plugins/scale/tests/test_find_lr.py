@@ -75,6 +75,7 @@ def regression_by_hand(seed: int, steps: int) -> LearningRates:
     return LearningRates(tuple(rates[: len(losses)]), tuple(losses), False)
 
 
+@pytest.mark.slow
 def test_noise_of_single_batches_does_not_decide() -> None:
     suggested = [regression_by_hand(seed, 100).suggestion for seed in range(20)]
     assert all(rate is not None and 3e-3 < rate < 0.1 for rate in suggested), suggested

@@ -33,13 +33,15 @@ def test_models_without_forward(ranks, options):
     assert len(found) == 5 and all(difference < 1e-12 for difference in found.values()), found
 
 
+@pytest.mark.slow
 def test_compiled_models():
     """In every order, nanoGPT's too; the state of the model inside is whole."""
     found = facts(COMPILED, 2)
     assert len(found) == 3 and all(difference < 1e-12 for difference in found.values()), found
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_hooks_of_parameters(ranks):
     """They see, and may change, the gradient of the rank's samples."""
     found = facts(HOOKED, ranks)

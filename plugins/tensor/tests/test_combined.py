@@ -27,6 +27,7 @@ def test_the_numbers_of_one_process(strategy, part):
     assert "plan blocks.*.attn.q: colwise" in text
 
 
+@pytest.mark.slow
 def test_fsdp_at_the_edges():
     """Models on the meta device, sharded checkpoints, nodes that replicate, a plan by default."""
     found = fork_script(SCRIPTS / "combined_edges.py", timeout_s=240).json()
@@ -56,6 +57,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_before_the_first_step():
     found = fork_script(SCRIPTS / "combined_refused.py", timeout_s=240).json()
     assert {name: found[name] for name in REFUSALS if REFUSALS[name] not in found[name]} == {}

@@ -18,7 +18,7 @@ MORE = ("dropout", "smoothing", "sum", "weights")
     [
         ("tp", 2, BOTH + MORE),
         pytest.param("ddp", 4, BOTH, marks=pytest.mark.slow),
-        ("fsdp", 4, BOTH),
+        pytest.param("fsdp", 4, BOTH, marks=pytest.mark.slow),
     ],
 )
 def test_the_numbers_of_one_process(strategy, ranks, names):

@@ -1,4 +1,7 @@
-"""The unchanged loops of precision.py under sessions, on as many ranks as the argument says."""
+"""The unchanged loops of precision.py under sessions: precision_sessions.py RANKS EVERY.
+
+Of the loops with options, and of the kinds of optimizers, one in EVERY runs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torchbus import session
 
-RANKS = int(sys.argv[1])
+RANKS, EVERY = map(int, sys.argv[1:])
 WAY = {"strategy": "ddp", "devices": RANKS, "launch": "fork"} if RANKS > 1 else {}
 warnings.simplefilter("error")
 # torch, of the hook by which ddp finds models
@@ -34,19 +37,20 @@ def run(name, batch):
 
 def sessions():
     found = {}
-    for first in ("", "16", "bf16"):
-        for rest in ("", "accumulate", "clip", "accumulate clip"):
-            name = " ".join(filter(None, (first, rest)))
-            if name:
-                found[name] = run(name, precision.BATCH)
+    names = [
+        " ".join(filter(None, (first, rest)))
+        for first in ("16", "bf16", "")
+        for rest in ("accumulate clip", "accumulate", "clip", "")
+    ]
+    for name in names[:-1:EVERY]:
+        found[name] = run(name, precision.BATCH)
     with session(**WAY, accumulate_grad_batches=2):
         found["gan"] = precision_gan.gan(3)
     with session(**WAY, accumulate_grad_batches=3):
         found["sparse"] = precision.sparse(precision.BATCH)
-    for kind in precision.KINDS:
-        if kind != "plain":
-            with session(**WAY, accumulate_grad_batches=3, gradient_clip_val=0.001):
-                found[f"kind {kind}"] = precision.unchanged(precision.BATCH, kind=kind)
+    for kind in [kind for kind in precision.KINDS if kind != "plain"][::EVERY]:
+        with session(**WAY, accumulate_grad_batches=3, gradient_clip_val=0.001):
+            found[f"kind {kind}"] = precision.unchanged(precision.BATCH, kind=kind)
     with session(**WAY, accumulate_grad_batches=3) as s:
         found["tokens"] = precision.tokens(3, s.backward_weight)
     with session(**WAY) as s:

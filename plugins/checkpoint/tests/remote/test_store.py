@@ -125,6 +125,7 @@ def test_a_damaged_one_is_passed_over_by_name(place: str, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_two_ranks(run: Any, s3: str, tmp_path: Path) -> None:
     """Killed while it sends; then on an empty machine."""
     script = """

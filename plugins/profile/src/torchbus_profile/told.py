@@ -26,12 +26,14 @@ class Told:
             self._store.set(str(self._rank), told)
 
     def known(self, own: Profiled) -> dict[int, tuple[float, Shares]]:
-        """Return seconds and shares of the same steps, by rank: of the ranks that have told."""
+        """Return seconds and shares of the same steps, by rank, once all ranks have told.
+
+        Until then, it returns this rank's. Rank 0 asks for all others at once.
+        """
+        keys = [str(rank) for rank in range(self._count)]
+        told = None if self._store is None else self._store.read_all(keys)
         found = {self._rank: (own.seconds, own.shares)}
-        for rank in range(self._count):
-            text = self._store.read(str(rank)) if self._store is not None else None
-            if text is not None:
-                step, seconds, *parts = json.loads(text)
-                if step == own.last_step:
-                    found[rank] = seconds, Shares(*parts)
+        for rank, (step, seconds, *parts) in enumerate(map(json.loads, told or ())):
+            if step == own.last_step:
+                found[rank] = seconds, Shares(*parts)
         return dict(sorted(found.items()))

@@ -58,7 +58,8 @@ class Meter:
         self._number = 0
         self._has_warned = False
         self._waiting: list[Ended] = []
-        self._sent: deque[tuple[Ended, Part]] = deque(maxlen=KEPT)
+        self._sent: deque[tuple[Ended, Part, Part]] = deque(maxlen=KEPT)
+        self._last: Window | None = None
         self.clock = Clock(session.device)
         self.power = Power()
 
@@ -94,17 +95,20 @@ class Meter:
 
     def last(self) -> Window | None:
         """Return the last window that all ranks have told of, or None."""
-        for ended, device in reversed(self._sent):
-            parts = self._told.parts(ended.number)
+        for ended, own, device in reversed(self._sent):
+            if self._last is not None and self._last.step == ended.step:
+                break
+            parts = self._told.parts(ended.number, own)
             if parts is not None:
-                return window(ended.step, ended.tally.steps, parts, device)
-        return None
+                self._last = window(ended.step, ended.tally.steps, parts, device)
+                break
+        return self._last
 
     def line(self) -> str:
         """Return a line about the whole session. Rank 0 calls it, when all ranks are through."""
         now = self._counts.now
         here = _counted(self.clock.total_s, now, own=True)
-        whole = window(now.steps, now.steps, self._told.known(END) or [here], here)
+        whole = window(now.steps, now.steps, self._told.parts(END, here) or [here], here)
         facts = [f"{now.steps} steps in {whole.seconds:.1f} s"]
         if whole.samples is not None:
             facts.append(f"{whole.samples} samples, {whole.samples_per_sec or 0:.1f} per second")
@@ -116,8 +120,9 @@ class Meter:
         device, own = Part(), Part()
         try:
             device, own = self._part(ended, own=False), self._part(ended, own=True)
-            self._told.tell(ended.number, own)
-            self._sent.append((ended, device))
+            if self._told.tells(ended.number):
+                self._told.tell(ended.number, own)
+                self._sent.append((ended, own, device))
         except Exception as error:
             # what is sent is NaN then: ranks that send different names would differ
             self._warn_once(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -21,6 +21,7 @@ class OfBytes(Protocol):
     timeout: timedelta
 
     def set(self, key: str, value: str | bytes) -> None: ...
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None: ...
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes: ...
 
 
@@ -89,6 +90,11 @@ class SealedStore:
     def set(self, name: str, value: str | bytes) -> None:
         self._bytes.set(self._prefix + name, self._sealed(name, value))
 
+    def set_all(self, values: Mapping[str, str | bytes]) -> None:
+        """Set the values in one request."""
+        keys = [self._prefix + name for name in values]
+        self._bytes.multi_set(keys, [self._sealed(name, one) for name, one in values.items()])
+
     def read(self, name: str) -> bytes | None:
         """Return the value, or None if there is none; do not wait."""
         return self._opened(name, self._there(name))
@@ -121,9 +127,15 @@ class SealedStore:
 
     def check(self, names: Sequence[str]) -> bool:
         """Return whether all of these values are there. One request, and another if they are."""
-        return self.raw.check([self._prefix + name for name in names]) and all(
-            value is not None for value in map(self._opened, names, self._all_there(names))
-        )
+        return self.read_all(names) is not None
+
+    def read_all(self, names: Sequence[str]) -> list[bytes] | None:
+        """Return the values, or None if one of them is missing; do not wait. As many requests."""
+        if not self.raw.check([self._prefix + name for name in names]):
+            return None
+        found = [self._opened(*one) for one in zip(names, self._all_there(names), strict=True)]
+        values = [value for value in found if value is not None]
+        return values if len(values) == len(found) else None
 
     def unsigned(self, name: str) -> bytes:
         """Return what somebody has written, with a wrong tag; b"" if there is nothing."""

@@ -90,5 +90,5 @@ class RepeatedWork:
 
     def _all_alike(self) -> bool:
         keys = [f"repeated/{rank}" for rank in range(self._session.world_size)]
-        store = self._session.world.shared
-        return store.check(keys) and len({store.get(key) for key in keys}) == 1
+        told = self._session.world.shared.read_all(keys)
+        return told is not None and len(set(told)) == 1

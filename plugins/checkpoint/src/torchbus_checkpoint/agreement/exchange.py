@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from torchbus.plugin import Context, TorchbusError
+from torchbus.plugin import Context, SealedStore, TorchbusError
 
 from torchbus_checkpoint.agreement import wire
 from torchbus_checkpoint.errors import CheckpointError
@@ -50,23 +50,24 @@ class Exchange:
             return []
         ranks = range(1, self.world_size)
         names = [self._name("from", rank) for rank in ranks]
-        if not names:
-            return [mine]
-        self._wait(names, ranks)
-        others: list[Value] = list(map(wire.read, self._session.world.shared.multi_get(names)))
+        others: list[Value] = list(map(wire.read, self._wait(names, ranks))) if names else []
         return [mine, *others]
 
     def scatter(self, theirs: list[Value]) -> Value:
-        """Give each rank its own value from the list that rank 0 passes."""
+        """Give each rank its own value from the list that rank 0 passes.
+
+        Rank 0 tells all at once.
+        """
         self._num_calls += 1
-        for rank in range(1, len(theirs)):
-            self._set("for", rank, wire.written(theirs[rank]))
         if self.is_main:
+            told = {self._name("for", rank): one for rank, one in enumerate(theirs) if rank}
+            if told:
+                store = self._session.world.shared
+                store.set_all({name: wire.written(one) for name, one in told.items()})
             return theirs[0]
-        name, store = self._name("for", self.rank), self._session.world.shared
-        self._wait([name], [0])
-        own: Value = wire.read(store.get(name))
-        store.delete_key(name)
+        name = self._name("for", self.rank)
+        own: Value = wire.read(*self._wait([name], [0]))
+        self._session.world.shared.delete_key(name)
         return own
 
     def _name(self, word: str, rank: int) -> str:
@@ -80,26 +81,36 @@ class Exchange:
         while self._told:
             self._session.world.shared.delete_key(self._told.pop())
 
-    def _wait(self, names: Sequence[str], senders: Sequence[int]) -> None:
-        if wait_for(self._session, *names):
-            return
-        store = self._session.world.shared
-        sender, name = next(
-            (pair for pair in zip(senders, names, strict=True) if not store.check([pair[1]])),
-            (senders[0], names[0]),
-        )
-        raise CheckpointError(
-            f"rank {sender} did not write its part of a checkpoint within"
-            f" {self._session.timeout.total_seconds():g} s ({name})"
-        )
+    def _wait(self, names: Sequence[str], senders: Sequence[int]) -> list[bytes]:
+        found = wait_for(self._session, *names)
+        if found is None:
+            late = _first_missing(self._session.world.shared, names)
+            raise CheckpointError(
+                f"rank {senders[late]} did not write its part of a checkpoint within"
+                f" {self._session.timeout.total_seconds():g} s ({names[late]})"
+            )
+        return found
 
 
-def wait_for(session: Context, *keys: str) -> bool:
-    """Wait until ranks have set these keys. Return False if the session's timeout came first."""
+def _first_missing(store: SealedStore, names: Sequence[str]) -> int:
+    """Return the place of the first value that is not there, by halves: few requests for many."""
+    first, end = 0, len(names)
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (middle, end) if store.check(names[first:middle]) else (first, middle)
+    return first
+
+
+def wait_for(session: Context, *keys: str) -> list[bytes] | None:
+    """Return what ranks have set, once all is there; None if the session's timeout came first."""
     assert session.job is not None
-    return session.job.wait_until(
-        lambda store: bool(store.check(keys)), session.timeout.total_seconds()
-    )
+    found: list[bytes] = []
+
+    def is_there(store: SealedStore) -> bool:
+        found[:] = store.read_all(keys) or ()
+        return len(found) == len(keys)
+
+    return found if session.job.wait_until(is_there, session.timeout.total_seconds()) else None
 
 
 def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
@@ -115,9 +126,10 @@ def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
             raise
         store.set(key, text)
         return text[1:]
-    if not wait_for(session, key):
+    found = wait_for(session, key)
+    if found is None:
         raise CheckpointError("rank 0 did not say which checkpoint to resume from")
-    text = store.get(key).decode()
+    text = found[0].decode()
     if text[0] == "-":
         raise CheckpointError(text[1:])
     return text[1:]

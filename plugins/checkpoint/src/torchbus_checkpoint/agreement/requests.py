@@ -111,12 +111,13 @@ class Requests:
 
     def _read(self, boundary: int) -> Decision:
         session, key = self._session, _key(boundary)
-        if not wait_for(session, key):
+        found = wait_for(session, key)
+        if found is None:
             raise CheckpointError(
                 f"rank 0 did not reach the end of step {boundary}, where rank {session.rank}"
                 " is waiting for it"
             )
-        return cast(Decision, json.loads(session.world.shared.get(key)))
+        return cast(Decision, json.loads(found[0]))
 
     # Signals -------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -52,18 +53,41 @@ def write(folder: Path, groups: Groups, exchange: Exchange) -> list[str]:
     storage.fs = Files()
     planner.set_up_planner(groups, is_coordinator=exchange.is_main)
     storage.set_up_storage_writer(exchange.is_main)
-    plans = exchange.gather(storage.prepare_local_plan(planner.create_local_plan()))
+    plan = storage.prepare_local_plan(planner.create_local_plan())
+    plans = exchange.gather(plan)
     index = Metadata({})
+    left: list[list[int] | None] = []
     if exchange.is_main:
-        plans, index = planner.create_global_plan(plans)
+        finished, index = planner.create_global_plan(plans)
         refuse_gaps(index, folder)
-        plans = storage.prepare_global_plan(plans)
-    plan = planner.finish_plan(exchange.scatter(plans))
-    results = exchange.gather(_written(storage, plan, planner))
+        left = list(map(_left, plans, finished))
+    plan = _numbered(storage, _only(plan, exchange.scatter(left)), exchange.rank)
+    mine = _written(storage, planner.finish_plan(plan), planner)
+    results = exchange.gather(mine)
     if exchange.is_main:
         storage.finish(index, results)
-    own = sorted(path.name for path in folder.glob(f"__{exchange.rank}_*"))
+    own = sorted({one.storage_data.relative_path for one in mine})
     return [*own, metadata.NAME] if exchange.is_main else own
+
+
+def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
+    """Return which items of a rank's plan DCP has left to it, or None for all.
+
+    It leaves a tensor that several ranks have to one of them.
+    """
+    if len(finished.items) == len(plan.items):
+        return None
+    kept = {item.index for item in finished.items}
+    return [number for number, item in enumerate(plan.items) if item.index in kept]
+
+
+def _only(plan: SavePlan, left: list[int] | None) -> SavePlan:
+    return plan if left is None else replace(plan, items=[plan.items[number] for number in left])
+
+
+def _numbered(storage: FileSystemWriter, plan: SavePlan, rank: int) -> SavePlan:
+    """Let the plan's files have the rank in their names: the place of a plan among all of them."""
+    return storage.prepare_global_plan([SavePlan([])] * rank + [plan])[rank]
 
 
 def refuse_gaps(index: Metadata, folder: Path) -> None:

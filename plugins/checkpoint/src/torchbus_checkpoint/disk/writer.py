@@ -143,9 +143,12 @@ class Writer:
 def _files_of_all(partial: Path, sent: list[packed.Sent]) -> dict[str, Entry]:
     """On rank 0: write the files that came packed, and check that it sees all others."""
     files: dict[str, Entry] = {}
-    for rank, theirs in enumerate(sent):
+    for theirs in sent:
         files |= packed.unpack(partial, theirs)
-        missing = next((name for name in theirs if not (partial / name).exists()), None)
+    seen = set(os.listdir(partial))  # at once, and not one by one
+    for rank, theirs in enumerate(sent):
+        names = (name for name in theirs if name not in seen)
+        missing = next((name for name in names if not (partial / name).exists()), None)
         if missing is not None:
             raise CheckpointError(
                 f"rank 0 does not see {partial / missing}, which rank {rank} has written: all"
