@@ -94,8 +94,8 @@ GATHERS = SCRIPTS / "divided_gathers.py"
 def test_no_rank_gathers_anything_for_a_checkpoint_in_parts(tmp_path: Path) -> None:
     found = facts(GATHERS, tmp_path)
     assert found["in parts"] == [[0, 0, True]] * 2
-    # so that gathering would be seen: parameters and two moments of each
-    assert found["whole"] == [[12, 0, True]] * 2
+    # so that gathering would be seen: parameters, two moments of each, gradients that are not cleared
+    assert found["whole"] == [[16, 0, True]] * 2
 
 
 KILLED = SCRIPTS / "divided_killed.py"
@@ -107,7 +107,8 @@ AFTERWARDS = SCRIPTS / "divided_afterwards.py"
 def test_killed_while_it_writes(tmp_path: Path, where: str) -> None:
     """The second checkpoint is not there; the run goes on from the first one."""
     assert ran(KILLED, tmp_path, where).status != 0
-    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    there = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    names = there - {".lock"}  # it stays if rank 0 is killed
     assert (
         sorted(name.endswith(".partial") for name in names) == [False, True]
         and "step-00000003" in names
