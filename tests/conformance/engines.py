@@ -63,11 +63,14 @@ OF_PLAN = {
     "script-wgan-gp": "torch.autograd.grad(create_graph=True) with divided layers",
 }
 OF_TP = OF_PLAN | {"checkpoint": "ranks can't divide evenly"}
+OF_FSDP_TP = OF_PLAN | {
+    "other-methods": "mixes parts of parameters or gradients with whole tensors",
+}
 
 
 @dataclass(frozen=True)
 class Engine:
-    """``refused``: by rule, words of the message; None if the engine's refusals are not listed.
+    """``refused``: by rule, words of the message.
 
     ``diverges``: by rule, words of RanksDiverged. ``ranks``: the smallest number runs in the quick
     suite.
@@ -75,7 +78,7 @@ class Engine:
 
     strategy: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    refused: Mapping[str, str] | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
     diverges: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[int, ...] = (2, 3)
 
@@ -89,16 +92,17 @@ def stage(number: int, refused: Mapping[str, str], **words: Any) -> Engine:
 
 
 ENGINES = {
-    "deepspeed_stage_0": Engine("deepspeed", {"config": {"zero_optimization": {"stage": 0}}}, {}),
+    "deepspeed_stage_0": Engine("deepspeed", {"config": {"zero_optimization": {"stage": 0}}}),
     "deepspeed_stage_1": stage(1, OF_ZERO),
     "deepspeed_stage_2": stage(2, OF_ZERO),
     "deepspeed_stage_3": stage(
         3, OF_STAGE_3, diverges={"uneven-use": "waits in the forward of some"}
     ),
     "1f1b": Engine("pipeline", {"schedule": "1f1b"}, OF_PIPELINE),
-    "tp": Engine("tp", PLAN, OF_TP, ranks=(2, 4)),
-    "ddp+tp": Engine("ddp", {"tp": 2, **PLAN}, ranks=(4,)),
-    "fsdp+tp": Engine("fsdp", {"tp": 2, **PLAN}, ranks=(4,)),
+    "tp": Engine("tp", PLAN, OF_TP, ranks=(2,)),  # whose checkpoint goes on with 3 ranks
+    "tp of 4": Engine("tp", PLAN, OF_PLAN, ranks=(4,)),
+    "ddp+tp": Engine("ddp", {"tp": 2, **PLAN}, OF_PLAN, ranks=(4,)),
+    "fsdp+tp": Engine("fsdp", {"tp": 2, **PLAN}, OF_FSDP_TP, ranks=(4,)),
 }
 
 

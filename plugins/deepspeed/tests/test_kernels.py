@@ -42,7 +42,7 @@ def test_the_loop_may_make_deepspeeds_class_itself_and_steps_it_after_the_block(
         ("AdamW", "deepspeed_stage_2_offload"),
         ("Adam", "deepspeed_stage_3_offload"),
         ("Adagrad", "deepspeed_stage_2_offload"),
-        ("Lion", "deepspeed_stage_1"),
+        ("Lion", "deepspeed_stage_2_offload"),
         ("FusedAdam", "deepspeed_stage_1"),
     ],
 )

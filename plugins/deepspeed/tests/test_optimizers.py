@@ -202,7 +202,8 @@ def test_states_in_torchs_layout_and_back():
     assert out["step"].dtype == torch.float32 and list(out) == ["sum", "step"]
     back = kernels.CPU_ADAGRAD.inward(out)
     assert back["step"] == 3 and type(back["step"]) is int and back["exp_avg_sq"] is out["sum"]
-    assert list(kernels.CPU_LION.outward({"step": 3, "exp_avg": 0})) == ["exp_avg"]
+    lion = {"step": 3, "exp_avg": 0, "exp_avg_sq": 0}
+    assert list(kernels.CPU_LION.outward(lion)) == ["exp_avg"]
     assert kernels.CPU_LION.inward({"exp_avg": 0})["step"] == 0
     assert kernels.CPU_ADAM.inward({}) == {}
 

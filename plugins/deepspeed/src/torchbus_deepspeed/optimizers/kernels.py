@@ -46,6 +46,8 @@ class Kernel:
     """In the loop's layout the state has a count of steps."""
     on_cpu: bool = True
     """It has code for a CPU."""
+    unused: tuple[str, ...] = ()
+    """What it keeps, and never reads."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     is_loops: bool = False
     """The loop's own optimizer is of this class."""
@@ -83,7 +85,11 @@ class Kernel:
         """The state of one parameter, as the loop's class keeps it."""
         if self.is_loops:
             return dict(entry)
-        found = {self.names.get(name, name): value for name, value in entry.items()}
+        found = {
+            self.names.get(name, name): value
+            for name, value in entry.items()
+            if name not in self.unused
+        }
         count = found.pop(STEP, None)
         if count is not None and self.has_count:
             found[STEP] = torch.tensor(float(count))
@@ -110,7 +116,14 @@ CPU_ADAGRAD = Kernel(
     names={"exp_avg_sq": "sum"},
 )
 LION = ("lr", "betas", "weight_decay")
-CPU_LION = Kernel("DeepSpeedCPULion", "deepspeed.ops.lion", LION, True, has_count=False)
+CPU_LION = Kernel(
+    "DeepSpeedCPULion",
+    "deepspeed.ops.lion",
+    LION,
+    True,
+    has_count=False,
+    unused=("exp_avg_sq",),
+)
 FUSED_LION = Kernel("FusedLion", "deepspeed.ops.lion", LION, False, has_count=False, on_cpu=False)
 ALL = {kernel.name: kernel for kernel in (CPU_ADAM, FUSED_ADAM, CPU_ADAGRAD, CPU_LION, FUSED_LION)}
 MODES = "adam_w_mode"
