@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
 from torch.utils.data import DataLoader
 
+from torchbus._batches.anew import DividedAnew
 from torchbus._batches.taken import Origin
 from torchbus._bus.bus import Bus
 from torchbus._compat import loaders
@@ -68,7 +69,7 @@ class LoaderIterator:
         self._ready = bus.listeners("batch_ready")
         self._bus = bus
         self.order = order
-        self._looks_ahead = False
+        self._looks_ahead = self._finds_last = False
         self._ahead: list[object] = []
         self._failed: Exception | None = None
         # torchdata's iterator may continue from a state
@@ -93,6 +94,8 @@ class LoaderIterator:
             instead = listener(self.loader, batch, self.order, self)
             if instead is not None:
                 batch = instead
+        if self._finds_last:
+            self.find_last()
         return batch
 
     def skip(self, count: int) -> None:
@@ -141,14 +144,27 @@ class LoaderIterator:
     def find_last(self) -> None:
         """Find ``origin.length``.
 
-        If the loader has no length, read each batch before the one before it is handed over.
+        If the loader has no length, read each batch before the one before it is handed over. An
+        order that is divided anew is asked after each batch: its length changes.
         """
+        order = self.divided_anew
+        if order is not None:
+            self._finds_last = True
+            self.origin.length = self.taken if self.taken and not order.has_more() else None
+            return
         try:
             self.origin.length = len(self.loader)
         except TypeError:
             self._looks_ahead = True
             if self.taken and not self._ahead:
                 self._look_ahead(self.taken)
+
+    @cached_property
+    def divided_anew(self) -> DividedAnew | None:
+        """The order that this pass draws from, if it is divided anew between two steps."""
+        found = {} if self.order is None else self.order.replacements
+        order = found.get("batch_sampler", found.get("sampler"))
+        return order if isinstance(order, DividedAnew) else None
 
     def wraps(self, iterator: object) -> bool:
         """Whether it announces the batches of this iterator of torch."""

@@ -85,6 +85,13 @@ class GradientSync:
         self._local &= {id(parameter) for parameter in self._trained.parameters}
         self._quiet_backwards = 0
 
+    def average_now(self, optimizer: Optimizer) -> None:
+        """Average gradients of backwards under ``s.no_sync()``, before the step would do so.
+
+        A strategy calls it if it decides on the step by what the averaging has shown.
+        """
+        self._before_step.average_now(optimizer)
+
     # Backward ------------------------------------------------------------------------------------
 
     @hookimpl
