@@ -21,9 +21,9 @@ from torchbus.plugin import (
     strategies,
 )
 
-from torchbus_ft.averaging import average_held
 from torchbus_ft.live import Live
-from torchbus_ft.local import Local
+from torchbus_ft.meeting.averaging import average_held
+from torchbus_ft.meeting.local import Local
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
 from torchbus_ft.undo import Undo
@@ -139,7 +139,7 @@ class Commits:
         if self.local is None and self._live.gradients is not None:
             self._averages = True
             try:
-                self._live.gradients.average_now(optimizer)
+                self._live.gradients.before_step.average_now(optimizer)
             finally:
                 self._averages = False
 

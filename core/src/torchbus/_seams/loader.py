@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
@@ -17,6 +17,7 @@ from torchbus._bus.bus import Bus
 from torchbus._compat import loaders
 from torchbus._seams import sequential, subclasses
 from torchbus._seams.ears import Ears
+from torchbus._seams.passes import Pass, Skipping, replaced
 
 PLACE = "DataLoader.__iter__, __len__"
 EVENTS = (
@@ -31,21 +32,6 @@ EVENTS = (
     "loader_bypassed",
 )
 Iter = Callable[..., Iterator[object]]
-
-
-class Pass:
-    """One pass over a loader, and the attributes to replace while its iterator is made."""
-
-    def __init__(self, **replacements: object) -> None:
-        self.replacements = replacements
-
-
-@runtime_checkable
-class Skipping(Protocol):
-    """An iterator of an order that skips any number of batches at once."""
-
-    def skip(self, count: int) -> None:
-        """Skip batches. Raises StopIteration if there are not as many."""
 
 
 class LoaderIterator:
@@ -159,12 +145,10 @@ class LoaderIterator:
             if self.taken and not self._ahead:
                 self._look_ahead(self.taken)
 
-    @cached_property
+    @property
     def divided_anew(self) -> DividedAnew | None:
         """The order that this pass draws from, if it is divided anew between two steps."""
-        found = {} if self.order is None else self.order.replacements
-        order = found.get("batch_sampler", found.get("sampler"))
-        return order if isinstance(order, DividedAnew) else None
+        return None if self.order is None else self.order.divided_anew
 
     def wraps(self, iterator: object) -> bool:
         """Whether it announces the batches of this iterator of torch."""
@@ -212,17 +196,6 @@ class LoaderIterator:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._inner.__reduce_ex__(protocol)
-
-
-@contextmanager
-def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Iterator[None]:
-    """Give the loader other attributes inside the block."""
-    own = {name: loader.__dict__[name] for name in attributes}
-    loader.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        loader.__dict__.update(own)
 
 
 def install(ears: Ears) -> Callable[[], None]:

@@ -42,8 +42,8 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``.
 
-    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do. ``steps``:
-    of all optimizers, so far.
+    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do, which
+    ``before_step`` finds. ``steps``: of all optimizers, so far.
     """
 
     def __init__(
@@ -73,24 +73,17 @@ class GradientSync:
         self._check = HeaderCheck(
             session, self._facts, division.watch, self._constants, self._counts.look
         )
-        self._before_step = StepAveraging(session, self._trained, self._local, average)
+        self.before_step = StepAveraging(session, self._trained, self._local, average)
         unsynchronised = Unsynchronised(session, self._trained, self._local)
         session.bus.register(self._trained, f"{options.name}.trained")
         session.bus.register(unsynchronised, f"{options.name}.unsynchronised")
-        session.bus.register(self._before_step, f"{options.name}.before_step")
+        session.bus.register(self.before_step, f"{options.name}.before_step")
 
     def _forget(self) -> None:
         """The parameters have changed. All ranks call it."""
         self._reductions.drop()
         self._local &= {id(parameter) for parameter in self._trained.parameters}
         self._quiet_backwards = 0
-
-    def average_now(self, optimizer: Optimizer) -> None:
-        """Average gradients of backwards under ``s.no_sync()``, before the step would do so.
-
-        A strategy calls it if it decides on the step by what the averaging has shown.
-        """
-        self._before_step.average_now(optimizer)
 
     # Backward ------------------------------------------------------------------------------------
 
@@ -118,7 +111,7 @@ class GradientSync:
                 self._synchronised(call, engine, count)
             finally:
                 add_again(before)
-            self._before_step.synchronised()
+            self.before_step.synchronised()
         finally:
             self._job.go_on()
             self._lock.release()

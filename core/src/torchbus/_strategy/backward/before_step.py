@@ -41,7 +41,10 @@ class StepAveraging:
         self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def average_now(self, optimizer: Optimizer) -> None:
-        """Average gradients of backwards under ``s.no_sync()`` now. All ranks call it."""
+        """Average gradients of backwards under ``s.no_sync()`` now. All ranks call it.
+
+        For a strategy that decides on the step by what the averaging has shown.
+        """
         self._early.discard(optimizer)
         held = self._local_of(optimizer) if self._local else None
         if held:

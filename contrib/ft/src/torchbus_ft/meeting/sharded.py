@@ -13,8 +13,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, Unsupported, dtensors, hookimpl, inventory, strategies
 
-from torchbus_ft.averaging import SharedBuffers, over_replicas
 from torchbus_ft.live import Live
+from torchbus_ft.meeting.averaging import SharedBuffers, over_replicas
 from torchbus_ft.replicas import Replicas
 
 LOOSE = (
