@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchbus import hookimpl, session
-from torchbus._seams.loader import Pass
+from torchbus._seams.passes import Pass
 from torchbus.testing import Recorder
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torchbus.testing import ForkServer, Result
 
@@ -70,6 +73,57 @@ class Replicas:
 
     def close(self) -> None:
         self._threads.shutdown()
+
+
+# Fixtures, for conftest.py -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def fork_servers() -> Iterator[list[ForkServer]]:
+    before = os.environ.get("RUST_LOG")
+    os.environ["RUST_LOG"] = "error"
+    servers = [ForkServer("torchft", "torchft.checkpointing") for _ in range(2)]
+    yield servers
+    for server in servers:
+        server.close()
+    os.environ.pop("RUST_LOG")
+    if before is not None:
+        os.environ["RUST_LOG"] = before
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[Lighthouse]:
+    found = Lighthouse()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def replicas(
+    fork_servers: list[ForkServer], lighthouse: Lighthouse, tmp_path: Path
+) -> Iterator[Replicas]:
+    found = Replicas(fork_servers, lighthouse.url, tmp_path)
+    yield found
+    found.close()
+
+
+# What tests of replicas share ----------------------------------------------------------------------
+
+
+def killed_and_back(replicas: Replicas, die: str, *words: object) -> tuple[Any, Any]:
+    """b dies at some step, a goes on, and b comes back before a has ended."""
+    hold = ["--hold", 12, *words]
+    survivor = replicas.start("a", *hold, "--peers", 2)
+    first = replicas.start("b", "--die", die, *hold, "--peers", 2).result()
+    assert first.status in (-9, 1) and "Error" not in first.stderr, first.stderr
+    (replicas.out / "began-b").unlink()
+    second = replicas.start("b", *hold)
+    replicas.wait_for("began-b")
+    (replicas.out / "go").touch()
+    told = survivor.result().ok()
+    second.result().ok()
+    assert "of now 2" in told.stdout
+    return replicas.end("a"), replicas.end("b")
 
 
 def same(one: Any, other: Any) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from ft_running import Replicas, assert_each_once, same
+from ft_running import Replicas, assert_each_once, killed_and_back, same
 
 
 def test_replicas_equal_one_process(replicas: Replicas) -> None:
@@ -21,22 +19,6 @@ def test_replicas_equal_one_process(replicas: Replicas) -> None:
     torch.testing.assert_close(mine["model"], plain["model"], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(mine["losses"], plain["losses"], rtol=1e-10, atol=1e-12)
     assert_each_once(replicas.out, 62, 2)
-
-
-def killed_and_back(replicas: Replicas, die: str, *words: object) -> tuple[Any, Any]:
-    """b dies at some step, a goes on, and b comes back before a has ended."""
-    hold = ["--hold", 12, *words]
-    survivor = replicas.start("a", *hold, "--peers", 2)
-    first = replicas.start("b", "--die", die, *hold, "--peers", 2).result()
-    assert first.status in (-9, 1) and "Error" not in first.stderr, first.stderr
-    (replicas.out / "began-b").unlink()
-    second = replicas.start("b", *hold)
-    replicas.wait_for("began-b")
-    (replicas.out / "go").touch()
-    told = survivor.result().ok()
-    second.result().ok()
-    assert "of now 2" in told.stdout
-    return replicas.end("a"), replicas.end("b")
 
 
 @pytest.mark.parametrize("die", ["step:7", pytest.param("reduce:7", marks=pytest.mark.slow)])

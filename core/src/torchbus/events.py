@@ -64,8 +64,9 @@ if TYPE_CHECKING:
 
     from torchbus._ranks.world import World
     from torchbus._seams.backward import BackwardCall
-    from torchbus._seams.loader import LoaderIterator, Pass
+    from torchbus._seams.loader import LoaderIterator
     from torchbus._seams.optimizers.skipping import Answer
+    from torchbus._seams.passes import Pass
     from torchbus._session.context import Context
 
 

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Answer, BackwardCall, Context, DividedAnew, LoaderIterator, hookimpl
+from torchbus.plugin import (
+    Answer,
+    BackwardCall,
+    Context,
+    DividedAnew,
+    LoaderIterator,
+    Unsupported,
+    hookimpl,
+    strategies,
+)
 
 from torchbus_ft.live import Live
-from torchbus_ft.local import Local
-from torchbus_ft.passes import Passes, order_of
+from torchbus_ft.meeting.averaging import average_held
+from torchbus_ft.meeting.local import Local
+from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
 from torchbus_ft.undo import Undo
+
+UNHEARD = (
+    "strategy='ft' averages gradients in loss.backward() only, and these came another way"
+    " (torch.autograd.grad): a replica that goes would leave the others with half a step. Call"
+    " loss.backward() before optimizer.step()"
+)
 
 
 class Commits:
@@ -40,6 +56,7 @@ class Commits:
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self.local: Local | None = None
+        self._averages = False
         self._backwards = 0
         self.dropped = 0
         live.on_load = self._loaded
@@ -55,7 +72,7 @@ class Commits:
 
     @hookimpl(trylast=True)
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        order = order_of(iterator)
+        order = iterator.divided_anew
         if order is None:
             return
         if self.local is not None and self._end_of_pass(order):
@@ -101,7 +118,7 @@ class Commits:
 
     # The verdict ---------------------------------------------------------------------------------
 
-    @hookimpl(tryfirst=True)
+    @hookimpl  # after an accumulation window that is open, before a scaler that steps itself
     def step_called(
         self, optimizer: Optimizer, closure: Callable[[], object] | None, run: Callable[..., object]
     ) -> Answer | None:
@@ -109,12 +126,34 @@ class Commits:
             return None
         self._stepped.add(optimizer)
         if closure is None:
+            self._average_held(optimizer)
             return None if self._verdict() else Answer(None)
         undo = Undo(optimizer, self._session, self._live)
         result = run(closure)
         if not self._verdict():
             undo.restore()
         return Answer(result)
+
+    def _average_held(self, optimizer: Optimizer) -> None:
+        """A window may end without a synchronised backward: the loop has left it by ``break``."""
+        if self.local is None and self._live.gradients is not None:
+            self._averages = True
+            try:
+                self._live.gradients.before_step.average_now(optimizer)
+            finally:
+                self._averages = False
+
+    def average_held(self, parameters: Sequence[Tensor], weight: float) -> None:
+        """Average gradients that no synchronised backward has made.
+
+        Raises Unsupported if their step runs already, and the verdict on it is known.
+        """
+        if self.local is not None:
+            return strategies.average(parameters, weight)
+        if not self._averages:
+            raise Unsupported(UNHEARD)
+        average_held(self._replicas, parameters, weight)
+        self.averaged()
 
     def _verdict(self) -> bool:
         """Whether to step. Without new gradients, it is what the last verdict was."""
@@ -149,6 +188,6 @@ class Commits:
         for parameter in self._live.parameters:
             parameter.grad = None
 
-    @hookimpl
+    @hookimpl(trylast=True)  # a window counts the calls
     def skip_scheduler(self, scheduler: LRScheduler) -> bool | None:
         return None if self._steps_now else True

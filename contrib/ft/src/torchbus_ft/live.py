@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +27,23 @@ UNLIKE = (
 )
 
 
+class Trains(Protocol):
+    """What the replicas train."""
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters, frozen ones too, in the same order on all replicas."""
+
+    def models(self, parameters: Sequence[Tensor]) -> list[Module]:
+        """The models that own the parameters."""
+
+
 class Live:
-    """Gathers and puts back the state of this rank. ``gradients`` has what is trained."""
+    """Gathers and puts back the state of this rank, which may have only shards of ``trained``.
+
+    ``gradients`` owns backward. It is None if fsdp does. ``pack`` turns a state into one that can
+    be sent, ``unpack`` turns it back.
+    """
 
     hears_trials = False
 
@@ -38,9 +53,11 @@ class Live:
         self._passes = passes
         self.optimizers: list[Optimizer] = []
         self.gradients: strategies.GradientSync | None = None
-        self.trained: strategies.Trained | None = None
+        self.trained: Trains | None = None
         self._models: list[weakref.ref[Module]] | None = None
         self.on_load: Callable[[], None] = lambda: None
+        self.pack: Callable[[Any], Any] = lambda state: state
+        self.unpack: Callable[[Any], Any] = lambda state: state
 
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None) -> None:
@@ -74,6 +91,11 @@ class Live:
 
     def state(self) -> State:
         """All of it. Buffers are copied: the next forward changes them while they are sent."""
+        with self._session.in_parts():
+            found: State = self.pack(self._state())
+            return found
+
+    def _state(self) -> State:
         session, trained = self._session, self.trained
         assert trained is not None and session.job is not None
         return {
@@ -91,6 +113,11 @@ class Live:
     def load(self, state: State) -> None:
         """Go on from another replica's state. Raises RanksDiverged if it does not fit."""
         self._compare(state["what"])
+        with self._session.in_parts():
+            self._load(self.unpack(state))
+        self.on_load()
+
+    def _load(self, state: State) -> None:
         session, trained = self._session, self.trained
         assert trained is not None and session.job is not None
         self._copy([*trained.parameters, *self.buffers()], state["parameters"] + state["buffers"])
@@ -102,19 +129,18 @@ class Live:
         session.job.backwards = state["backwards"]
         self.count(state["steps"])
         self._passes.load(state["passes"], state["random"])
-        self.on_load()
 
     def counters(self) -> Counters:
         """How many steps were made."""
-        assert self.gradients is not None
         steps, known = self._session.steps, self.optimizers
         made = [(steps.of(one), steps.has_stepped(one)) for one in known]
-        return self.gradients.steps, steps.count, made
+        return 0 if self.gradients is None else self.gradients.steps, steps.count, made
 
     def count(self, counters: Counters) -> None:
         """Count on from there."""
-        assert self.gradients is not None
-        self.gradients.steps, count, made = counters
+        of_gradients, count, made = counters
+        if self.gradients is not None:
+            self.gradients.steps = of_gradients
         pairs = list(zip(self.optimizers, made, strict=True))
         stepped = [one for one, (_, has) in pairs if has]
         self._session.steps.go_on(count, [(one, number) for one, (number, _) in pairs], stepped)

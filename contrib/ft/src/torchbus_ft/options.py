@@ -6,11 +6,24 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from torchbus.plugin import UsageError, expect
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_ft import lighthouse
 
 VARIABLE = "REPLICA_GROUP_ID"
+REPLICA_STRATEGIES = ("ddp", "fsdp")
+NOT_INSTALLED = (
+    "replica_strategy='fsdp' needs torchbus-sharded, which is not installed: pip install"
+    " torchbus-sharded"
+)
+ONE_RANK = (
+    "replica_strategy='fsdp' with one rank in a replica: there is nothing to shard over. Say"
+    " devices=2 or more, or leave replica_strategy out"
+)
+TWO_WAYS = (
+    "gradient_algorithm={!r} with replica_strategy='fsdp': torchft averages whole parameters, and"
+    " a rank has shards. Leave one of them out"
+)
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,18 @@ class Given:
     quorum_timeout_s: float
     host: str | None
     sync_every: int
+    replica_strategy: str
 
     def __post_init__(self) -> None:
         expect("replica", self.replica, (str, type(None)), "the name of this replica")
         expect("host", self.host, (str, type(None)), "the address of this machine")
         expect("min_replicas", self.min_replicas, int, "a number of replicas")
         expect("sync_every", self.sync_every, int, "a number of steps")
+        if self.replica_strategy not in REPLICA_STRATEGIES:
+            raise UsageError(
+                f"replica_strategy={self.replica_strategy!r}: how the ranks of a replica share the"
+                " work is 'ddp' or 'fsdp'"
+            )
         for name in ("timeout_s", "quorum_timeout_s"):
             value = getattr(self, name)
             expect(name, value, (int, float), "a number of seconds")
@@ -50,6 +69,23 @@ class Given:
         for name in ("min_replicas", "sync_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be at least 1")
+
+    @property
+    def shards(self) -> bool:
+        """Whether the ranks of a replica shard the model."""
+        return self.replica_strategy == "fsdp"
+
+    def check(self, session: Context) -> None:
+        """Raise UsageError if the model can't be sharded here."""
+        if not self.shards:
+            return
+        if not any(getattr(one, "divides_states", False) for _, one in session.bus.plugins()):
+            raise UsageError(NOT_INSTALLED)
+        if session.ranks_asked_for < 2:
+            raise UsageError(ONE_RANK)
+        algorithm = session.options.get("gradient_algorithm", "allreduce")
+        if algorithm != "allreduce":
+            raise UsageError(TWO_WAYS.format(algorithm))
 
     def settled(self) -> Options:
         """With what the environment says. Raises UsageError without a lighthouse."""

@@ -45,7 +45,7 @@ class Passes:
 
     @hookimpl(trylast=True)
     def loader_opened(self, iterator: LoaderIterator) -> None:
-        order = order_of(iterator)
+        order = iterator.divided_anew
         if order is None:
             return
         self._open = {n: one for n, one in self._open.items() if not one[0].ended}
@@ -113,15 +113,6 @@ class Passes:
         """A number for this rank's own random stream, which no other rank has."""
         told = f"{self._name} {self._session.rank} {[(n, p['used']) for n, p in places.items()]}"
         return zlib.crc32(told.encode())
-
-
-def order_of(iterator: LoaderIterator) -> DividedAnew | None:
-    """The order that a pass draws from, if it is divided anew."""
-    if iterator.order is None:
-        return None
-    found = iterator.order.replacements
-    order = found.get("batch_sampler", found.get("sampler"))
-    return order if isinstance(order, DividedAnew) else None
 
 
 def restart(session: Context, iterator: LoaderIterator) -> None:

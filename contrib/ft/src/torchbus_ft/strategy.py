@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from torchbus.plugin import Context, Strategy, UsageError, World, hookimpl, strategies
+import torch.distributed as dist
+from torchbus.plugin import Context, Strategy, World, hookimpl, strategies
 
 from torchbus_ft._compat import require_torchft
-from torchbus_ft.averaging import AcrossReplicas, refuse
 from torchbus_ft.commits import Commits
 from torchbus_ft.live import Live
-from torchbus_ft.local import ALGORITHMS, Local
+from torchbus_ft.meeting.averaging import AcrossReplicas
+from torchbus_ft.meeting.local import ALGORITHMS, Local
 from torchbus_ft.options import Given
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
 from torchbus_ft.resumed import Resumed
-
-WINDOWS = (
-    "accumulate_grad_batches={!r} with strategy='ft': a window that the plugin makes can't be taken"
-    " back when a replica goes. Accumulate in the loop: with s.accumulating((i + 1) % 4 != 0)"
-)
 
 
 class FT(Strategy):
@@ -39,6 +35,8 @@ class FT(Strategy):
             to the lighthouse.
         sync_every: with ``gradient_algorithm="local_sgd"`` or ``"diloco"``, the steps that each
             replica makes by itself before they average.
+        replica_strategy: how the ranks of one replica share the work: "ddp", or "fsdp", which
+            shards the model over them, by torchbus-sharded.
 
     Further arguments are those of ``Strategy``.
     """
@@ -58,13 +56,24 @@ class FT(Strategy):
         quorum_timeout_s: float = 60.0,
         host: str | None = None,
         sync_every: int = 32,
+        replica_strategy: Literal["ddp", "fsdp"] = "ddp",
         **given: Any,
     ) -> None:
         super().__init__(**given)
         require_torchft()
         self._given = Given(
-            lighthouse, replica, min_replicas, timeout_s, quorum_timeout_s, host, sync_every
+            lighthouse,
+            replica,
+            min_replicas,
+            timeout_s,
+            quorum_timeout_s,
+            host,
+            sync_every,
+            replica_strategy,
         )
+        if self._given.shards:
+            self.owns: tuple[str, ...] = ("replicas",)  # fsdp owns the strategy
+            self.companions = (*self.companions, "fsdp")
         self._replicas: Replicas | None = None
         self._commits: Commits | None = None
 
@@ -78,15 +87,22 @@ class FT(Strategy):
         """How many steps the replicas have made together, since the first one began."""
         return 0 if self._replicas is None else self._replicas.steps
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def launch(self, session: Context) -> World:
         self._settled = self._given.settled()
-        windows = session.options.get("accumulate_grad_batches", 1)
-        if windows != 1:
-            raise UsageError(WINDOWS.format(windows))
+        self._given.check(session)
         session.start_ranks(self.form, alone=True)
+        session.arrange_ranks(dp=session.world_size)
         session.change_world(divides_anew=True)
         return session.world
+
+    @hookimpl(trylast=True)
+    def session_start(self, session: Context) -> None:
+        if self._given.shards:
+            self.backend = dist.get_backend()
+            self.start(session)  # fsdp has joined the ranks
+        else:
+            super().session_start(session)
 
     @hookimpl
     def parameters_may_differ(self, session: Context) -> bool | None:
@@ -105,12 +121,23 @@ class FT(Strategy):
         live = Live(session, self._settled.name, passes)
         self._replicas = replicas = Replicas(session, self._settled, live.state, live.load)
         self._commits = commits = Commits(session, replicas, passes, live)
+        for part in (passes, live, commits, Resumed(replicas, passes)):
+            session.bus.register(part, f"ft.{type(part).__name__.lower()}")
+        if self._given.shards:
+            from torchbus_ft.meeting.sharded import share
 
+            share(session, replicas, live, commits.averaged)
+        else:
+            self._synchronise(session, replicas, live, commits)
+
+    def _synchronise(
+        self, session: Context, replicas: Replicas, live: Live, commits: Commits
+    ) -> None:
+        """Average gradients over the ranks of this replica, and over the replicas."""
         algorithm = session.options.get("gradient_algorithm", "allreduce")
         if algorithm in ALGORITHMS:
-            commits.local = Local(
-                session, replicas, algorithm, self._given.sync_every, commits.decide
-            )
+            every = self._given.sync_every
+            commits.local = Local(session, replicas, algorithm, every, commits.decide)
             session.bus.register(commits.local, "ft.local")
 
         def reductions(trained: strategies.Trained) -> strategies.Reductions:
@@ -122,10 +149,8 @@ class FT(Strategy):
             return found
 
         live.gradients = strategies.GradientSync(
-            session, self.options, self.division(session), reductions, refuse
+            session, self.options, self.division(session), reductions, commits.average_held
         )
-        for part in (passes, live, commits, Resumed(replicas, passes)):
-            session.bus.register(part, f"ft.{type(part).__name__.lower()}")
         session.bus.register(live.gradients, "ft.gradients")
 
     @hookimpl

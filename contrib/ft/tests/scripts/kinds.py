@@ -24,6 +24,8 @@ parser.add_argument("--loop")
 parser.add_argument("--die", type=int, default=-1)
 parser.add_argument("--peers", type=int, default=2)
 parser.add_argument("--algorithm", default="")
+parser.add_argument("--inside", default="ddp")
+parser.add_argument("--devices", type=int, default=1)
 args = parser.parse_args()
 
 x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -44,7 +46,7 @@ def die_inside(at: int) -> None:
     def allreduce(self, tensors, opts):
         global reduces
         reduces += 1
-        if reduces == at + 1:
+        if reduces == at + 1 and s.is_main:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
         return before(self, tensors, opts)
@@ -122,6 +124,29 @@ def window() -> dict[str, object]:
     return {"model": model.state_dict(), "states": optimizer.state_dict()}
 
 
+def windows() -> dict[str, object]:
+    """A GAN in windows that the session makes, of which the last one of the pass is ragged."""
+    one, other = net(4), net()
+    first = torch.optim.Adam(one.parameters(), 0.01)
+    second = torch.optim.Adam(other.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(first, 2, 0.5)
+    begin()
+    for inputs, _ in loader(drop_last=True):
+        second.zero_grad()
+        (other(inputs).mean() - other(one(inputs).detach()).mean()).backward()
+        second.step()
+        first.zero_grad()
+        other(one(inputs)).mean().backward()
+        first.step()
+        schedule.step()
+    return {
+        "one": one.state_dict(),
+        "other": other.state_dict(),
+        "states": first.state_dict(),
+        "schedule": schedule.state_dict(),
+    }
+
+
 def workers() -> dict[str, object]:
     """Batches that worker processes read ahead."""
     model = net()
@@ -172,8 +197,12 @@ strategy = FT(
     timeout_s=15.0,
     quorum_timeout_s=15.0,
     sync_every=4,
+    replica_strategy=args.inside,
 )
 words = {"gradient_algorithm": args.algorithm} if args.algorithm else {}
+words["devices"] = args.devices
+if args.loop == "windows":
+    words["accumulate_grad_batches"] = 5
 ledger = args.out / f"ledger-{args.name}-{os.getpid()}"
 if args.name == "b":
     die_inside(args.die) if args.die >= 0 else None

@@ -36,6 +36,8 @@ parser.add_argument("--hold", type=int, default=-1)
 parser.add_argument("--min-replicas", type=int, default=1)
 parser.add_argument("--timeout", type=float, default=20.0)
 parser.add_argument("--no-norm", action="store_true")
+parser.add_argument("--windows", type=int, default=1)
+parser.add_argument("--inside", default="ddp")
 args = parser.parse_args()
 name = args.name
 kind, _, at = args.die.partition(":")
@@ -78,9 +80,13 @@ if not args.plain:
         min_replicas=args.min_replicas,
         timeout_s=args.timeout,
         quorum_timeout_s=args.timeout,
+        replica_strategy=args.inside,
     )
     ledger = args.out / f"ledger-{name}-{os.getpid()}"
-    block = session(strategy=strategy, devices=args.devices, sample_ledger=ledger, launch="fork")
+    how = {"accumulate_grad_batches": args.windows} if args.windows > 1 else {}
+    block = session(
+        strategy=strategy, devices=args.devices, sample_ledger=ledger, launch="fork", **how
+    )
 with block as s:
     norm = [] if args.no_norm else [nn.BatchNorm1d(8)]
     model = nn.Sequential(nn.Linear(4, 8), *norm, nn.Tanh(), nn.Linear(8, 1)).double()
@@ -109,12 +115,12 @@ with block as s:
             model(x)
     if not args.plain:
         print(s.explain())
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "steps": steps,
+        "losses": losses,
+    }
     if args.plain or s.is_main:
-        state = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
-            "steps": steps,
-            "losses": losses,
-        }
         torch.save(state, args.out / f"end-{name}.pt")

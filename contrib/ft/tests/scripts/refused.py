@@ -70,7 +70,7 @@ print(
             "none": message(lambda: enter(FT())),
             "no_url": message(lambda: enter(FT(lighthouse="localhost"))),
             "silent": message(lambda: enter(FT(lighthouse="http://127.0.0.1:9", timeout_s=1.0))),
-            "windows": message(lambda: enter(FT(lighthouse=URL), accumulate_grad_batches=2)),
+            "inside": message(lambda: FT(replica_strategy="pp")),
             "shard_eval": message(lambda: enter(FT(lighthouse=URL), shard_eval=True)),
             "stream": message(stream),
             "by_hand": message(by_hand),

@@ -20,7 +20,7 @@ class DividedAnew(Protocol):
         """Note the random numbers that the order is drawn from, before the first draw."""
 
     def has_more(self) -> bool:
-        """Whether anything is left after what the loop has taken."""
+        """Whether the loop gets another batch after what it has taken, as the order is divided."""
 
     def commit(self) -> None:
         """What the loop has taken since the last settlement is used."""

@@ -213,6 +213,7 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "metrics_ready": "torchbus-log",
         "image_ready": "torchbus-log",
         "histogram_ready": "torchbus-log",
+        "average_beyond": "torchbus-sharded",
         "divide_layers": "torchbus-sharded",
     },
     "companion": {

@@ -55,7 +55,12 @@ class Unit:
         self._own = None
 
     def agree(self, count: Count) -> None:
-        """Find the unit at the first backward of windows. All ranks call it, once."""
+        """Find the unit at the first backward of windows. All ranks call it, once.
+
+        Replicas that come and go can't be asked. They count in whole numbers: the unit stays 1.
+        """
+        if self._session.world.divides_anew:
+            return
         weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
         told = torch.tensor([weight, total, total * total], dtype=torch.float64)
         several = self._session.world.data.parts > 1

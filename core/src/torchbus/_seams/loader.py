@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
+from torchbus._batches.anew import DividedAnew
 from torchbus._batches.taken import Origin
 from torchbus._bus.bus import Bus
 from torchbus._compat import loaders
 from torchbus._seams import sequential, subclasses
 from torchbus._seams.ears import Ears
+from torchbus._seams.passes import Pass, Skipping, replaced
 
 PLACE = "DataLoader.__iter__, __len__"
 EVENTS = (
@@ -30,21 +32,6 @@ EVENTS = (
     "loader_bypassed",
 )
 Iter = Callable[..., Iterator[object]]
-
-
-class Pass:
-    """One pass over a loader, and the attributes to replace while its iterator is made."""
-
-    def __init__(self, **replacements: object) -> None:
-        self.replacements = replacements
-
-
-@runtime_checkable
-class Skipping(Protocol):
-    """An iterator of an order that skips any number of batches at once."""
-
-    def skip(self, count: int) -> None:
-        """Skip batches. Raises StopIteration if there are not as many."""
 
 
 class LoaderIterator:
@@ -68,7 +55,7 @@ class LoaderIterator:
         self._ready = bus.listeners("batch_ready")
         self._bus = bus
         self.order = order
-        self._looks_ahead = False
+        self._looks_ahead = self._finds_last = False
         self._ahead: list[object] = []
         self._failed: Exception | None = None
         # torchdata's iterator may continue from a state
@@ -93,6 +80,8 @@ class LoaderIterator:
             instead = listener(self.loader, batch, self.order, self)
             if instead is not None:
                 batch = instead
+        if self._finds_last:
+            self.find_last()
         return batch
 
     def skip(self, count: int) -> None:
@@ -141,14 +130,25 @@ class LoaderIterator:
     def find_last(self) -> None:
         """Find ``origin.length``.
 
-        If the loader has no length, read each batch before the one before it is handed over.
+        If the loader has no length, read each batch before the one before it is handed over. An
+        order that is divided anew is asked after each batch: its length changes.
         """
+        order = self.divided_anew
+        if order is not None:
+            self._finds_last = True
+            self.origin.length = self.taken if self.taken and not order.has_more() else None
+            return
         try:
             self.origin.length = len(self.loader)
         except TypeError:
             self._looks_ahead = True
             if self.taken and not self._ahead:
                 self._look_ahead(self.taken)
+
+    @property
+    def divided_anew(self) -> DividedAnew | None:
+        """The order that this pass draws from, if it is divided anew between two steps."""
+        return None if self.order is None else self.order.divided_anew
 
     def wraps(self, iterator: object) -> bool:
         """Whether it announces the batches of this iterator of torch."""
@@ -196,17 +196,6 @@ class LoaderIterator:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._inner.__reduce_ex__(protocol)
-
-
-@contextmanager
-def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Iterator[None]:
-    """Give the loader other attributes inside the block."""
-    own = {name: loader.__dict__[name] for name in attributes}
-    loader.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        loader.__dict__.update(own)
 
 
 def install(ears: Ears) -> Callable[[], None]:

@@ -42,8 +42,8 @@ NOT_DIVIDED = (
 class GradientSync:
     """Owns ``backward``.
 
-    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do. ``steps``:
-    of all optimizers, so far.
+    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do, which
+    ``before_step`` finds. ``steps``: of all optimizers, so far.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class GradientSync:
         self._check = HeaderCheck(
             session, self._facts, division.watch, self._constants, self._counts.look
         )
-        self._before_step = StepAveraging(session, self._trained, self._local, average)
+        self.before_step = StepAveraging(session, self._trained, self._local, average)
         unsynchronised = Unsynchronised(session, self._trained, self._local)
         session.bus.register(self._trained, f"{options.name}.trained")
         session.bus.register(unsynchronised, f"{options.name}.unsynchronised")
-        session.bus.register(self._before_step, f"{options.name}.before_step")
+        session.bus.register(self.before_step, f"{options.name}.before_step")
 
     def _forget(self) -> None:
         """The parameters have changed. All ranks call it."""
@@ -111,7 +111,7 @@ class GradientSync:
                 self._synchronised(call, engine, count)
             finally:
                 add_again(before)
-            self._before_step.synchronised()
+            self.before_step.synchronised()
         finally:
             self._job.go_on()
             self._lock.release()

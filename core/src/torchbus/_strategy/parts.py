@@ -12,7 +12,7 @@ from torchbus._strategy.gradients import GradientSync
 from torchbus._strategy.group.opening import check_backend, join_ranks, make_group
 from torchbus._strategy.options import LOSS_REDUCTIONS, Division, SyncOptions
 from torchbus._strategy.parameters.assigned import Assigned
-from torchbus._strategy.parameters.averaging import average, mean_over
+from torchbus._strategy.parameters.averaging import average, mean_over, settled
 from torchbus._strategy.parameters.per_rank import OwnTensors
 from torchbus._strategy.parameters.rank0_values import Buffers, copy_from_rank0
 from torchbus._strategy.parameters.trained import Trained
@@ -47,5 +47,6 @@ __all__ = [
     "make_header",
     "mean_over",
     "run",
+    "settled",
     "watch_replicas",
 ]

@@ -49,9 +49,10 @@ from torchbus._ranks.world import DataPlace, World
 from torchbus._redaction import Redactor, redacted
 from torchbus._seams.backward import BackwardCall, as_list
 from torchbus._seams.internal import making_internal, mark_internal
-from torchbus._seams.loader import LoaderIterator, Pass
+from torchbus._seams.loader import LoaderIterator
 from torchbus._seams.modules.forward import Surround
 from torchbus._seams.optimizers.skipping import Answer
+from torchbus._seams.passes import Pass
 from torchbus._session import inventory
 from torchbus._session.context import Context
 from torchbus._session.notices import deprecated, going, users_frame, warn

@@ -63,3 +63,8 @@ TOUCHED = (
     " optimizer.register_step_pre_hook(...), which waits for real steps, or clip by"
     " torch.nn.utils.clip_grad_norm_"
 )
+CUT_OFF = (
+    "an accumulation window was left before its last batch (by break, or under s.no_sync()), its"
+    " losses count something else than samples (tokens), and replicas that come and go can't tell"
+    " each other how many. Leave the pass after a whole window, or say loss_weight='samples'"
+)

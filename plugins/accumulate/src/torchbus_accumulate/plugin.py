@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl, inventory
+from torchbus.plugin import BackwardCall, Context, Count, UsageError, hookimpl, inventory
 
 from torchbus_accumulate.place import schedule
 from torchbus_accumulate.place.loop import Place, last_by_torch
@@ -73,7 +73,12 @@ class Accumulate:
 
     def _weigh(self, call: BackwardCall, count: float) -> None:
         session = self._session
-        if session is not None and session.world_size > 1:
+        if session is None:
+            return
+        if session.world.divides_anew:  # replicas can't be asked before
+            call.count = Count(count if session.share.weight else 0.0, counted=True)
+            call.count.anew = True
+        elif session.world_size > 1:
             own = count if session.share.weight else 0.0
             everywhere = float(session.reduce(own, "sum"))
             call.weight = own * session.world_size / everywhere if everywhere else 0.0

@@ -1,4 +1,7 @@
-"""The event that torchbus-sharded adds: another plugin divides layers, before fsdp shards them."""
+"""The events that torchbus-sharded adds.
+
+Another plugin divides layers before fsdp shards them, or averages shards of gradients further.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 from torchbus.plugin import hookspec
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.nn import Module
 
@@ -19,6 +23,18 @@ def divide_layers(model: Module, mesh: DeviceMesh) -> int | None:
     layer. All ranks fire it, with equal values of the parameters. ``mesh`` is the dimension "tp" of
     ``session.world.mesh``. Replace parameters by DTensors over it: fsdp then shards these over the
     other dimensions. Without an answer, the model can't be trained.
+
+    Since 0.1.
+    """
+
+
+@hookspec(firstresult=True)
+def average_beyond(parameters: list[Tensor], numbers: list[float]) -> list[float] | None:
+    """Average a backward's gradients over replicas, each of which is a session of its own.
+
+    Fired once per backward, when the ranks of the session have averaged. All ranks fire it.
+    ``parameters`` are this rank's shards, DTensors. Each ``grad`` holds only what this backward has
+    made, or is None. Replace it by its mean over replicas, and return the means of ``numbers``.
 
     Since 0.1.
     """

@@ -37,7 +37,21 @@ class StepAveraging:
         self._local = local
         self._assigned = Assigned()
         self._place = MeetingPlace(session)
+        self._early: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def average_now(self, optimizer: Optimizer) -> None:
+        """Average gradients of backwards under ``s.no_sync()`` now. All ranks call it.
+
+        For a strategy that decides on the step by what the averaging has shown.
+        """
+        self._early.discard(optimizer)
+        held = self._local_of(optimizer) if self._local else None
+        if held:
+            self._average(optimizer, 1.0)
+            self._local -= held
+            self._assigned.synchronised()
+            self._early.add(optimizer)
 
     def synchronised(self) -> None:
         """A backward has made the gradients common to all ranks."""
@@ -50,6 +64,8 @@ class StepAveraging:
 
     @hookimpl
     def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
+        if optimizer in self._early:
+            return self._early.discard(optimizer)
         is_second = self._averaged_at.get(optimizer, 0) == self._job.backwards and any(
             parameter.grad is not None for parameter in self._shared_by(optimizer)
         )

@@ -33,9 +33,8 @@ class LossCounts:
         self._session = session
         self._weight = weight
         self._is_sum = loss_reduction == "sum"
-        by_samples = (
-            session.bus.hook.parameters_may_differ(session=session) or session.world.data.parts == 1
-        )
+        is_alone = session.world.data.parts == 1 and not session.world.divides_anew
+        by_samples = is_alone or session.bus.hook.parameters_may_differ(session=session)
         self._losses = LossWeights(
             session, "samples" if by_samples or self._is_sum else loss_weight
         )

@@ -32,9 +32,13 @@ class Unsynchronised:
         self._local = local
 
     def state_dict(self) -> State:
-        """All ranks call it: it averages."""
+        """All ranks call it: it averages.
+
+        If the order is divided anew, a run that resumes gets the batches of an open window again.
+        """
         parameters = self._trained.parameters
-        if not self._local or self._session.world_size == 1:
+        world = self._session.world
+        if not self._local or world.world_size == 1 or world.divides_anew:
             return {}
         indices = [
             index for index, parameter in enumerate(parameters) if id(parameter) in self._local

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Context
+from torchbus.plugin import BackwardCall, Context, Unsupported
 
+from torchbus_accumulate.messages import CUT_OFF
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.windows.reach import reached
 from torchbus_accumulate.windows.sums import WindowSum
@@ -61,5 +62,17 @@ class Ending:
         if weights.is_sum:
             return None
         if is_flush or self._is_silent:
-            return float(self._session.reduce(one.mass if is_flush else one.mass + weights.mass))
+            return self._over_ranks(one, 0.0 if is_flush else 1.0)
         return one.weight + weights.factor if one.calls else None
+
+    def _over_ranks(self, one: WindowSum, last: float) -> float:
+        """The mean weight of what ranks hold, and of ``last`` x the last batch.
+
+        Replicas that come and go can't be asked. By samples, that mean is what each rank has.
+        """
+        weights = self._weights
+        if not self._session.world.divides_anew:
+            return float(self._session.reduce(one.mass + weights.mass * last))
+        if one.counted or (last and weights.counted):
+            raise Unsupported(CUT_OFF)
+        return one.weight + weights.factor * last

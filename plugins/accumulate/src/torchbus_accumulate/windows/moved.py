@@ -99,6 +99,11 @@ class Changes:
         self._marks.clear()  # another optimizer may hold the same parameters
         self._gradients.pop(optimizer, None)
 
+    def forget(self) -> None:
+        """A state was put back: what has changed since the last backward tells nothing."""
+        self._marks.clear()
+        self._gradients.clear()
+
     @property
     def _reads_values(self) -> bool:
         return self._backwards <= VALUES_READ

@@ -186,14 +186,14 @@ class Windows:
 
     def saved(self) -> dict[str, object]:
         sums, weights = self._optimizers.sums, self._weights
+        position = self._position.state_dict()
         refuse_between(sums, self._position)
-        found = {
-            "position": self._position.state_dict(),
-            "sums": [state_of(one, self._session) for one in sums],
-        }
+        found = {"expected": weights.expected, "weights": weights.saved()}
+        if self._session.world.divides_anew:  # the batches of an open window come again
+            return found | {"position": position | {"index": 0}, "sums": [], "schedules": []}
         return found | {
-            "expected": weights.expected,
-            "weights": weights.saved(),
+            "position": position,
+            "sums": [state_of(one, self._session) for one in sums],
             "schedules": self._schedules.saved(),
         }
 
@@ -204,6 +204,7 @@ class Windows:
         self._position.load_state_dict(state["position"])
         self._weights.put_back(state["expected"], state.get("weights"))
         self._schedules.put_back(state.get("schedules", []))
+        self._changes.forget()
         self._steady = None
 
     # Explain -------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ def reached(call: BackwardCall, sums: Sequence[WindowSum]) -> list[WindowSum]:
     return found or list(sums)
 
 
-def check(one: WindowSum, sums: Sequence[WindowSum], ranks: int) -> None:
+def check(one: WindowSum, sums: Sequence[WindowSum], is_shared: bool) -> None:
     """At a skipped step, raise Unsupported if its gradients can't be added up."""
-    if ranks > 1 and one.is_assigned:
+    if is_shared and one.is_assigned:
         raise Unsupported(ASSIGNED.format(_name(one)))
     if len(sums) < 2:
         return

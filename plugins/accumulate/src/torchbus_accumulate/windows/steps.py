@@ -105,7 +105,10 @@ class Steps:
         self, optimizer: Optimizer, closure: Closure | None, run: Callable[..., object]
     ) -> Answer | None:
         one = self._optimizers.of.get(id(optimizer))
-        if one is None or self._flushing:
+        if one is None:
+            return None
+        if self._flushing:
+            self._ending.finish(one, is_flush=True)
             return None
         if self._is_real(one, closure):
             one.skipped = False
@@ -116,7 +119,7 @@ class Steps:
         if not self._optimizers.checked:
             self._optimizers.refuse_foreign_scaler(optimizer)
         answer = skipped(closure)
-        check(one, self._optimizers.sums, self._session.world_size)
+        check(one, self._optimizers.sums, self._session.world.is_shared)
         self._refuse_second(one, optimizer)
         self._changes.before_commit(one, optimizer)
         self._weights.commit(one, optimizer)
@@ -143,8 +146,8 @@ class Steps:
     @hookimpl(tryfirst=True)
     def gradients_ready(self, optimizer: Optimizer) -> None:
         one = self._optimizers.of.get(id(optimizer))
-        if one is not None:
-            self._ending.finish(one, self._flushing)
+        if one is not None and not self._flushing:
+            self._ending.finish(one, is_flush=False)
 
 
 def skipped(closure: Closure | None) -> Answer:

@@ -106,7 +106,7 @@ class Weights:
         )
         if not isinstance(found.weight, Tensor):
             self._compare(found.weight)
-        call.factor *= self.mass if self._session.world_size == 1 else self.factor
+        call.factor *= self.factor if self._session.world.is_shared else self.mass
 
     def commit(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Commit the gradients of the last backward, instead of a step."""
@@ -135,7 +135,7 @@ class Weights:
         count.total = held[0].with_batch(self.whole) if held else self.whole
         count.counted |= any(one.counted for one in held)
         count.left, count.anew = bool(held), not held
-        if self._session.world_size == 1 and count.counted:
+        if count.counted and not self._session.world.is_shared:
             self._divide(call, count, bool(held))
 
     def _divide(self, call: BackwardCall, count: Count, adds: bool) -> None:
@@ -179,6 +179,7 @@ class Weights:
         return (
             samples * self._position.size
             if taken is None
+            or self._session.world.divides_anew  # a newcomer counts its own batches
             else expected_samples(taken, samples, self._position.size)
         )
 

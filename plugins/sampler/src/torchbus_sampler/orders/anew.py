@@ -73,9 +73,8 @@ class AnewOrder(DividedOrder):
 
     def __next__(self) -> object:
         part, parts = self._session.world.data
-        per_step = 1 if self._own_batch else parts
-        batches = self._at(self._drawn, per_step)
-        if not batches or (len(batches) < per_step and getattr(self._inner, "drop_last", False)):
+        batches = self._step_at(self._drawn)
+        if not batches:
             raise StopIteration
         shares = share_out(batches, parts, self._batch_size(), 1 if self._single else 2)
         samples = [index for share in shares for index in share]
@@ -86,6 +85,13 @@ class AnewOrder(DividedOrder):
         self.pending.append(Share(weight, position, tuple(mine), len(samples)))
         self._last = mine or self._last or shares[0]
         return self._last[0] if self._single else self._last
+
+    def _step_at(self, start: int) -> list[Sequence[object]]:
+        """The user's batches of the step that begins with number ``start``; none at the end."""
+        per_step = 1 if self._own_batch else self._session.world.data.parts
+        found = self._at(start, per_step)
+        is_short = len(found) < per_step and getattr(self._inner, "drop_last", False)
+        return [] if is_short else found
 
     def _at(self, start: int, count: int) -> list[Sequence[object]]:
         """The user's batches from number ``start`` on, at most ``count``."""
@@ -123,7 +129,7 @@ class AnewOrder(DividedOrder):
             self._drawing = self._draw()
 
     def has_more(self) -> bool:
-        return bool(self._at(self._taken, 1))
+        return bool(self._step_at(self._taken))
 
     def commit(self) -> None:
         if self._taken == self._used:

@@ -36,11 +36,10 @@ class ForwardHooks:
     """Hooks on the model and its units, in front of torch's own."""
 
     def __init__(self, session: Context, agreement: Agreement) -> None:
-        assert session.job is not None
-        self._job = session.job
         self._session = session
         self._agreement = agreement
         self._prefetch = Prefetch(session)
+        self._watches = True
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
@@ -86,7 +85,7 @@ class ForwardHooks:
         by_itself = not (path and self._begun)
         if by_itself and not _in_backward():
             let_go_of_early(module)
-        if path and self._job.backwards >= CLOSELY:
+        if path and not self._watches:
             self._agreement.passing(path)
             return
         if path:
@@ -125,6 +124,7 @@ class ForwardHooks:
 
     def settle(self) -> None:
         """The ranks need not be watched closely any more."""
+        self._watches = False
         self._prefetch.settle()
 
     def reset_all(self) -> None:

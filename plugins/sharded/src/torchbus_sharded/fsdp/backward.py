@@ -66,6 +66,7 @@ class ShardedBackward:
         self._job = session.job
         self._constants = Constants(session, models.optimizer_settings)
         self._has_failed = self._has_said = False
+        self._made = 0  # in this process: a run that resumes counts on
 
     @hookimpl
     def run_backward(self, call: BackwardCall, engine: Callable[..., None]) -> None:
@@ -77,19 +78,30 @@ class ShardedBackward:
         )
         tensors, gradients = call.start(count.weight)
         holders = self._models.gradient_holders()
+        goes_beyond = self._session.bus.heard("average_beyond")
         with (
-            made_anew(holders) if count.anew else nullcontext(),
+            made_anew(holders) if count.anew or goes_beyond else nullcontext(),
             self._unmanaged.averaged() as whole,
         ):
             self._models.used.begin()
             with self._dropped() if count.is_zero else nullcontext():
                 engine(tensors, gradients, call.retain_graph, False, inputs=call.inputs)
             means = loss.means(self._settle(not count.is_zero, loss.numbers, constants))
+            if goes_beyond:
+                means = self._beyond(holders, means)
             scale = self._counts.settle(call, count, means[1:], [*holders, *whole])
         loss.put(means[0] * scale)
         copy_from_rank0(self._models)
         self._models.undivided.refuse_gradients()
         self._end()
+
+    def _beyond(
+        self, holders: Sequence[Tensor], means: Sequence[float] | Tensor
+    ) -> Sequence[float]:
+        """Let replicas that are sessions of their own average too."""
+        own = means.tolist() if isinstance(means, Tensor) else list(means)
+        told = self._session.bus.hook.average_beyond(parameters=list(holders), numbers=own)
+        return own if told is None else list(told)
 
     def _dropped(self) -> AbstractContextManager[None]:
         """This rank has no samples of its own, and its gradients count nothing."""
@@ -145,7 +157,8 @@ class ShardedBackward:
         self._job.count_backward()
         if not self._session.random.is_split:
             self._session.random.split(self._session.world.data.part)
-        if self._job.backwards == CLOSELY:
+        self._made += 1
+        if self._made == CLOSELY:
             self._models.forwards.settle()
             self._session.end_discovery()
 

@@ -88,6 +88,14 @@ class ShardingOptions:
                 " groups of tp ranks, so tp must divide their number. Change devices= or tp="
             )
 
+    def check_mesh(self, world: World) -> None:
+        """Raise UsageError if another strategy has arranged the ranks, and not as asked here."""
+        if self.sizes(world) != world.mesh_sizes:
+            raise UsageError(
+                "fsdp inside of replicas that come and go shards over all ranks of a replica: leave"
+                " hybrid= and tp= out"
+            )
+
     def shards(self, mesh: DeviceMesh) -> DeviceMesh:
         """The dimensions over which parameters are sharded, and replicated."""
         return mesh["dp_replicate", "dp_shard"] if self.hybrid else mesh["dp"]

@@ -102,6 +102,7 @@ class FSDP(Strategy):
     def start(self, session: Context) -> None:
         """Divide the models, and begin to reduce their gradients."""
         self.sharding.check_device(session.device)
+        self.sharding.check_mesh(session.world)
         dtensors.forget_other_meshes(session)
         models = ShardedModels(session, self.sharding)
         counts = LossCounts(session, self.loss_reduction, self.loss_weight, models.agreement)

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ft_running import Lighthouse, Replicas, assert_each_once, same
-from torchbus.testing import ForkServer
+from ft_running import Replicas, assert_each_once, same
 
-pytest.importorskip("torchft", reason="torchft is not installed: pip install torchft")
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
-    monkeypatch.setenv("RUST_LOG", "error")
-    lighthouse = Lighthouse()
-    with ForkServer("torchft") as one, ForkServer("torchft") as other:
-        found = Replicas([one, other], lighthouse.url, tmp_path, Path(__file__).parent / "scripts")
-        yield found
-        found.close()
-    lighthouse.close()
+SCRIPT = Path(__file__).parent / "scripts" / "resumed.py"
+HOW = {
+    "range": ("--epochs", "range"),
+    "s": ("--epochs", "s"),
+    "windows": ("--epochs", "s", "--windows", 3),
+    "fsdp": ("--epochs", "s", "--inside", "fsdp", "--devices", 2),
+}
 
 
-@pytest.mark.parametrize("epochs", ["range", "s"])
-def test_all_of_them_were_killed(replicas: Replicas, epochs: str) -> None:
+@pytest.mark.parametrize("how", HOW)
+def test_all_of_them_were_killed(replicas: Replicas, how: str) -> None:
     def run(name: str, checkpoint: str, die: str) -> int:
-        words = ["--checkpoint", checkpoint, "--die", die, "--epochs", epochs]
-        return replicas.start(name, *words, script="replica.py").result().status
+        words = ["--checkpoint", checkpoint, "--die", die, *HOW[how]]
+        return replicas.start(name, *words, script=SCRIPT).result().status
 
     assert run("whole", "yes", "no") == 0
     assert run("a", "yes", "yes") == -9
@@ -44,7 +39,7 @@ def test_all_of_them_were_killed(replicas: Replicas, epochs: str) -> None:
 def test_two_replicas_were_killed(replicas: Replicas) -> None:
     words = ["--checkpoint", "yes", "--epochs", "range", "--least", 2]
     for status, die in ((-9, "yes"), (0, "no")):
-        both = [replicas.start(name, *words, "--die", die, script="replica.py") for name in "ab"]
+        both = [replicas.start(name, *words, "--die", die, script=SCRIPT) for name in "ab"]
         assert [one.result().status for one in both] == [status, status]
     assert same(replicas.end("a")["model"], replicas.end("b")["model"])
     assert_each_once(replicas.out, 64, 3)

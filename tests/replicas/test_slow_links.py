@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from ft_running import Lighthouse, Replicas, assert_each_once, same
+from ft_running import Replicas, assert_each_once, same
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import ForkServer
 
 ALGORITHMS = ["local_sgd", "diloco"]
-
-
-@pytest.fixture
-def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
-    pytest.importorskip("torchft", reason="torchft is not installed: pip install torchft")
-    monkeypatch.setenv("RUST_LOG", "error")
-    lighthouse = Lighthouse()
-    with ForkServer("torchft") as one, ForkServer("torchft") as other:
-        found = Replicas([one, other], lighthouse.url, tmp_path)
-        yield found
-        found.close()
-    lighthouse.close()
 
 
 @pytest.mark.slow

@@ -18,22 +18,26 @@ x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).double()
 steps = 0
 torch.manual_seed(1)
 least = int(words.get("--least", 1))
-strategy = FT(lighthouse=words["--lighthouse"], replica=name, min_replicas=least)
+inside, devices = words.get("--inside", "ddp"), int(words.get("--devices", 1))
+strategy = FT(
+    lighthouse=words["--lighthouse"], replica=name, min_replicas=least, replica_strategy=inside
+)
 ledger = out / f"ledger-{name}-{os.getpid()}"
 if words["--checkpoint"] == "yes":
     kept = {"checkpoint": out / f"checkpoints-{name}", "every_n_steps": 3}
 else:
     kept = {}
-with session(strategy=strategy, sample_ledger=ledger, launch="fork", **kept) as s:
+kept["accumulate_grad_batches"] = int(words.get("--windows", 1))
+with session(strategy=strategy, devices=devices, sample_ledger=ledger, launch="fork", **kept) as s:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loader = DataLoader(TensorDataset(x), 4 if least > 1 else 8, shuffle=True)
+    loader = DataLoader(TensorDataset(x), (4 if least > 1 else 8) // devices, shuffle=True)
     epochs = s.epochs(3) if words["--epochs"] == "s" else range(3)
     for _ in epochs:
         for (inputs,) in loader:
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
-            if words["--die"] == "yes" and steps == 10:
+            if words["--die"] == "yes" and steps == 10 and s.is_main:
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             steps += 1

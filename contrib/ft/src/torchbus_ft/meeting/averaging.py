@@ -7,21 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Unsupported, strategies
+from torchbus.plugin import strategies
 
 from torchbus_ft.live import Live
 from torchbus_ft.replicas import Replicas
-
-UNHEARD = (
-    "strategy='ft' averages gradients in loss.backward() only, and these came another way"
-    " (torch.autograd.grad, or backwards under s.no_sync() alone): a replica that goes would leave"
-    " the others with half a step. Call loss.backward() before optimizer.step()"
-)
-
-
-def refuse(parameters: Sequence[Tensor], weight: float) -> None:
-    """Raise Unsupported: gradients that no synchronised backward has made."""
-    raise Unsupported(UNHEARD)
 
 
 def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
@@ -31,6 +20,14 @@ def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
     """
     if dist.get_world_size() > 1:
         strategies.mean_over(tensors)
+    over_replicas(replicas, tensors)
+
+
+def over_replicas(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
+    """Replace each by its mean over this rank and the same rank of the other replicas.
+
+    If a replica goes meanwhile, the tensors stay as they are, and the step fails.
+    """
     found = []
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         same = [tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]
@@ -40,6 +37,16 @@ def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
         found += list(zip(same, flat.split([one.numel() for one in same]), strict=True))
     for tensor, part in found:
         tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def average_held(replicas: Replicas, parameters: Sequence[Tensor], weight: float) -> None:
+    """Average gradients that no synchronised backward has made. One that no rank has stays None."""
+    reached = torch.tensor([float(one.grad is not None) for one in parameters])
+    gradients = [strategies.settled(one) * weight for one in parameters]
+    mean_over(replicas, [reached, *gradients])
+    for one, gradient, share in zip(parameters, gradients, reached.tolist(), strict=True):
+        one.grad = gradient if share else None
 
 
 class SharedBuffers(strategies.Buffers):

@@ -24,7 +24,6 @@ URL = "http://10.77.0.1:29510"
     os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2"
 )
 def test_a_replica_on_another_host_comes_back(tmp_path: Path) -> None:
-    pytest.importorskip("torchft", reason="torchft is not installed: pip install torchft")
     # in a namespace no server answers for names
     env = {"RUST_LOG": "error", "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
     lighthouse = (

@@ -1,0 +1,1 @@
+"""How the replicas meet: by gradients, by shards of these, or by parameters after some steps."""
