@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torchbus._launch.store.sealed import SealedStore
 from torchbus.testing import CountedStore
 
+from torchbus_checkpoint.agreement import requests
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import parts, saving
 from torchbus_checkpoint.errors import CheckpointError
@@ -131,3 +133,31 @@ def test_ranks_write_what_all_have_once(tmp_path: Path) -> None:
     assert all(value.equal(torch.arange(3.0)) for value in whole.values())
     sizes = [(tmp_path / "parts" / names[0]).stat().st_size for names in world.files]
     assert [10 * size // sum(sizes) for size in sizes] == [2, 4, 4]
+
+
+def test_the_store_keeps_the_last_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "KEPT", 3)
+    monkeypatch.setattr(requests, "LOOK_EVERY_S", 0.0)  # each boundary is looked at
+    raw = dist.HashStore()
+    ranks = [requests_of(SealedStore(raw, b"key"), rank) for rank in range(2)]
+    for _ in range(12):
+        for one in ranks:  # rank 0 writes at a boundary what rank 1 reads at the next one
+            one.look()
+    assert raw.num_keys() == 3
+
+
+def requests_of(store: SealedStore, rank: int) -> requests.Requests:
+    session: Any = SimpleNamespace(
+        rank=rank,
+        world_size=2,
+        is_main=rank == 0,
+        timeout=timedelta(seconds=1),
+        world=SimpleNamespace(shared=store, store=store),
+        job=SimpleNamespace(
+            wait_until=lambda met, seconds: met(store), leave_signals=lambda numbers: None
+        ),
+        on_close=ExitStack(),
+    )
+    made = requests.Requests(session, lambda: False, None)
+    session.on_close.close()  # this process goes on to get its signals
+    return made

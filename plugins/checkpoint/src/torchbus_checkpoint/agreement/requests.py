@@ -15,6 +15,7 @@ import re
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
@@ -28,6 +29,7 @@ from torchbus_checkpoint.errors import CheckpointError
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 LOOK_EVERY_S = 0.25
 MAX_STRIDE = 1000
+KEPT = 1000  # decisions in the store: no rank is so many boundaries behind rank 0
 SIGNALLED = "checkpoint/signal"
 
 
@@ -57,6 +59,7 @@ class Requests:
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self._boundary = 0
         self._next = 2
+        self._told: deque[str] = deque()
         self._decision: Decision = {"save": False, "leave": 0, "next": self._next}
         self._begun_s = time.monotonic()
         self.save = False
@@ -76,7 +79,7 @@ class Requests:
             self._take(self._decision if self._session.is_main else self._read(self._next))
         if self._session.is_main and self._boundary == self._next - 1:
             self._decision = self._decide()
-            self._session.world.shared.set(_key(self._next), json.dumps(self._decision))
+            self._tell_all(_key(self._next), self._decision)
 
     def saved(self) -> None:
         self.save = False
@@ -98,6 +101,13 @@ class Requests:
             "leave": 128 + number if number else 0,
             "next": self._next + self._stride(),
         }
+
+    def _tell_all(self, key: str, decision: Decision) -> None:
+        store = self._session.world.shared
+        store.set(key, json.dumps(decision))
+        self._told.append(key)
+        if len(self._told) > KEPT:
+            store.delete_key(self._told.popleft())
 
     def _take(self, decision: Decision) -> None:
         self.save |= decision["save"]
