@@ -14,7 +14,6 @@ SCRIPT = Path(__file__).parent / "scripts" / "resumed.py"
 HOW = {
     "range": ("--epochs", "range"),
     "s": ("--epochs", "s"),
-    "windows": ("--epochs", "s", "--windows", 3),
     "fsdp": ("--epochs", "s", "--inside", "fsdp", "--devices", 2),
 }
 
