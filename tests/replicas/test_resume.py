@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "resumed.py"
 HOW = {
     "range": ("--epochs", "range"),
     "s": ("--epochs", "s"),
-    "windows": ("--epochs", "s", "--windows", 3),
+    "windows": ("--epochs", "s", "--windows", 3, "--drop", 0),
+    "in windows": ("--epochs", "s", "--windows", 2, "--drop", 0),
     "fsdp": ("--epochs", "s", "--inside", "fsdp", "--devices", 2),
 }
 

@@ -49,14 +49,14 @@ def train(loss_of, batch: int, stop: int = 10**6, told=None) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
     for _ in range(2):
         for number, (inputs, targets) in enumerate(DataLoader(TensorDataset(x, labels), batch)):
-            if number == stop:
-                break
             optimizer.zero_grad()
             loss = loss_of(model, inputs, targets)
             if told is not None:
                 told(int((targets != -100).sum()))
             loss.backward()
             optimizer.step()
+            if number + 1 == stop:
+                break
     return whole(model)
 
 

@@ -29,7 +29,9 @@ else:
     kept = {}
 kept["accumulate_grad_batches"] = int(words.get("--windows", 1))
 with session(strategy=strategy, devices=devices, sample_ledger=ledger, launch="fork", **kept) as s:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.Dropout(float(words.get("--drop", 0.2))), nn.Linear(8, 1)
+    ).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(TensorDataset(x), (4 if least > 1 else 8) // devices, shuffle=True)
     epochs = s.epochs(3) if words["--epochs"] == "s" else range(3)

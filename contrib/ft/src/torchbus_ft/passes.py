@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
@@ -27,7 +29,8 @@ class Passes:
         self._session = session
         self._name = name
         self.begun = 0
-        self._open: dict[int, tuple[LoaderIterator, DividedAnew]] = {}
+        # the loop alone holds an iterator: it leaves a pass by letting go of it
+        self._open: dict[int, tuple[weakref.ref[LoaderIterator], DividedAnew]] = {}
         self._wanted: Places = {}
 
     @property
@@ -48,8 +51,8 @@ class Passes:
         order = iterator.divided_anew
         if order is None:
             return
-        self._open = {n: one for n, one in self._open.items() if not one[0].ended}
-        self._open[self.begun] = iterator, order
+        self._open = {n: self._open[n] for n, _, _ in self._in_progress()}
+        self._open[self.begun] = weakref.ref(iterator), order
         if self.begun in self._wanted:
             order.go_to(self._wanted.pop(self.begun))
             restart(self._session, iterator)
@@ -71,7 +74,14 @@ class Passes:
     @property
     def reads(self) -> bool:
         """Whether the loop is in a pass over a divided loader."""
-        return any(not iterator.ended for iterator, _ in self._open.values())
+        return any(True for _ in self._in_progress())
+
+    def _in_progress(self) -> Iterator[tuple[int, LoaderIterator, DividedAnew]]:
+        """The passes that the loop has neither exhausted nor left."""
+        for n, (reference, order) in self._open.items():
+            iterator = reference()
+            if iterator is not None and not iterator.ended:
+                yield n, iterator, order
 
     def commit(self) -> None:
         """A step has used what the loop has taken."""
@@ -80,17 +90,17 @@ class Passes:
 
     def take_back(self) -> None:
         """Offer again what no step has used, divided by what holds now."""
-        for iterator, order in self._open.values():
+        for reference, order in self._open.values():
             order.take_back()
-            restart(self._session, iterator)
+            iterator = reference()
+            if iterator is not None:
+                restart(self._session, iterator)
 
     # State ---------------------------------------------------------------------------------------
 
     def state(self) -> Places:
         """The place in each open pass, by the number of the pass."""
-        return {
-            n: order.place() for n, (iterator, order) in self._open.items() if not iterator.ended
-        }
+        return {n: order.place() for n, _, order in self._in_progress()}
 
     def load(self, places: Places, random: State) -> None:
         """Go to another replica's places, before ``take_back``. A pass that is over there ends."""
@@ -105,9 +115,10 @@ class Passes:
         self.begun = number
         if opened is not None:
             self._open[number] = opened
-            if number in places:
+            iterator = opened[0]()
+            if number in places and iterator is not None:
                 opened[1].go_to(places[number])
-                restart(self._session, opened[0])
+                restart(self._session, iterator)
 
     def _stream(self, places: Places) -> int:
         """A number for this rank's own random stream, which no other rank has."""

@@ -72,7 +72,7 @@ class FT(Strategy):
             replica_strategy,
         )
         if self._given.shards:
-            self.owns: tuple[str, ...] = ("replicas",)  # fsdp owns the strategy
+            self.owns = ("replicas",)  # fsdp owns the strategy
             self.companions = (*self.companions, "fsdp")
         self._replicas: Replicas | None = None
         self._commits: Commits | None = None

@@ -59,7 +59,7 @@ class Strategy(Plugin):
     engine: ClassVar[str] = "gradients are averaged in backward"
     """How gradients meet, in words for ``explain()``."""
 
-    owns = ("strategy",)
+    owns: tuple[str, ...] = ("strategy",)
     divides_data = True
     companions: tuple[str, ...] = ("sampler",)
 

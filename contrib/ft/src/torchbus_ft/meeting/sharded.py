@@ -110,7 +110,7 @@ def packed(state: Any) -> Any:
     """The state with a ``Shard`` for each DTensor."""
     if isinstance(state, DTensor):
         return Shard(
-            state.detach().to_local(), tuple(state.placements), state.shape, state.stride()
+            dtensors.own_part(state.detach()), tuple(state.placements), state.shape, state.stride()
         )
     return _changed(state, packed)
 

@@ -58,7 +58,7 @@ def zeros_instead(tensors: Iterable[Tensor]) -> Iterator[None]:
 
     A weight of 0 would leave NaN as it is.
     """
-    handles = [tensor.register_hook(torch.zeros_like) for tensor in tensors]
+    handles = [one.register_hook(torch.zeros_like) for one in tensors if one.requires_grad]
     try:
         yield
     finally:
