@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from torchbus.testing import fork_script
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 
+SCRIPTS = Path(__file__).parent / "scripts"
 STAGE_3 = {"zero_optimization": {"stage": 3}}
 REFUSED = """
     import torch
@@ -72,52 +75,7 @@ def test_refused_in_a_session(parts, words):
     assert result.status and words in result.stderr, result.stderr
 
 
-STAGE_3_BY_HAND = """
-    import contextlib, copy, sys, torch
-    from torchbus import session
-
-    def train(clamp):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        for step in range(4):
-            optimizer.zero_grad()
-            model(torch.ones(4, 3)).square().mean().backward()
-            optimizer.step()
-            clamp(model)
-        return model
-
-    def by_hand(model):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.clamp_(-0.2, 0.2)
-
-    def by_state(model):
-        model.load_state_dict({n: one.clamp(-0.2, 0.2) for n, one in model.state_dict().items()})
-
-    def gathered(model):
-        import deepspeed
-        with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
-            by_hand(model)
-
-    def numbers(model):
-        return [one.tolist() for one in model.parameters()]
-
-    plain = numbers(train(by_hand))
-    for clamp in (by_state, gathered):
-        with session(strategy="deepspeed_stage_3", devices=2, launch="fork", accelerator="cpu"):
-            model = train(clamp)
-            shapes = [(tuple(one.shape), one.numel()) for one in model.parameters()]
-            assert shapes == [((2, 3), 6), ((2,), 2)], shapes
-            assert "weight" in dict(model.named_parameters()) and repr(model.weight)
-            model.to("cpu")
-        found = numbers(model)
-        assert type(model.weight) is torch.nn.Parameter
-        print(clamp.__name__, torch.allclose(torch.tensor(found[0]), torch.tensor(plain[0])))
-"""
-
-
 def test_empty_parameters_of_stage_3_have_shapes_and_are_changed_whole():
-    result = fork_script(STAGE_3_BY_HAND)
+    result = fork_script(SCRIPTS / "deepspeed_stage_3.py")
     assert not result.status, result.stderr
     assert result.stdout.split() == ["by_state", "True", "gathered", "True"]

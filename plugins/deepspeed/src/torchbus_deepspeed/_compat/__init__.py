@@ -20,6 +20,7 @@ from torchbus_deepspeed._compat.package import (
     use_cpu,
     zero_keys,
 )
+from torchbus_deepspeed._compat.subclasses import SHALLOW_COPY, as_plain_tensors
 from torchbus_deepspeed._compat.zero import (
     PARTITION_NUMEL,
     averaged,
@@ -49,6 +50,8 @@ from torchbus_deepspeed._compat.zero import (
 
 __all__ = [
     "PARTITION_NUMEL",
+    "SHALLOW_COPY",
+    "as_plain_tensors",
     "average",
     "averaged",
     "backward_counts",

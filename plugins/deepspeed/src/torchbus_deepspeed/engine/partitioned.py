@@ -29,7 +29,7 @@ FACTS = (
     "__hash__",
     "__repr__",
     "__deepcopy__",
-    "_has_compatible_shallow_copy_type",
+    _compat.SHALLOW_COPY,
     "data_ptr",
     "element_size",
     "get_device",
@@ -67,7 +67,7 @@ class Partitioned(nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given, (name, is_fact) = kwargs or {}, _kind(function)
-        with torch._C.DisableTorchFunctionSubclass():
+        with _compat.as_plain_tensors():
             empty = None if is_fact else _first_empty((*args, *given.values()))
             if empty is None:
                 return function(*args, **given)
