@@ -90,6 +90,8 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield atexit, "_clear _run_exitfuncs"
     yield torch.cuda, "_is_in_bad_fork"
     yield torch._C, "_swap_tensor_impl"
+    yield torch, "_has_compatible_shallow_copy_type"
+    yield Module(), "_forward_pre_hooks_with_kwargs"
     yield torch, "_register_device_module"
     yield torch.cuda, "_lazy_init"
     if not hasattr(torch, "accelerator"):

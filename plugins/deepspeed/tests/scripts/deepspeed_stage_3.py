@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import deepspeed
 import torch
 from torch import nn
 from torchbus import session
@@ -36,6 +35,8 @@ def by_state(model: nn.Module) -> None:
 
 
 def gathered(model: nn.Module) -> None:
+    import deepspeed  # it logs when it is imported by itself
+
     with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
         by_hand(model)
 
