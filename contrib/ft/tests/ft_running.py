@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
@@ -105,6 +106,14 @@ def replicas(
     found = Replicas(fork_servers, lighthouse.url, tmp_path)
     yield found
     found.close()
+
+
+def skip_without_torchft(items: list[pytest.Item], folder: Path) -> None:
+    """Skip the tests of a folder where torchft is not installed."""
+    skip = pytest.mark.skip(reason="torchft is not installed: pip install torchft")
+    for item in [] if importlib.util.find_spec("torchft") else items:
+        if folder in item.path.parents:
+            item.add_marker(skip)
 
 
 # What tests of replicas share ----------------------------------------------------------------------

@@ -64,6 +64,15 @@ def begin() -> None:
         time.sleep(0.01)
 
 
+def gan_step(one, other, first, second, inputs) -> None:
+    second.zero_grad()
+    (other(inputs).mean() - other(one(inputs).detach()).mean()).backward()
+    second.step()
+    first.zero_grad()
+    other(one(inputs)).mean().backward()
+    first.step()
+
+
 def gan() -> dict[str, object]:
     """Two optimizers, each with a backward of its own in every batch."""
     one, other = net(4), net()
@@ -71,12 +80,7 @@ def gan() -> dict[str, object]:
     second = torch.optim.Adam(other.parameters(), 0.01)
     begin()
     for inputs, _ in loader():
-        second.zero_grad()
-        (other(inputs).mean() - other(one(inputs).detach()).mean()).backward()
-        second.step()
-        first.zero_grad()
-        other(one(inputs)).mean().backward()
-        first.step()
+        gan_step(one, other, first, second, inputs)
     return {"one": one.state_dict(), "other": other.state_dict(), "states": first.state_dict()}
 
 
@@ -132,12 +136,7 @@ def windows() -> dict[str, object]:
     schedule = torch.optim.lr_scheduler.StepLR(first, 2, 0.5)
     begin()
     for inputs, _ in loader(drop_last=True):
-        second.zero_grad()
-        (other(inputs).mean() - other(one(inputs).detach()).mean()).backward()
-        second.step()
-        first.zero_grad()
-        other(one(inputs)).mean().backward()
-        first.step()
+        gan_step(one, other, first, second, inputs)
         schedule.step()
     return {
         "one": one.state_dict(),

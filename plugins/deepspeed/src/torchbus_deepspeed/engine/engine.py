@@ -52,12 +52,7 @@ class Engine:
         self.ds = self._initialized(session, config)
         self.zero: Any = self.ds.optimizer
         _compat.remove_hooks(self.zero)
-        self.layout = layout_of(self.zero, stage, session.rank)
-        held = parameters_of_groups(_compat.groups_of(self.zero, stage))
-        order = {id(one): number for number, one in enumerate(model.parameters())}
-        self.parameters = sorted(held, key=lambda one: order[id(one)])
-        self.masters = _compat.masters_of(self.zero, stage)
-        self.gradients = [_holder(master, session.device) for master in self.masters]
+        self._lay_out(session)
         self._nodes = [_compat.gradient_node(one, stage) for one in self.parameters]
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
@@ -69,6 +64,15 @@ class Engine:
         self.take_gradients({id(one): one.grad for one in self.parameters if one.grad is not None})
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _lay_out(self, session: Context) -> None:
+        """Find the parameters and this rank's parts of them."""
+        self.layout = layout_of(self.zero, self.stage, session.rank)
+        held = parameters_of_groups(_compat.groups_of(self.zero, self.stage))
+        order = {id(one): number for number, one in enumerate(self.model.parameters())}
+        self.parameters = sorted(held, key=lambda one: order[id(one)])
+        self.masters = _compat.masters_of(self.zero, self.stage)
+        self.gradients = [_holder(master, session.device) for master in self.masters]
 
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
         """DeepSpeed's engine, which leaves the model as it was, but for its traces."""

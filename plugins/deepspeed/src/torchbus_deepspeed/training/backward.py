@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -96,18 +96,26 @@ class ShardedReduction:
         self._counts = bool(slots[strategies.header.WEIGHT] != 0.0)
         self.header.begin(slots)
         self._others.begin()
-        again = self._counts_of(roots)
-        failed = True
-        with ExitStack() as computing:
-            for each in self._engines:
-                computing.enter_context(each.computing())
+        with self._running(roots):
             try:
                 strategies.run(engine, self.header.parameter, self.header.seed, roots)
                 if error is not None:
                     raise error
+            finally:
+                error = None  # its traceback leads here
+
+    @contextmanager
+    def _running(self, roots: strategies.Roots) -> Iterator[None]:
+        """The graph runs in the block. What is left is reduced at its end, by all ranks."""
+        again, failed = self._counts_of(roots), True
+        with ExitStack() as computing:
+            for each in self._engines:
+                computing.enter_context(each.computing())
+            try:
+                yield
                 failed = False
             finally:
-                self._loss = error = None  # its traceback leads here
+                self._loss = None
                 self._finish()
                 for each, counts in zip(self._engines, again, strict=True):
                     each.recover() if failed else _compat.put_backward_counts(counts)
