@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from rounds import Batches, Row, Stopwatch, interleave, summarise, table, write_json
 
-WARMUP = 5
+WARMUP = 12
+"""A session makes one more call of the process group in each of its first ten backwards."""
 BY_HAND = "by hand"
 Loop = Callable[[Batches], None]
 Pairs = Mapping[str, Mapping[str, Loop]]

@@ -34,6 +34,8 @@ def test_a_replica_dies_in_a_window_and_comes_back(replicas: Replicas, die: str)
         assert same(mine[name], theirs[name]), name
     made = mine["optimizer"]["state"][0]["step"]
     assert mine["scheduler"]["last_epoch"] == made, "a dropped window has moved the scheduler"
+    for told in mine["lasts"]:
+        assert told == [False] * (len(told) - 1) + [True], "the last batch of a pass is not known"
     assert_each_once(replicas.out, 160, 3)
 
 

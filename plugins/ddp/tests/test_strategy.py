@@ -41,6 +41,13 @@ def test_more_than_one_device_means_ddp(monkeypatch):
         strategy(session())
 
 
+@pytest.mark.parametrize("given", [DDP(sync_loss=False), "ddp", "dp"])
+def test_a_strategy_that_is_given_as_a_plugin_is_the_only_one(given):
+    plugins = session(given, devices=2, accelerator="cpu")._context.bus.plugins()
+    owners = [named for named in plugins if "strategy" in getattr(named[1], "owns", ())]
+    assert len(owners) == 1 and given in owners[0]
+
+
 def test_two_strategies_are_refused():
     with pytest.raises(PluginConflict, match="both own the strategy: pass only one of them"):
         session(DDP(), strategy="ddp")

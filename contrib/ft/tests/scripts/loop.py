@@ -72,7 +72,7 @@ def wait_for_others() -> None:
 x = torch.randn(args.samples, 4, generator=torch.Generator().manual_seed(0)).double()
 y = x.sum(1, keepdim=True).sin()
 torch.manual_seed(1)
-steps, losses, block = 0, [], contextlib.nullcontext()
+steps, losses, lasts, block = 0, [], [], contextlib.nullcontext()
 if not args.plain:
     strategy = FT(
         lighthouse=args.lighthouse,
@@ -99,7 +99,10 @@ with block as s:
     while len(list(args.out.glob("began-*"))) < args.peers:
         time.sleep(0.01)
     for epoch in range(args.epochs):
+        lasts.append([])
         for inputs, targets in loader:
+            if args.windows > 1:
+                lasts[-1].append(s.is_last_batch)
             if 0 <= args.hold <= steps:
                 wait_for_others()
             optimizer.zero_grad()
@@ -121,6 +124,7 @@ with block as s:
         "scheduler": scheduler.state_dict(),
         "steps": steps,
         "losses": losses,
+        "lasts": lasts,
     }
     if args.plain or s.is_main:
         torch.save(state, args.out / f"end-{name}.pt")

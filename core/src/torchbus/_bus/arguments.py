@@ -29,6 +29,18 @@ def require_listener(bus: Bus, **given: object) -> None:
                 )
 
 
+def bring_a_strategy(plugins: Iterable[object]) -> bool:
+    """Whether one of these objects and names, or of their companions, is a strategy."""
+    known = discovery.installed("plugin")
+    given = [
+        discovery.load(discovery.find("plugin", one)) if isinstance(one, str) else one
+        for one in plugins
+    ]
+    names = {name for one in given for name in getattr(one, "companions", ())}
+    along = [discovery.load(known[name]) for name in names & known.keys()]
+    return any("strategy" in getattr(one, "owns", ()) for one in [*given, *along])
+
+
 def resolve(
     plugins: tuple[object, ...], strategy: object, logger: object, options: Mapping[str, object]
 ) -> Named:

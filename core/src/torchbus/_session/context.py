@@ -84,7 +84,8 @@ class Context(Fed):
         """Register the plugins that the call gives and names."""
         strategy = words["strategy"]
         if strategy == "auto":
-            strategy = "ddp" if self.has_many_ranks() else None
+            is_ddp = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
+            strategy = "ddp" if is_ddp else None
         named = arguments.resolve(plugins, strategy, words["logger"], options)
         self.bus.on_change.append(self._plugins_changed)
         for name, plugin in named:
