@@ -8,6 +8,7 @@ from torchbus._strategy.backward.header import Header, Slots, make_header
 from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
 from torchbus._strategy.checks.repeated_work import watch_replicas
+from torchbus._strategy.checks.same_loss import SameLoss
 from torchbus._strategy.gradients import GradientSync
 from torchbus._strategy.group.opening import check_backend, join_ranks, make_group
 from torchbus._strategy.options import LOSS_REDUCTIONS, Division, SyncOptions
@@ -34,6 +35,7 @@ __all__ = [
     "Reduction",
     "Reductions",
     "Roots",
+    "SameLoss",
     "Slots",
     "SyncOptions",
     "Trained",
