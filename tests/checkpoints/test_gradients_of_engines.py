@@ -25,3 +25,12 @@ def test_a_run_that_goes_on_ends_as_one_process(tmp_path, first, second, ranks, 
     result = fork_script(SCRIPT, first, second, ranks, when, cwd=tmp_path, timeout_s=115)
     windows, gan = result.json()
     assert windows < 1e-6 and gan < 1e-6
+
+
+def test_gradients_of_one_rank_beside_those_of_all_are_refused(tmp_path):
+    script = SCRIPT.with_name("local_gradients.py")
+    said = fork_script(script, cwd=tmp_path, timeout_s=115).ok().stdout
+    assert said.startswith(
+        "a checkpoint between a backward under s.no_sync() and SGD.step(), after"
+    )
+    assert said.endswith("Save after the step\nsaved\n")
