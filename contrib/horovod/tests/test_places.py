@@ -53,7 +53,7 @@ def test_hosts_with_different_numbers_of_ranks() -> None:
     ]
     for one in found:
         assert one["GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1" and one["GLOO_RENDEZVOUS_PORT"] == "4321"
-        assert one["GLOO_TIMEOUT_SECONDS"] == "120"
+        assert one["GLOO_TIMEOUT_SECONDS"] == "30"
 
 
 def test_the_interface_is_that_of_torchs_gloo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from torchbus.plugin import (
 from torchbus_horovod import _compat
 
 LOOPBACK = "127.0.0.1"
+SILENCE_S = 30
+"""Horovod's own default. Its threads meet in every cycle, also while their loops wait."""
 CHOSEN = ("HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_IFACE")
 """Of these, a value of the user's or of horovodrun's wins."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -88,7 +90,7 @@ def _variables(session: Context, server: list[object]) -> dict[str, str]:
         "CPU_OPERATIONS": "gloo",
         "GLOO_RENDEZVOUS_ADDR": address,
         "GLOO_RENDEZVOUS_PORT": port,
-        "GLOO_TIMEOUT_SECONDS": round(session.timeout.total_seconds()),
+        "GLOO_TIMEOUT_SECONDS": min(round(session.timeout.total_seconds()), SILENCE_S),
     }
     if INTERFACE in os.environ:
         found["GLOO_IFACE"] = os.environ[INTERFACE]
