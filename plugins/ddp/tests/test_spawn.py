@@ -33,7 +33,8 @@ TOLD = "from rank 0\n{'ranks': 2, 'note': 'kept', 'agree': True}\nTrue True\n"
 @pytest.fixture(scope="module")
 def trained() -> Result:
     # torch 2.4 warns of its own torch.load
-    result = run_script(TRAIN, env={"PYTHONWARNINGS": "ignore::FutureWarning:torch.storage"})
+    env = {"PYTHONWARNINGS": "ignore::FutureWarning:torch.storage"}
+    result = run_script(TRAIN, env=env, timeout_s=115)
     assert result.ok()
     return result
 
