@@ -63,7 +63,7 @@ QUICK = list(DIVERGING)[:1]
 def test_it_ends_in_an_error_that_names_the_places(case):
     odd, words = DIVERGING[case]
     result = fork_script(LOOP.replace("pass  # odd", odd)).ok(1)
-    assert "trained to the end" not in result.stdout and result.seconds < 30
+    assert "trained to the end" not in result.stdout
     assert all(word in result.stderr for word in words), result.stderr
 
 

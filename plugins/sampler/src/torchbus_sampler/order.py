@@ -126,7 +126,8 @@ class DividedOrder:
             yield batches
 
     def _draw(self) -> Iterator[Sequence[object]]:
-        source = iter(self._inner) if self.source is None else self.source
+        with self._random.order():
+            source = iter(self._inner) if self.source is None else self.source
         draws_once = isinstance(getattr(self._inner, "sampler", self._inner), DRAW_ONCE)
         done = object()
         first = True
