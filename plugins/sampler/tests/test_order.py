@@ -209,7 +209,9 @@ def test_a_stream(num_samples, batch_size, num_ranks, drop_last):
     """An iterable dataset: the loader batches what its rank's stream yields."""
     chunk = batch_size * num_ranks
     streams = [
-        DividedStream(range(num_samples), rank, num_ranks, chunk, drop_last, True, None)
+        DividedStream(
+            range(num_samples), rank, num_ranks, chunk, drop_last, True, None, RandomStreams()
+        )
         for rank in range(num_ranks)
     ]
     steps = [

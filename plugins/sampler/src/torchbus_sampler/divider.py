@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus.plugin import (
@@ -14,10 +15,12 @@ from torchbus.plugin import (
     Pass,
     Unsupported,
     hookimpl,
+    random_streams,
 )
 
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import OWN, Contents
+from torchbus_sampler.content.first_item import Begun, begin
 from torchbus_sampler.decision.decisions import BYPASSED, Decision, decide
 from torchbus_sampler.decision.feeding import Feeding
 from torchbus_sampler.decision.models import DecidingModels
@@ -27,7 +30,7 @@ from torchbus_sampler.orders.anew import AnewOrder, in_words, refuse_stream
 from torchbus_sampler.orders.memory import memory_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.stateful import kind_of_order, settle
-from torchbus_sampler.stream import Once, divided_stream, probe
+from torchbus_sampler.stream import divided_stream
 from torchbus_sampler.workers import SeedWorker
 
 
@@ -77,7 +80,7 @@ class Divider:
             )
         else:
             replacements = self._stream(loader) if decision.divide else {}
-        if loader.num_workers and replacements:
+        if loader.num_workers and "dataset" not in replacements and replacements:
             replacements["worker_init_fn"] = SeedWorker(
                 self._session.world.data.part, loader.worker_init_fn
             )
@@ -116,13 +119,20 @@ class Divider:
     def _stream(self, loader: DataLoader[object]) -> dict[str, object]:
         """Divide it if the ranks' first items agree. If not, the dataset divides itself."""
         refuse_stream(self._session, loader.dataset)
-        digest, head = probe(loader.dataset)
+        digest, begun = begin(loader)
         if len(set(self._session.all_gather_object(digest))) > 1:
             self._decisions[loader] = Decision(
                 False, "not divided, its dataset divides itself (the ranks' first items differ)"
             )
-            return {} if head is None else {"dataset": Once(head)}
-        return divided_stream(loader, self._session.world.data, self._batches_per_step, head)
+            random_streams.seed(int(torch.randint(2**62, (1,))))  # on from what its shuffle drew
+            return {} if begun is None else {"dataset": Begun(begun.items)}
+        return divided_stream(
+            loader,
+            self._session.world.data,
+            self._batches_per_step,
+            begun,
+            self._session.random,
+        )
 
     @hookimpl
     def loader_bypassed(self, loader: DataLoader[object]) -> None:

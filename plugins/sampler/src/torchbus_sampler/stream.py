@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
-from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
-from torchbus.plugin import DataPlace, Share, random_streams
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
+from torchbus.plugin import DataPlace, RandomStreams, Share
 
 from torchbus_sampler._compat import auto_collation, pin_memory
+from torchbus_sampler.content.first_item import Beginning
 from torchbus_sampler.shares import share_out, share_sizes
 
 
@@ -32,9 +29,9 @@ class SharedBatch:
 class DividedStream(IterableDataset[object]):
     """Reads a global batch of ``chunk_items`` samples at a time, and yields this rank's share.
 
-    The share is contiguous. ``head`` is an iterator that has begun already, for datasets that can
-    be read only once. ``shares`` are those of batches that this process (a worker) has begun and
-    not collated yet.
+    The share is contiguous. All ranks read with the same random numbers. ``begun`` is the reading
+    that goes on; without it, each pass begins one. ``shares`` are those of batches that this
+    process (a worker) has begun and not collated yet.
     """
 
     def __init__(
@@ -45,7 +42,8 @@ class DividedStream(IterableDataset[object]):
         chunk_items: int,
         drop_last: bool,
         batched: bool,
-        head: Iterable[object] | None,
+        begun: Beginning | None,
+        random: RandomStreams,
     ) -> None:
         self.dataset = dataset
         self.shares: deque[Share] = deque()
@@ -54,14 +52,19 @@ class DividedStream(IterableDataset[object]):
         self._chunk_items = chunk_items
         self._drop_last = drop_last
         self._batched = batched
-        self._head = head
+        self._begun = begun
+        self._random: RandomStreams | None = random
+        self._in_worker = False
 
     def __iter__(self) -> Iterator[object]:
-        source, self._head = iter(self.dataset if self._head is None else self._head), None
+        random = self._streams()
+        with random.order():
+            source = iter(self.dataset) if self._begun is None else self._begun.go_on()
+        self._begun = None
         self.shares.clear()
         last: list[object] = []
         position = 0
-        while chunk := list(islice(source, self._chunk_items)):
+        while chunk := self._read(source, random):
             if self._drop_last and len(chunk) < self._chunk_items:
                 return
             position += len(chunk)
@@ -74,6 +77,21 @@ class DividedStream(IterableDataset[object]):
                 )
             )
             yield from last
+
+    def _read(self, source: Iterator[object], random: RandomStreams) -> list[object]:
+        with random.order():
+            return list(islice(source, self._chunk_items))
+
+    def _streams(self) -> RandomStreams:
+        """Return this process's streams. A worker's begin with the seed that all ranks drew."""
+        if self._random is None or (get_worker_info() is not None and not self._in_worker):
+            self._random, self._in_worker = RandomStreams(), True
+            self._random.split(self._rank)
+        return self._random
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return it as a worker gets it that is not forked."""
+        return {**vars(self), "_random": None}
 
     @property
     def batch_size(self) -> int:
@@ -88,16 +106,6 @@ class DividedStream(IterableDataset[object]):
         """
         largest = max(share_sizes(num_items, self._num_ranks))
         return 2 if self._batched and largest <= -(-self._chunk_items // self._num_ranks) else 1
-
-
-class Once(IterableDataset[object]):
-    """A dataset from an iterator that has begun already."""
-
-    def __init__(self, source: Iterable[object]) -> None:
-        self._source = source
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(self._source)
 
 
 class Collate:
@@ -115,41 +123,13 @@ def divided_stream(
     loader: DataLoader[object],
     place: DataPlace,
     batches_per_step: int,
-    head: Iterable[object] | None,
+    begun: Beginning | None,
+    random: RandomStreams,
 ) -> dict[str, object]:
     """Return new attributes for a loader, with which it reads this rank's share of its stream."""
     batched, items = auto_collation(loader), (loader.batch_size or 1) * batches_per_step
-    stream = DividedStream(loader.dataset, *place, items, loader.drop_last, batched, head)
+    stream = DividedStream(loader.dataset, *place, items, loader.drop_last, batched, begun, random)
     replacements = {"dataset": stream, "collate_fn": Collate(loader.collate_fn, stream)}
     return replacements | (
         {"batch_sampler": BatchSampler(loader.sampler, stream.batch_size, False)} if batched else {}
     )
-
-
-def probe(dataset: Any) -> tuple[int, Iterable[object] | None]:
-    """Return a digest of the first item, and the iterator if the dataset can be read only once.
-
-    The random numbers that the dataset draws for it are restored.
-    """
-    state = random_streams.read()
-    source = iter(dataset)
-    first = list(islice(source, 1))
-    random_streams.write(state)
-    once = source is dataset or iter(dataset) is source
-    return zlib.crc32(_bytes(first)), chain(first, source) if once else None
-
-
-def _bytes(value: object) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        _ByContent(buffer).dump(value)
-    except Exception:
-        return type(value).__name__.encode()
-    return buffer.getvalue()
-
-
-class _ByContent(pickle.Pickler):
-    """Pickles tensors by their values. Torch's own pickling writes addresses."""
-
-    def reducer_override(self, value: Any) -> Any:
-        return (list, (value.tolist(),)) if isinstance(value, Tensor) else NotImplemented

@@ -38,7 +38,7 @@ def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
         raise CanNotBeAsked("it has no length") from error
     if length == 0:
         return {}
-    inside = _objects(dataset)
+    inside = objects_of(dataset)
     if any(_is_read_once(value) for one in inside for value in vars(one).values()):
         raise CanNotBeAsked("it holds an iterator, which it may read on")
     indices = sorted({0, random.Random(SEED).randrange(length), length - 1})
@@ -112,7 +112,7 @@ def _is_read_once(value: object) -> bool:
     return hasattr(type(value), "__next__") and not hasattr(type(value), "seek")
 
 
-def _objects(dataset: object) -> list[object]:
+def objects_of(dataset: object) -> list[object]:
     """Return the data set, those that it consists of, and their transforms, outermost first."""
     found: dict[int, object] = {}
     waiting = [dataset]
