@@ -94,8 +94,8 @@ counts = st.builds(Ended, st.integers(0, 2), st.integers(0, 3), st.none() | st.i
 
 @settings(deadline=None)
 @given(counts, counts, st.integers(0, 3), st.none() | st.integers(0, 3))
-def test_no_end_is_left_out_that_a_rank_waits_for(told, other, backwards, begun):
-    place = Place(0, "backward 1", "", "", backwards)
+def test_no_end_is_left_out_that_a_rank_waits_for(told, other, number, begun):
+    place = Place(0, f"backward {number}", "", "", number - 1)
     if told.is_no_more_than(other) and other.never_comes_to(place, begun):
         assert told.never_comes_to(place, begun)
 
@@ -164,3 +164,13 @@ def test_one_question_at_a_time(store, listeners):
 def test_ranks_of_a_large_world_ask_at_a_pace_that_one_store_answers():
     assert polling.pause_s(0.05, 16) == 0.05
     assert 10000 / polling.pause_s(0.05, 10000) <= polling.REQUESTS_PER_S
+
+
+@pytest.mark.parametrize("words", ["backward 12", "backward 12 after 40 collectives"])
+@pytest.mark.parametrize(("made", "never"), [(11, True), (12, False)])
+@pytest.mark.parametrize("counted", [11, 12], ids=["waits in it", "has just counted it"])
+def test_a_rank_that_made_as_many_backwards_as_another_waits_in_is_no_error(
+    words, made, never, counted
+):
+    place = Place(0, words, "", "", counted)
+    assert Ended(1, made, None).never_comes_to(place, None) is never

@@ -40,8 +40,9 @@ class Ended(NamedTuple):
 
         The other rank waits at ``place`` and has ``begun`` so many collectives. Every rank takes
         part in each backward and in each collective of the main group. It may have no part in a
-        collective of another group.
+        collective of another group. A rank that waits in backward 12 may have counted it already.
         """
-        if place.waits_in.startswith("backward ") and place.backwards >= self.backwards:
-            return True
+        match place.waits_in.split():
+            case ["backward", number, *_] if int(number) > self.backwards:
+                return True
         return begun is not None and self.collectives is not None and begun > self.collectives
