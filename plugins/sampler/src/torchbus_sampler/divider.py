@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 
-import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus.plugin import (
@@ -15,12 +14,11 @@ from torchbus.plugin import (
     Pass,
     Unsupported,
     hookimpl,
-    random_streams,
 )
 
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import OWN, Contents
-from torchbus_sampler.content.first_item import Begun, begin
+from torchbus_sampler.content.first_item import begin, left_whole
 from torchbus_sampler.decision.decisions import BYPASSED, Decision, decide
 from torchbus_sampler.decision.feeding import Feeding
 from torchbus_sampler.decision.models import DecidingModels
@@ -96,9 +94,8 @@ class Divider:
         if self._session.world.divides_anew and decision.divide:
             anew = AnewOrder(self._session, loader, batched, self._global, self._ledger)
             return {"batch_sampler" if batched else "sampler": anew}
-        part, parts, batches = (
-            (*self._session.world.data, self._batches_per_step) if decision.divide else (0, 1, 1)
-        )
+        world, batches = self._session.world, self._batches_per_step
+        part, parts, batches = (*world.data, batches) if decision.divide else (0, 1, 1)
         order = kind_of_order(loader, self._memory)(
             index_sampler(loader),
             part,
@@ -124,15 +121,9 @@ class Divider:
             self._decisions[loader] = Decision(
                 False, "not divided, its dataset divides itself (the ranks' first items differ)"
             )
-            random_streams.seed(int(torch.randint(2**62, (1,))))  # on from what its shuffle drew
-            return {} if begun is None else {"dataset": Begun(begun.items)}
-        return divided_stream(
-            loader,
-            self._session.world.data,
-            self._batches_per_step,
-            begun,
-            self._session.random,
-        )
+            return left_whole(begun)
+        world, random = self._session.world, self._session.random
+        return divided_stream(loader, world.data, self._batches_per_step, begun, random)
 
     @hookimpl
     def loader_bypassed(self, loader: DataLoader[object]) -> None:

@@ -60,6 +60,15 @@ def begin(loader: DataLoader[object]) -> tuple[int, Beginning | None]:
         random_streams.write(before)
 
 
+def left_whole(begun: Beginning | None) -> dict[str, object]:
+    """Return the new attributes of a loader whose dataset divides itself.
+
+    The common generators go on, so that the next pass has another order.
+    """
+    random_streams.seed(int(torch.randint(2**62, (1,))))
+    return {} if begun is None else {"dataset": Begun(begun.items)}
+
+
 def _look(dataset: Any) -> tuple[int, Beginning | None]:
     with as_before(objects_of(dataset), keeps_open=False):
         source = iter(dataset)
