@@ -11,15 +11,16 @@ SCRIPT = Path(__file__).parent / "scripts" / "shuffled_streams.py"
 
 
 @pytest.mark.parametrize(
-    ("workers", "noise"),
+    ("workers", "words"),
     [
-        (0, "noise"),
-        (1, "noise"),
-        pytest.param(0, "none", marks=pytest.mark.slow),
-        pytest.param(2, "none", marks=pytest.mark.slow),
+        (0, ["noise"]),
+        (1, ["noise"]),
+        pytest.param(0, [], marks=pytest.mark.slow),
+        pytest.param(2, [], marks=pytest.mark.slow),
+        pytest.param(1, ["persistent"], marks=pytest.mark.slow),
     ],
 )
-def test_the_ranks_see_each_sample_once_in_the_order_of_one_process(workers, noise):
+def test_the_ranks_see_each_sample_once_in_the_order_of_one_process(workers, words):
     """``noise``: each rank draws numbers of its own while it trains."""
-    result = fork_script(SCRIPT, workers, noise).ok()
+    result = fork_script(SCRIPT, workers, *words).ok()
     assert result.stdout.count("right") == 8 and "wrong" not in result.stdout, result.stdout

@@ -29,7 +29,7 @@ from torchbus_sampler.orders.memory import memory_of
 from torchbus_sampler.passes import divided_order, unpack
 from torchbus_sampler.stateful import kind_of_order, settle
 from torchbus_sampler.stream import divided_stream
-from torchbus_sampler.workers import SeedWorker
+from torchbus_sampler.workers import seeds_of_workers
 
 
 class Divider:
@@ -72,16 +72,13 @@ class Divider:
             self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
         self._session.random.use("order")  # until the iterator exists, which draws a seed
-        if not isinstance(loader.dataset, IterableDataset):
-            replacements = (
-                self._order(loader, decision) if decision.divide or decision.evaluation else {}
-            )
-        else:
+        if isinstance(loader.dataset, IterableDataset):
             replacements = self._stream(loader) if decision.divide else {}
-        if loader.num_workers and "dataset" not in replacements and replacements:
-            replacements["worker_init_fn"] = SeedWorker(
-                self._session.world.data.part, loader.worker_init_fn
-            )
+        elif decision.divide or decision.evaluation:
+            seeds = seeds_of_workers(loader, self._session.world.data.part)
+            replacements = self._order(loader, decision) | seeds
+        else:
+            replacements = {}
         if replacements and getattr(loader, "in_order", True) is False:
             replacements["in_order"] = True  # else nobody knows which batch is which
         if self._ledger is not None:

@@ -53,8 +53,8 @@ class DividedStream(IterableDataset[object]):
         self._drop_last = drop_last
         self._batched = batched
         self._begun = begun
-        self._random: RandomStreams | None = random
-        self._in_worker = False
+        self._random = random
+        self._random_of_worker: RandomStreams | None = None
 
     def __iter__(self) -> Iterator[object]:
         random = self._streams()
@@ -84,13 +84,15 @@ class DividedStream(IterableDataset[object]):
 
     def _streams(self) -> RandomStreams:
         """Return this process's streams. A worker's begin with the seed that all ranks drew."""
-        if self._random is None or (get_worker_info() is not None and not self._in_worker):
-            self._random, self._in_worker = RandomStreams(), True
-            self._random.split(self._rank)
-        return self._random
+        if get_worker_info() is None:
+            return self._random
+        if self._random_of_worker is None:
+            self._random_of_worker = RandomStreams()
+            self._random_of_worker.split(self._rank)
+        return self._random_of_worker
 
     def __getstate__(self) -> dict[str, object]:
-        """Return it as a worker gets it that is not forked."""
+        """Return what a worker gets that is not forked."""
         return {**vars(self), "_random": None}
 
     @property

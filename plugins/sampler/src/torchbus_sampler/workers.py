@@ -1,10 +1,11 @@
-"""Random numbers in DataLoader workers: they differ between ranks, and between workers."""
+"""Random numbers in the workers of a map-style loader differ between ranks, and between workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from torch.utils.data import DataLoader
 from torchbus.plugin import random_streams
 
 STRIDE = 2**20
@@ -26,3 +27,10 @@ class SeedWorker:
             random_streams.seed(torch.initial_seed() + STRIDE * self._rank)
         if self._user is not None:
             self._user(worker_id)
+
+
+def seeds_of_workers(loader: DataLoader[object], rank: int) -> dict[str, object]:
+    """Return the attribute with which the loader's workers, if it has any, are seeded by rank."""
+    if not loader.num_workers:
+        return {}
+    return {"worker_init_fn": SeedWorker(rank, loader.worker_init_fn)}

@@ -42,7 +42,14 @@ def train(kind, lazily, gather=lambda share: share):
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
     weight = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.01)
-    loader = DataLoader(Stream(kind, lazily), 4, num_workers=workers, collate_fn=collate)
+    loader = DataLoader(
+        Stream(kind, lazily),
+        4,
+        num_workers=workers,
+        collate_fn=collate,
+        persistent_workers=persistent,
+        multiprocessing_context="spawn" if spawned else None,
+    )
     seen = []
     for _ in range(3):
         for batch in loader:
@@ -57,11 +64,13 @@ def is_whole(seen):
     return all(sorted(seen[at] + seen[at + 1]) == list(range(8)) for at in (0, 2, 4))
 
 
-workers, noise = int(sys.argv[1]), sys.argv[2] == "noise"
-for kind in SHUFFLES:
-    for lazily in (True, False):
-        plain = train(kind, lazily)
-        with session(strategy="ddp", devices=2, batch="global", launch="fork") as s:
-            found = train(kind, lazily, lambda share: list(chain(*s.all_gather_object(share))))
-        right = is_whole(found[0]) if noise else found == plain
-        print(kind, lazily, "right" if right else f"wrong: {found}, not {plain}")
+workers, noise = int(sys.argv[1]), "noise" in sys.argv
+persistent, spawned = "persistent" in sys.argv, "spawned" in sys.argv
+if __name__ == "__main__":
+    for kind in SHUFFLES:
+        for lazily in (True, False):
+            plain = train(kind, lazily)
+            with session(strategy="ddp", devices=2, batch="global", launch="fork") as s:
+                found = train(kind, lazily, lambda share: list(chain(*s.all_gather_object(share))))
+            right = is_whole(found[0]) if noise else found == plain
+            print(kind, lazily, "right" if right else f"wrong: {found}, not {plain}")
