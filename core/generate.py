@@ -133,8 +133,7 @@ def _stub(verb: str, member: Member) -> str:
         return f"    {verb}: {ast.unparse(member.annotation)}\n\n"
     doc = ast.get_docstring(member, clean=False)
     lines = [f"@{ast.unparse(one)}" for one in member.decorator_list]
-    arguments = re.sub(r"(: [\w\[\], .|']+)=", r"\1 = ", ast.unparse(member.args))
-    arguments = arguments.replace("'", '"')
+    arguments = re.sub(r"(: [\w\[\], .|']+)=", r"\1 = ", ast.unparse(member.args)).replace("'", '"')
     head, tail = f"def {verb}(", f") -> {ast.unparse(member.returns or NOTHING)}:"
     if len(head + arguments + tail) <= 96:
         lines.append(head + arguments + tail)
@@ -198,21 +197,18 @@ def _type_variables(module: ast.Module) -> set[str]:
 
 
 def _head(imports: set[Import]) -> str:
-    """Import statements, with blank lines between Python's own modules, others, and packages of
-    this repository.
-    """
+    """Import statements in three blocks: Python's own modules, others, this repository's packages."""
     blocks: dict[str, list[str]] = {"python": [], "others": [], "torchbus": []}
-    plain = sorted(module for module, name in imports if not name)
-    for module in [*plain, *sorted({module for module, name in imports if name})]:
+    for module in sorted({module for module, name in imports if not name}):
+        blocks[_origin(module)].append(f"import {module}")
+    for module in sorted({module for module, name in imports if name}):
         names = sorted(name for owner, name in imports if owner == module and name)
-        block = blocks[_origin(module.partition(".")[0])]
-        is_plain = module in plain and f"import {module}" not in block
-        line = f"import {module}" if is_plain else f"from {module} import {', '.join(names)}"
-        block.append(line)
+        blocks[_origin(module)].append(f"from {module} import {', '.join(names)}")
     return "\n\n".join("\n".join(lines) for lines in blocks.values() if lines) + "\n"
 
 
-def _origin(package: str) -> str:
+def _origin(module: str) -> str:
+    package = module.partition(".")[0]
     if package in sys.stdlib_module_names:
         return "python"
     return "torchbus" if package.startswith("torchbus") else "others"
