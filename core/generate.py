@@ -197,7 +197,7 @@ def _type_variables(module: ast.Module) -> set[str]:
 
 
 def _head(imports: set[Import]) -> str:
-    """Import statements in three blocks: Python's own modules, others, this repository's packages."""
+    """Import statements in three blocks: of Python itself, of others, of this repository."""
     blocks: dict[str, list[str]] = {"python": [], "others": [], "torchbus": []}
     for module in sorted({module for module, name in imports if not name}):
         blocks[_origin(module)].append(f"import {module}")
