@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 DATA = "dp"
 """What names of dimensions begin with over which the data is divided."""
+ROWS = "rows"
+"""The dimension over which the rows of one batch are divided."""
 
 
 class DataPlace(NamedTuple):
@@ -125,6 +127,15 @@ class World:
         It is one of its own, unless the strategy sets ``data_place``.
         """
         return self.data_place or DataPlace(self.rank, self.world_size)
+
+    @property
+    def divides_samples(self) -> bool:
+        """Whether ranks compute with different samples: not within tensor parallel or a pipeline.
+
+        The ranks of ``dp`` do, although they get the same batches.
+        """
+        sizes = dict(self.shape) or {DATA: self.world_size}
+        return any(size > 1 for name, size in sizes.items() if name.startswith((DATA, ROWS)))
 
     @property
     def shared(self) -> SealedStore:

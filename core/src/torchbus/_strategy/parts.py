@@ -7,6 +7,7 @@ from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward.header import Header, Slots, make_header
 from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
+from torchbus._strategy.checks.renormalised import refuse_renormalised
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.checks.same_loss import SameLoss
 from torchbus._strategy.gradients import GradientSync
@@ -48,6 +49,7 @@ __all__ = [
     "make_group",
     "make_header",
     "mean_over",
+    "refuse_renormalised",
     "run",
     "settled",
     "watch_replicas",

@@ -19,6 +19,7 @@ from torchbus._checks.hyperparameters import Settings
 from torchbus._ranks.collectives import extremes
 from torchbus._session import inventory
 from torchbus._session.context import Context
+from torchbus._strategy.checks.renormalised import refuse_renormalised
 from torchbus._strategy.parameters.batchnorm import convert, count_only_samples
 from torchbus._strategy.parameters.per_rank import OwnTensors
 from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_empty, told_by_all
@@ -123,6 +124,7 @@ class Trained:
         self, parameters: list[Tensor], models: list[Module], what: str, made_with: Settings
     ) -> None:
         """Give new parameters and buffers rank 0's values. All ranks call it."""
+        refuse_renormalised(self._session, models)
         self._forget_dead(what)
         new = {id(tensor): tensor for tensor in parameters if id(tensor) not in self._known}
         buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}

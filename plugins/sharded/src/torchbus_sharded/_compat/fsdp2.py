@@ -35,13 +35,20 @@ LEFT_BY_ENGINE = (
 
 
 class Pair(Protocol):
-    """One parameter, as ``FSDPParam`` keeps it, with what ``UsedParameters`` notes about it."""
+    """One parameter, as ``FSDPParam`` keeps it, with what this package notes about it.
+
+    ``UsedParameters`` has notes on gradients, and ``Writes`` has the versions that it has seen.
+    """
 
     sharded_param: nn.Parameter
+    sharded_state: Any
     torchbus_reached: bool
     torchbus_had_none: bool
     torchbus_watched: Tensor
     torchbus_calls_hooks: bool
+    torchbus_part_version: int
+    torchbus_part_sum: int
+    torchbus_whole_version: int
 
 
 class Group(Protocol):
@@ -80,15 +87,17 @@ def units_in(model: Module) -> list[FSDPModule]:
 
 
 @_once
+def own_groups(unit: Any) -> list[Group]:
+    """A unit's groups of parameters: one, or several in newer releases of torch."""
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+@_once
 def groups_in(model: Module) -> list[Group]:
-    """The units' groups of parameters: one for each, or several in newer releases of torch."""
-    states = [unit._get_fsdp_state() for unit in units_in(model)]
-    return [
-        group
-        for state in states
-        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        if group is not None
-    ]
+    """The groups of all of a model's units."""
+    return [group for unit in units_in(model) for group in own_groups(unit)]
 
 
 @_once
@@ -110,6 +119,25 @@ def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
     """The whole tensors that the engine has made, each with the part that this rank keeps."""
     found = [(unsharded(pair), pair.sharded_param) for pair in pairs_in(model)]
     return [(whole, part) for whole, part in found if whole is not None]
+
+
+def gathered_now(unit: Module) -> list[tuple[Pair, nn.Parameter]]:
+    """The unit's own parameters, without those of units in it, each with its whole tensor.
+
+    There are none while they are not gathered.
+    """
+    pairs = [pair for group in own_groups(unit) for pair in group.fsdp_params]
+    found = [(pair, unsharded(pair)) for pair in pairs if pair.sharded_state.name == "UNSHARDED"]
+    return [(pair, whole) for pair, whole in found if whole is not None]
+
+
+def gather_after_writes(unit: Any) -> None:
+    """Let units that are gathered from now on wait for what the device has been told to write.
+
+    Torch's engine waits at the beginning of a forward only.
+    """
+    context = unit._get_fsdp_state()._comm_ctx
+    context.all_gather_copy_in_stream.wait_stream(context.device_handle.current_stream())
 
 
 def unsharded(pair: Pair) -> nn.Parameter | None:

@@ -26,7 +26,7 @@ REMEDY = (
     "Parameters are gathered from all ranks, so that all have to do the same: leave no rank out, or"
     " use strategy='ddp'"
 )
-NUMBERS = max(5 + loss_count.SLOTS, TERM_NUMBERS)
+NUMBERS = max(7 + loss_count.SLOTS, TERM_NUMBERS)
 HEAD = struct.Struct(f"<I{NUMBERS}d")
 NO_NUMBERS = [0.0] * NUMBERS
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torchbus.plugin import Context, dtensors
 
-from torchbus_sharded._compat.tensors import DATA
 from torchbus_sharded.dtensor import named_views
 from torchbus_sharded.dtensor.deepcopy import copied
 from torchbus_sharded.dtensor.row_views import get_item
-from torchbus_sharded.dtensor.writing import set_data, set_item
+from torchbus_sharded.dtensor.writing import set_item
 from torchbus_sharded.engine.parameter_hooks import refuse_accumulated
 
 METHODS: dict[str, object] = {
@@ -21,7 +20,6 @@ METHODS: dict[str, object] = {
     "unbind": named_views.unbind,
     "split": named_views.split,
     "chunk": named_views.chunk,
-    "data": property(DATA.__get__, set_data),
     "__deepcopy__": copied,
     "register_post_accumulate_grad_hook": refuse_accumulated,
 }

@@ -18,13 +18,18 @@ SET_ITEM = Tensor.__setitem__
 
 
 def set_data(tensor: DTensor, values: Tensor) -> None:
+    check_alike(tensor, values)
+    _put(tensor, values)
+
+
+def check_alike(tensor: Tensor, values: Tensor) -> None:
+    """Raise Unsupported if the values have another shape or dtype."""
     if values.shape != tensor.shape or values.dtype != tensor.dtype:
         raise Unsupported(
             f"weight.data = values under strategy='fsdp': values of shape {tuple(values.shape)} and"
             f" {values.dtype} for a parameter of shape {tuple(tensor.shape)} and {tensor.dtype},"
             " which is divided. Do it before you make the optimizer, or use strategy='ddp'"
         )
-    _put(tensor, values)
 
 
 def set_item(tensor: DTensor, index: Any, values: Any) -> None:
@@ -46,3 +51,4 @@ def _put(tensor: DTensor, values: Tensor) -> None:
     alike = isinstance(values, DTensor) and values.placements == tensor.placements
     divided: Any = values if alike else dtensors.like(dtensors.whole(values), tensor)
     tensor.to_local().detach().copy_(divided.to_local().detach())
+    torch.autograd.graph.increment_version(tensor)

@@ -26,6 +26,7 @@ from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_borrowed
 from torchbus_sharded.engine.prefetch import Prefetch
+from torchbus_sharded.engine.writes import Writes
 
 CLOSELY = 3
 """Backwards in which the ranks meet before each unit gathers; later they compare afterwards."""
@@ -39,6 +40,7 @@ class ForwardHooks:
         self._session = session
         self._agreement = agreement
         self._prefetch = Prefetch(session)
+        self.writes = Writes(session)
         self._watches = True
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
@@ -48,11 +50,13 @@ class ForwardHooks:
         name = f"{original_class(model).__name__}, model {number}"
         self._roots.add(model)
         self._prefetch.add(model)
+        self.writes.add(model)
         stack = self._session.on_close
         for path, module in model.named_modules():
             if issubclass(type(module), FSDPModule):
                 before = functools.partial(self._before, name, path)
                 stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
+                stack.callback(module.register_forward_hook(self._computed, prepend=True).remove)
         stack.callback(model.register_forward_hook(self._after).remove)
 
     def surround(self, model: Module, method: str, number: int) -> None:
@@ -60,10 +64,21 @@ class ForwardHooks:
 
         It does not if forward, or another such method, calls it.
         """
+        original = getattr(type(model), method).__get__(model)
+        vars(model)[method] = self._keeping(model, original)
         register_fsdp_forward_method(model, method)
-        gathering, original = vars(model)[method], getattr(type(model), method).__get__(model)
+        gathering = vars(model)[method]
         name = f"{original_class(model).__name__}.{method}, model {number}"
         vars(model)[method] = self._surrounded(model, name, original, gathering)
+
+    def _keeping(self, model: Module, original: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(original)
+        def call(*args: object, **kwargs: object) -> T:
+            outputs = original(*args, **kwargs)
+            self.writes.keep(model)
+            return outputs
+
+        return call
 
     def _surrounded(
         self, model: Module, name: str, original: Callable[..., T], gathering: Callable[..., T]
@@ -85,6 +100,8 @@ class ForwardHooks:
         by_itself = not (path and self._begun)
         if by_itself and not _in_backward():
             let_go_of_early(module)
+        if path:
+            self.writes.refresh(module)
         if path and not self._watches:
             self._agreement.passing(path)
             return
@@ -100,8 +117,14 @@ class ForwardHooks:
         if model in self._begun:
             reset(model)  # an exception that the loop has caught left the last one
         self._begun.add(model)
+        self.writes.begin(model)
         if torch.is_grad_enabled():
             self._prefetch.begin(model)
+
+    def _computed(self, module: Module, args: object, outputs: object) -> None:
+        """Before the engine lets a unit's parameters go."""
+        if not torch.compiler.is_compiling():
+            self.writes.keep(module)
 
     def _after(self, model: Module, args: object, outputs: object) -> None:
         self._begun.discard(model)
@@ -125,7 +148,8 @@ class ForwardHooks:
     def settle(self) -> None:
         """The ranks need not be watched closely any more."""
         self._watches = False
-        self._prefetch.settle()
+        self.writes.settle()
+        self._prefetch.settle(not self.writes.has_unseen)
 
     def reset_all(self) -> None:
         """A backward has failed, and the loop may go on."""

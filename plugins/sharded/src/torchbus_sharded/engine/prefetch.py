@@ -46,9 +46,12 @@ class Prefetch:
         """The forward has ended. Units that are called by themselves belong to no order."""
         self._order = []
 
-    def settle(self) -> None:
-        """Prefetch from now on. All ranks have passed the same units, so all decide alike."""
-        for model, orders in self._orders.items():
+    def settle(self, forwards: bool) -> None:
+        """Prefetch from now on. All ranks have passed the same units, so all decide alike.
+
+        ``forwards`` is False if forwards write to parameters of later units without a trace.
+        """
+        for model, orders in self._orders.items() if forwards else ():
             first = orders[0]
             if all(order == first for order in orders) and len(set(map(id, first))) == len(first):
                 for unit, following in pairwise([model, *first]):

@@ -42,6 +42,11 @@ LOST = (
 )
 
 
+WRITTEN = (
+    "a forward writes to parameters, and writes other values on other ranks, because they come from"
+    " the rank's own samples (torch.nn.Embedding with max_norm, weights that are set from the first"
+    " batch). Write them in the loop, from what all ranks have in common"
+)
 ORDER = (
     "at backward call {} the ranks do not have the same order of the data, or are not at the same"
     " place in it ({})"
@@ -117,6 +122,7 @@ class ShardedBackward:
         if self._has_failed and not self._has_said and self._session.is_main:
             self._has_said = True
             warn(LOST)
+        self._models.forwards.writes.keep_all()
         number = self._job.backwards + 1
         agreement = self._models.agreement
         self._job.wait_in("backward", number, "after", agreement.collectives(), "collectives")
@@ -135,16 +141,23 @@ class ShardedBackward:
         agreement, used = self._models.agreement, self._models.used
         agreement.passing(f"{agreement.collectives()} collectives")
         position = self._session.share.position % MODULUS
+        written = self._models.forwards.writes.digest() % MODULUS
+        own = (constants, position, written)
         told = agreement.meet(
             f"the end of backward {self._job.backwards + 1}",
             used.flags(counts),
-            [*numbers, constants, constants**2, position, position**2],
+            [*numbers, *own, *(one**2 for one in own)],
         )
         used.settle(told.flags)
         totals = told.totals[len(numbers) :]
-        if not self._is_alike(position, *totals[2:4]):
+        same_constants, same_position, same_writes = map(
+            self._is_alike, own, totals, totals[len(own) :]
+        )
+        if not same_position:
             raise RanksDiverged(ORDER.format(self._job.backwards + 1, strategies.SEED))
-        if not self._is_alike(constants, *totals[:2]):
+        if not same_writes:
+            raise RanksDiverged(WRITTEN)
+        if not same_constants:
             self._constants.judge(self._job.backwards % MODULUS)
         return told.totals[: len(numbers)]
 

@@ -20,6 +20,7 @@ from torchbus.plugin import (
     hookimpl,
     hyperparameters,
     inventory,
+    strategies,
 )
 
 from torchbus_sharded._compat.fsdp2 import (
@@ -139,6 +140,7 @@ class ShardedModels:
         """Divide rank 0's values. All ranks call it with the same models."""
         if model in self._models or not can_be_divided(model):
             return
+        strategies.refuse_renormalised(self._session, [model])
         on_meta = MetaModules(model, self._options.param_init_fn)
         self._meet_for(model, made_with)
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -229,6 +231,7 @@ class ShardedModels:
             # that ranks, and nodes, gather at unlike speed is no sign of anything
             self._job.wait_in(END)
             self.undivided.refuse_trained()
+            self.forwards.writes.keep_all()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._options.forward_methods)
             self._optimizers.swap(whole)
