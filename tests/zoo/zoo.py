@@ -215,4 +215,5 @@ ZOO = [
         why="perturbations differ",
     ),
     *OF_CORPUS,
+    Loop("momentum_encoder"),
 ]

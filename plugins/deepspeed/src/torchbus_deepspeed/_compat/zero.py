@@ -7,6 +7,7 @@ or AttributeError, when the first engine is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ COMM = "deepspeed.comm.torch"
 
 PARTITION_NUMEL = "partition_numel"
 """A method of parameters under stage 3."""
+
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Without it: AttributeError when the first engine is made."""
 
 will_execute: Callable[[Node], bool] = private(
     torch._C, "_will_engine_execute_node", "tells which parameters a backward will reach"
@@ -208,11 +212,22 @@ def whole_parameter(parameter: Any) -> Tensor:
 @torch.no_grad()
 def put_parameter(parameter: Any, value: Tensor) -> None:
     """Write a whole value into this rank's part, and into the parameter where it is gathered."""
-    part, rank = parameter.ds_tensor, dist.get_rank()
-    mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]
-    part.data.reshape(-1)[: mine.numel()].copy_(mine)
+    mine, part = _own_elements(parameter, value)
+    part.copy_(mine)
     if is_gathered(parameter):
         parameter.data.copy_(value.reshape(parameter.shape))
+
+
+def is_own_part(parameter: Any) -> bool:
+    """Whether a gathered parameter is equal to this rank's part of it."""
+    return torch.equal(*_own_elements(parameter, parameter))
+
+
+def _own_elements(parameter: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    """This rank's elements of a whole value, and the memory that keeps them."""
+    part, rank = parameter.ds_tensor, dist.get_rank()
+    mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]
+    return mine, part.data.reshape(-1)[: mine.numel()]
 
 
 def make_plain(parameter: Any, value: Tensor) -> None:

@@ -20,6 +20,8 @@ def end(engine: Engine, gather: Gather) -> None:
         values = [one.detach().clone() for one in parameters]
     if engine.watch is not None:
         engine.watch.end()
+    if engine.writes is not None:
+        engine.writes.end()
     engine.ds.destroy()
     for parameter, value in zip(parameters, values, strict=True):
         _compat.make_plain(parameter, value)

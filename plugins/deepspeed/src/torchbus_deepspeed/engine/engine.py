@@ -21,6 +21,7 @@ from torchbus_deepspeed.engine.queue import Queue
 from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
 from torchbus_deepspeed.engine.traces import Traces
 from torchbus_deepspeed.engine.waits import Waits
+from torchbus_deepspeed.engine.writes import Writes
 from torchbus_deepspeed.optimizers.kernels import Kernel
 
 
@@ -58,6 +59,7 @@ class Engine:
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
         self.has_stepped = self.is_stale = False
         self.watch: Watch | None = None
+        self.writes = Writes(model) if stage == 3 else None
         self.reached: set[int]
         """The ids of parameters that some rank has reached since gradients were cleared."""
         _compat.share_memory(self.zero, stage)
@@ -158,6 +160,10 @@ class Engine:
             if id(parameter) not in wanted:
                 for view in self.layout.views(parameter, grads):
                     view.zero_()
+
+    def written(self) -> int:
+        """A checksum of what forwards have written to parameters since the last call."""
+        return 0 if self.writes is None else self.writes.digest()
 
     def recover(self) -> None:
         """The graph has failed. Stage 3 has gathered parameters that nothing would free."""

@@ -159,7 +159,10 @@ class ShardedReduction:
         self._others.finish(self._counts and self.has_told)
 
     def _sample(self) -> Tensor:
-        """One element that must be the same on all ranks."""
+        """A number that must be the same on all ranks: of what was written, or an element."""
+        written = sum(each.written() for each in self._engines)
+        if written:
+            return torch.tensor(float(written))
         first = self._trained[0]
         if is_empty(first) or not first.numel():
             return torch.zeros(())

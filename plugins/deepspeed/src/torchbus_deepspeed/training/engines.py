@@ -170,6 +170,8 @@ class Engines:
             each.ds.destroy()
             if each.watch is not None:
                 each.watch.end()
+            if each.writes is not None:
+                each.writes.end()
             if each.waits is not None:
                 each.waits.remove()
         self._engines.clear()

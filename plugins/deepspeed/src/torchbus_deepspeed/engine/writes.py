@@ -1,0 +1,65 @@
+"""What a forward writes to parameters (a clamp, a norm). Stage 3 would let go of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from torchbus_deepspeed import _compat
+
+CLOSELY = 3
+"""Forwards of each parameter in which its numbers are compared: ``data`` hides a write."""
+MODULUS = 251
+
+
+class Writes:
+    """Copies them to this rank's part, before DeepSpeed lets a module's parameters go."""
+
+    def __init__(self, model: Module) -> None:
+        self._versions = {id(one): _compat.version(one) for one in model.parameters()}
+        self._forwards: Counter[int] = Counter()
+        self._hidden: set[int] = set()
+        self._digest = 0
+        self._hooks = [
+            module.register_forward_hook(self._keep, prepend=True)
+            for module in model.modules()
+            if any(True for _ in module.parameters(recurse=False))
+        ]
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def digest(self) -> int:
+        """A checksum of what was kept since the last call. It is the same on ranks that agree."""
+        digest, self._digest = self._digest, 0
+        return digest % MODULUS
+
+    def _keep(self, module: Module, inputs: object, outputs: object) -> None:
+        for parameter in _compat.own_parameters(module).values():
+            if parameter is None or not _compat.is_gathered(parameter):
+                continue
+            if _compat.version(parameter) != self._versions[id(parameter)]:
+                self._versions[id(parameter)] = _compat.version(parameter)
+                self._add(parameter)
+                _compat.put_parameter(parameter, parameter)
+            elif self._is_hidden(parameter):
+                _compat.put_parameter(parameter, parameter)
+
+    def _is_hidden(self, parameter: Tensor) -> bool:
+        """Whether it was written through ``data``. Only ranks that have such an element see it."""
+        key = id(parameter)
+        if self._forwards[key] < CLOSELY and key not in self._hidden:
+            self._forwards[key] += 1
+            if not _compat.is_own_part(parameter):
+                self._hidden.add(key)
+        return key in self._hidden
+
+    def _add(self, parameter: Tensor) -> None:
+        values = parameter.detach().reshape(-1).view(torch.uint8)
+        total = int(values.sum(dtype=torch.int64))
+        self._digest = crc32(total.to_bytes(8, "little"), self._digest)
