@@ -10,6 +10,7 @@ when a model is divided, computes or is made whole; UsageError where it would be
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -55,7 +56,11 @@ class Group(Protocol):
     """The parameters that are gathered together, as ``FSDPParamGroup`` keeps them."""
 
     fsdp_params: list[Pair]
+    comm_ctx: Any
+    _training_state: Any
     _all_gather_result: Any
+
+    def reshard(self) -> None: ...
 
     def post_backward(self) -> None: ...
 
@@ -87,17 +92,15 @@ def units_in(model: Module) -> list[FSDPModule]:
 
 
 @_once
-def own_groups(unit: Any) -> list[Group]:
-    """A unit's groups of parameters: one, or several in newer releases of torch."""
-    state = unit._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return [group for group in groups if group is not None]
-
-
-@_once
 def groups_in(model: Module) -> list[Group]:
-    """The groups of all of a model's units."""
-    return [group for unit in units_in(model) for group in own_groups(unit)]
+    """The units' groups of parameters: one for each, or several in newer releases of torch."""
+    states = [unit._get_fsdp_state() for unit in units_in(model)]
+    return [
+        group
+        for state in states
+        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        if group is not None
+    ]
 
 
 @_once
@@ -121,22 +124,46 @@ def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
     return [(whole, part) for whole, part in found if whole is not None]
 
 
-def gathered_now(unit: Module) -> list[tuple[Pair, nn.Parameter]]:
-    """The unit's own parameters, without those of units in it, each with its whole tensor.
-
-    There are none while they are not gathered.
-    """
-    pairs = [pair for group in own_groups(unit) for pair in group.fsdp_params]
-    found = [(pair, unsharded(pair)) for pair in pairs if pair.sharded_state.name == "UNSHARDED"]
+def gathered_now(group: Group) -> list[tuple[Pair, nn.Parameter]]:
+    """The parameters, each with its whole tensor. There are none while they are not gathered."""
+    gathered = [pair for pair in group.fsdp_params if pair.sharded_state.name == "UNSHARDED"]
+    found = [(pair, unsharded(pair)) for pair in gathered]
     return [(pair, whole) for pair, whole in found if whole is not None]
 
 
-def gather_after_writes(unit: Any) -> None:
-    """Let units that are gathered from now on wait for what the device has been told to write.
+def is_in_forward(group: Group) -> bool:
+    """Whether its unit is at the end of a forward, for which it was gathered."""
+    return bool(group._training_state.name == "FORWARD")
+
+
+def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable[[], None]:
+    """Call a function before a group's whole parameters are let go. Returns what undoes it.
+
+    The engine reshards at the end of a forward and of a backward, in compiled models as well.
+    """
+    reference = weakref.ref(group)
+
+    def reshard() -> None:
+        alive = reference()
+        if alive is not None:
+            call(alive)
+            type(alive).reshard(alive)
+
+    def undo() -> None:
+        alive = reference()
+        if alive is not None:
+            del alive.reshard
+
+    group.reshard = reshard  # type: ignore[method-assign]
+    return undo
+
+
+def gather_after_writes(group: Group) -> None:
+    """Let what is gathered from now on wait for what the device has been told to write.
 
     Torch's engine waits at the beginning of a forward only.
     """
-    context = unit._get_fsdp_state()._comm_ctx
+    context = group.comm_ctx
     context.all_gather_copy_in_stream.wait_stream(context.device_handle.current_stream())
 
 

@@ -41,7 +41,7 @@ class UsedParameters:
                 pair.torchbus_reached = False
                 pair.torchbus_had_none = pair.sharded_param.grad is None
 
-    def flags(self, counts: bool) -> bytes:
+    def flags(self, counts: bool) -> bytearray:
         """This rank's flags, after the backward.
 
         ``counts`` is False if this rank has computed samples again that it had before.
@@ -53,7 +53,7 @@ class UsedParameters:
             flags[place + 1] = not any(reached)
             if counts:
                 flags[place + 2 : place + 2 + len(reached)] = reached
-        return bytes(flags)
+        return flags
 
     def settle(self, told: bytes) -> None:
         """Set a gradient to None if no rank has made one that counts. ``told``: all ranks' flags.

@@ -40,7 +40,7 @@ class ForwardHooks:
         self._session = session
         self._agreement = agreement
         self._prefetch = Prefetch(session)
-        self.writes = Writes(session)
+        self.writes = Writes(session, agreement)
         self._watches = True
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
@@ -56,7 +56,6 @@ class ForwardHooks:
             if issubclass(type(module), FSDPModule):
                 before = functools.partial(self._before, name, path)
                 stack.callback(module.register_forward_pre_hook(before, prepend=True).remove)
-                stack.callback(module.register_forward_hook(self._computed, prepend=True).remove)
         stack.callback(model.register_forward_hook(self._after).remove)
 
     def surround(self, model: Module, method: str, number: int) -> None:
@@ -64,21 +63,10 @@ class ForwardHooks:
 
         It does not if forward, or another such method, calls it.
         """
-        original = getattr(type(model), method).__get__(model)
-        vars(model)[method] = self._keeping(model, original)
         register_fsdp_forward_method(model, method)
-        gathering = vars(model)[method]
+        gathering, original = vars(model)[method], getattr(type(model), method).__get__(model)
         name = f"{original_class(model).__name__}.{method}, model {number}"
         vars(model)[method] = self._surrounded(model, name, original, gathering)
-
-    def _keeping(self, model: Module, original: Callable[..., T]) -> Callable[..., T]:
-        @functools.wraps(original)
-        def call(*args: object, **kwargs: object) -> T:
-            outputs = original(*args, **kwargs)
-            self.writes.keep(model)
-            return outputs
-
-        return call
 
     def _surrounded(
         self, model: Module, name: str, original: Callable[..., T], gathering: Callable[..., T]
@@ -118,13 +106,10 @@ class ForwardHooks:
             reset(model)  # an exception that the loop has caught left the last one
         self._begun.add(model)
         self.writes.begin(model)
+        if model in self._forwards:
+            _reshard(model)  # an optimizer may have changed the parts since the last forward
         if torch.is_grad_enabled():
             self._prefetch.begin(model)
-
-    def _computed(self, module: Module, args: object, outputs: object) -> None:
-        """Before the engine lets a unit's parameters go."""
-        if not torch.compiler.is_compiling():
-            self.writes.keep(module)
 
     def _after(self, model: Module, args: object, outputs: object) -> None:
         self._begun.discard(model)
@@ -148,8 +133,7 @@ class ForwardHooks:
     def settle(self) -> None:
         """The ranks need not be watched closely any more."""
         self._watches = False
-        self.writes.settle()
-        self._prefetch.settle(not self.writes.has_unseen)
+        self._prefetch.settle(self.writes.settle())
 
     def reset_all(self) -> None:
         """A backward has failed, and the loop may go on."""

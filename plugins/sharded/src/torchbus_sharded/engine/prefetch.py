@@ -49,7 +49,7 @@ class Prefetch:
     def settle(self, forwards: bool) -> None:
         """Prefetch from now on. All ranks have passed the same units, so all decide alike.
 
-        ``forwards`` is False if forwards write to parameters of later units without a trace.
+        ``forwards``: also in forwards, which is wrong if they write to parts without a trace.
         """
         for model, orders in self._orders.items() if forwards else ():
             first = orders[0]

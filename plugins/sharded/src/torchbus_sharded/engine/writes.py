@@ -18,29 +18,36 @@ from torch.nn import Module
 from torchbus.plugin import Context, dtensors
 
 from torchbus_sharded._compat.fsdp2 import (
+    Group,
     Pair,
+    call_before_reshard,
     gather_after_writes,
     gathered_now,
+    groups_in,
+    is_in_forward,
     let_go_of_early,
     pairs_in,
-    units_in,
 )
 from torchbus_sharded._compat.tensors import DATA, version
+from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.dtensor.writing import check_alike, set_data
 
 
 class Writes:
-    """Keeps it. A write shows in the tensor's version, unless it goes through ``data``.
+    """Keeps it. A write shows in the tensor's version, or goes through its ``data``.
 
-    Nor does one of ``torch._foreach_*`` to parts of parameters, so their numbers are compared too
-    in the first backwards.
+    Those of compiled code, and of ``torch._foreach_*`` to parts, may do neither. So the numbers are
+    compared too, in the first steps.
     """
 
-    def __init__(self, session: Context) -> None:
+    def __init__(self, session: Context, agreement: Agreement) -> None:
+        self._place = agreement.make_room(1)
+        self._on_close = session.on_close
         self._models: weakref.WeakSet[Module] = weakref.WeakSet()
         self._handed_out: set[int] = set()
+        self._hidden: set[int] = set()
         self._digest = 0
-        self._looks_closely, self.has_unseen = True, False
+        self._looks_closely, self._has_unseen = True, False
         for kind, write in ((nn.Parameter, self._set_data), (DTensor, set_data)):
             undo = self._replace_data(kind, write)
             session.on_close.callback(session.seams.note(f"{kind.__name__}.data", undo))
@@ -49,10 +56,12 @@ class Writes:
         """Add a model that was divided."""
         self._models.add(model)
         self._note_parts(model)
+        for group in groups_in(model):
+            self._on_close.callback(call_before_reshard(group, self._keep))
 
     def begin(self, model: Module) -> None:
         """A forward begins. What it gathers is as new as the parts are now."""
-        self.keep(model)
+        self._keep_of(model)
         self._handed_out.clear()
         self._note_parts(model)
 
@@ -63,60 +72,70 @@ class Writes:
         """
         pairs = pairs_in(unit)
         if self._looks_closely and any(_sum(pair) != pair.torchbus_part_sum for pair in pairs):
-            self.has_unseen = True
-        if self.has_unseen or any(
-            self._is_written(pair.sharded_param, pair.torchbus_part_version) for pair in pairs
-        ):
+            self._has_unseen = True
+        seen = any(
+            version(pair.sharded_param) != pair.torchbus_part_version
+            or id(pair.sharded_param) in self._handed_out
+            for pair in pairs
+        )
+        if seen:
             self._handed_out -= {id(pair.sharded_param) for pair in pairs}
             self._note_parts(unit)
             let_go_of_early(unit)
-            gather_after_writes(unit)
-
-    def keep(self, unit: Module) -> None:
-        """Copy what was written to the unit's gathered parameters to this rank's parts of them."""
-        written = [
-            (pair, whole)
-            for pair, whole in gathered_now(unit)
-            if self._is_written(whole, getattr(pair, "torchbus_whole_version", 0))
-        ]
-        for pair, whole in written:
-            pair.torchbus_whole_version = version(whole)
-            self._handed_out.discard(id(whole))
-            self._copy(whole, pair.sharded_param)
-        if written:
-            gather_after_writes(unit)
+        if seen or self._has_unseen:
+            for group in groups_in(unit):
+                gather_after_writes(group)
 
     def keep_all(self) -> None:
-        """Do so for all units that are gathered now."""
+        """Copy what was written to gathered parameters to this rank's parts of them."""
         for model in self._models:
-            for unit in units_in(model):
-                self.keep(unit)
+            self._keep_of(model)
 
-    def settle(self) -> None:
-        """The versions are enough from now on, unless a write had not changed one."""
-        self._looks_closely = False
+    def _keep_of(self, model: Module) -> None:
+        for group in groups_in(model):
+            self._keep(group)
 
-    def digest(self) -> int:
-        """A checksum of what was kept since the last call. It is the same on ranks that agree."""
+    def _keep(self, group: Group) -> None:
+        closely = self._looks_closely and is_in_forward(group)
+        written = [self._keep_one(pair, whole, closely) for pair, whole in gathered_now(group)]
+        if any(written):
+            gather_after_writes(group)
+
+    def _keep_one(self, pair: Pair, whole: Tensor, closely: bool) -> bool:
+        """Returns whether it was written to."""
+        if version(whole) != getattr(pair, "torchbus_whole_version", 0):
+            pair.torchbus_whole_version = version(whole)
+            self._digest = crc32(_bits(dtensors.whole(whole)).to_bytes(8, "little"), self._digest)
+            return _copy(whole, pair.sharded_param)
+        key = id(whole)
+        if key in self._handed_out:
+            self._handed_out.discard(key)
+            return _copy(whole, pair.sharded_param)
+        if (closely or key in self._hidden) and _copy(whole, pair.sharded_param):
+            self._hidden.add(key)
+            return True
+        return False
+
+    def tell(self, flags: bytearray) -> int:
+        """Set this rank's flag, and return a checksum of what was written since the last call."""
+        flags[self._place] = self._has_unseen
         digest, self._digest = self._digest, 0
         return digest
+
+    def hear(self, flags: bytes) -> None:
+        """Any rank's flags: only one of them may have the elements that were written."""
+        self._has_unseen = bool(flags[self._place])
+
+    def settle(self) -> bool:
+        """Trust versions and ``data`` from now on. Returns whether all writes to parts show so."""
+        self._looks_closely = False
+        return not self._has_unseen
 
     def _note_parts(self, model: Module) -> None:
         for pair in pairs_in(model):
             pair.torchbus_part_version = version(pair.sharded_param)
             if self._looks_closely:
                 pair.torchbus_part_sum = _sum(pair)
-
-    def _is_written(self, tensor: Tensor, known: int) -> bool:
-        return version(tensor) != known or id(tensor) in self._handed_out
-
-    @torch.no_grad()
-    def _copy(self, whole: Tensor, part: nn.Parameter) -> None:
-        """A gathered value may have fewer bits than the part (bf16), which stays if it is equal."""
-        values = dtensors.whole(whole)
-        self._digest = crc32(_bits(values).to_bytes(8, "little"), self._digest)
-        own, new = dtensors.own_part(part), dtensors.own_part(dtensors.like(values, part))
-        own.copy_(torch.where(new == own.to(new), own.to(new.device), new.to(own.dtype)))
 
     # ``data`` ------------------------------------------------------------------------------------
 
@@ -132,7 +151,8 @@ class Writes:
     def _set_data(self, tensor: Tensor, values: Tensor) -> None:
         """Torch's engine goes on with the memory that a gathered parameter has."""
         if not self._is_gathered(tensor):
-            return DATA.__set__(tensor, values)
+            DATA.__set__(tensor, values)
+            return
         check_alike(tensor, values)
         DATA.__get__(tensor).copy_(DATA.__get__(values))
         self._handed_out.add(id(tensor))
@@ -141,9 +161,26 @@ class Writes:
         return any(
             tensor is whole
             for model in self._models
-            for unit in units_in(model)
-            for _, whole in gathered_now(unit)
+            for group in groups_in(model)
+            for _, whole in gathered_now(group)
         )
+
+
+@torch.no_grad()
+def _copy(whole: Tensor, part: nn.Parameter) -> bool:
+    """Whether there was something to copy.
+
+    A whole value may have fewer bits than the part (bf16), which stays as it is if it is equal.
+    """
+    own, new = (
+        dtensors.own_part(part),
+        dtensors.own_part(dtensors.like(dtensors.whole(whole), part)),
+    )
+    is_same = new == own.to(new)
+    if bool(is_same.all()):
+        return False
+    own.copy_(torch.where(is_same, own.to(new.device), new.to(own.dtype)))
+    return True
 
 
 def _sum(pair: Pair) -> int:

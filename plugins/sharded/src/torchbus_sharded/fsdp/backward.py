@@ -140,15 +140,16 @@ class ShardedBackward:
         self._models.end_backward()
         agreement, used = self._models.agreement, self._models.used
         agreement.passing(f"{agreement.collectives()} collectives")
+        flags, writes = used.flags(counts), self._models.forwards.writes
         position = self._session.share.position % MODULUS
-        written = self._models.forwards.writes.digest() % MODULUS
-        own = (constants, position, written)
+        own = (constants, position, writes.tell(flags) % MODULUS)
         told = agreement.meet(
             f"the end of backward {self._job.backwards + 1}",
-            used.flags(counts),
+            bytes(flags),
             [*numbers, *own, *(one**2 for one in own)],
         )
         used.settle(told.flags)
+        writes.hear(told.flags)
         totals = told.totals[len(numbers) :]
         same_constants, same_position, same_writes = map(
             self._is_alike, own, totals, totals[len(own) :]

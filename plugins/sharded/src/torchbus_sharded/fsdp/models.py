@@ -231,7 +231,6 @@ class ShardedModels:
             # that ranks, and nodes, gather at unlike speed is no sign of anything
             self._job.wait_in(END)
             self.undivided.refuse_trained()
-            self.forwards.writes.keep_all()
         for model in list(self._models) if error is None else []:
             whole = make_whole(model, self._options.forward_methods)
             self._optimizers.swap(whole)
