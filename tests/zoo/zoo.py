@@ -216,4 +216,5 @@ ZOO = [
     ),
     *OF_CORPUS,
     Loop("momentum_encoder"),
+    Loop("ignored_targets", values=("running",)),
 ]

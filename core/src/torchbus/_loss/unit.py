@@ -87,12 +87,15 @@ class Unit:
             return None
         self.agreed = True
         target = self._target(alike)
-        # a mean over nothing is NaN
-        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or math.nan
+        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or self._of_nothing()
         base = (mean[ALL] if alike else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
             self.value *= base / target
         return Scales(one(target / base), one(target / loss))
+
+    def _of_nothing(self) -> float:
+        """A mean over nothing is NaN, unless its divisor is clamped."""
+        return 1.0 if self._divisors and self._own == 1.0 else math.nan
 
     @property
     def settles_on_device(self) -> bool:

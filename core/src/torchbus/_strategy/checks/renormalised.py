@@ -22,8 +22,8 @@ def refuse_renormalised(session: Context, models: Iterable[Module]) -> None:
             ):
                 raise Unsupported(
                     f"max_norm={table.max_norm} of {type(table).__name__}"
-                    f" {name or 'itself'} in {type(model).__name__}: each rank would shrink only the"
-                    " rows that its own samples use. Leave max_norm out, and shrink all rows after"
-                    f" each step, under torch.no_grad(): weight.renorm_({table.norm_type:g}, 0,"
-                    f" {table.max_norm})"
+                    f" {name or 'itself'} in {type(model).__name__}: each rank would shrink only"
+                    " the rows that its own samples use. Leave max_norm out, and shrink all rows"
+                    " after each step, under torch.no_grad():"
+                    f" weight.renorm_({table.norm_type:g}, 0, {table.max_norm})"
                 )

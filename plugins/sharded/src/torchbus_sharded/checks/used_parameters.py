@@ -18,15 +18,20 @@ from torchbus_sharded.checks.agreement import REMEDY, Agreement
 from torchbus_sharded.engine.parameter_hooks import forward_to
 
 
-class UsedParameters:
-    """Flags that the ranks tell each other, for each model.
+REACHED, COUNTED = 1, 2
+"""A backward has reached a parameter: of the flags that ranks give, the greatest is told."""
 
-    One says that the backward reached the model, one that it did not. One for each parameter says
-    that it was reached.
+
+class UsedParameters:
+    """Flags that the ranks tell each other.
+
+    One says that a rank's backward counts. For each model, one says that the backward reached it,
+    and one that it did not. One for each parameter says how it was reached.
     """
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
+        self._counts = agreement.make_room(1)
         self._places: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
 
     def add(self, model: Module) -> None:
@@ -44,27 +49,32 @@ class UsedParameters:
     def flags(self, counts: bool) -> bytearray:
         """This rank's flags, after the backward.
 
-        ``counts`` is False if this rank has computed samples again that it had before.
+        ``counts`` is False if this rank has only computed samples again that it had before, or
+        none of its targets count.
         """
         flags = bytearray(self._agreement.room)
+        flags[self._counts] = counts
         for model, place in self._places.items():
             reached = bytes(pair.torchbus_reached for pair in pairs_in(model))
             flags[place] = any(reached)
             flags[place + 1] = not any(reached)
-            if counts:
-                flags[place + 2 : place + 2 + len(reached)] = reached
+            flags[place + 2 : place + 2 + len(reached)] = bytes(
+                one and (COUNTED if counts else REACHED) for one in reached
+            )
         return flags
 
     def settle(self, told: bytes) -> None:
-        """Set a gradient to None if no rank has made one that counts. ``told``: all ranks' flags.
+        """Set a gradient to None if no rank has made one that counts, but others have some.
 
-        Raises RanksDiverged, on all ranks, if only some of them have reached a model.
+        ``told``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them have
+        reached a model.
         """
+        least = COUNTED if told[self._counts] else REACHED
         for model, place in self._places.items():
             if told[place] and told[place + 1]:
                 self._refuse(model)
             for pair, reached in zip(pairs_in(model), told[place + 2 :], strict=False):
-                if not reached and pair.torchbus_had_none:
+                if reached < least and pair.torchbus_had_none:
                     pair.sharded_param.grad = None
 
     def _refuse(self, model: Module) -> None:
