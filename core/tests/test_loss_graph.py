@@ -19,8 +19,14 @@ from torchbus.errors import UsageError
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])
 MASK = Y >= 0
+W = torch.tensor([0.3, 0.7])
+V = torch.nn.Parameter(torch.ones(2))
 P = torch.nn.Parameter(torch.ones(5))
 Q = torch.nn.Parameter(torch.ones(3, 2))
+
+
+def losses() -> Tensor:
+    return torch.stack([X.mean(), X[:2].mean()])
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,18 @@ Q = torch.nn.Parameter(torch.ones(3, 2))
         (lambda: X.t().square().mean(), [("mean", 4)]),  # samples in another dimension
         (lambda: 1 - X.mean().view(1).squeeze(), [("mean", 4)]),
         (lambda: torch.stack([X.mean(), X[:2].mean()]).mean(), [("mean", 4), ("mean", 2)]),
+        (lambda: (W * losses()).sum(), [("mean", 4), ("mean", 2)]),
+        (lambda: (losses() / W + V).mean(), [("mean", 4), ("mean", 2)]),
+        (lambda: losses()[1] * 3 + losses()[-2], [("mean", 2), ("mean", 4)]),
+        (lambda: torch.dot(W, losses()), [("mean", 4), ("mean", 2)]),
+        (
+            lambda: torch.cat([X.mean().view(1), X.sum().view(1) / 8]).sum(),
+            [("mean", 4), ("mean", 8)],
+        ),
+        (lambda: (torch.tensor([0.0, 2.0]) * losses()).sum(), [("mean", 2)]),
+        (lambda: (V.exp() * losses()).sum(), [("mean", 4), ("mean", 2)]),
+        (lambda: (X[0, :2] * losses()).sum(), [("sum", None)]),
+        (lambda: (X.mean(1) * W.sum()).sum(), [("sum", None)]),
         # weight decay is alike on all ranks
         (lambda: X.mean() + 0.1 * P.square().sum() + P.abs().mean(), [("mean", 4)]),
         (lambda: X.mean() + 0 * X.sum(), [("mean", 4)]),

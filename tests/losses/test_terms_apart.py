@@ -14,7 +14,8 @@ from torchbus.testing import fork_script
 
 SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "terms_apart.py"
-INEXACT = ["adversarial", "begin late"]
+OF_NOTHING = "learned weights of nothing"
+INEXACT = ["adversarial", "begin late", OF_NOTHING]
 OURS = re.compile("the terms of the loss|two loaders").match
 MIXED = [*INEXACT, "mean_of_both"]
 SIZES = {2: [[32, 29], [27, 25], [33, 31]], 3: [[29, 32], [27, 25], [45, 47]]}
@@ -35,7 +36,16 @@ def found(**asked: Any) -> dict[str, list[Any]]:
             {
                 "strategy": "ddp",
                 "devices": 2,
-                "cases": ["supervised", "confident", "copies", "two_heads", "mask_and_samples"],
+                "cases": [
+                    "supervised",
+                    "confident",
+                    "copies",
+                    "two_heads",
+                    "mask_and_samples",
+                    "stacked",
+                    "learned_weights",
+                    "several_roots",
+                ],
             },
             id="ddp",
         ),
@@ -87,6 +97,11 @@ def test_ranks_equal_the_big_batch(asked: dict[str, Any]) -> None:
         if not 0 <= max(result[:2]) < 1e-12 or any(map(OURS, result[2]))
     }
     assert not apart and len(results) > 1
+
+
+def test_a_rank_without_targets_has_no_part_in_learned_weights() -> None:
+    """Its printed loss lacks what is of parameters only (docs/limits.md)."""
+    assert found(strategy="ddp", devices=2, cases=[OF_NOTHING])[OF_NOTHING][0] < 1e-12
 
 
 def test_what_no_graph_tells_is_said() -> None:

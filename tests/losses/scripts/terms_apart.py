@@ -26,6 +26,8 @@ U = torch.randn(137, 6, generator=g, dtype=torch.float64)
 LABELS = torch.randint(0, 3, (137, 5), generator=g)
 LABELS[torch.rand(137, 5, generator=g) < torch.rand(137, 1, generator=g)] = -100
 LABELS[12:16] = -100  # a rank's whole share
+SOME = LABELS.clone()
+SOME[:, 0] = Y  # each sample has a label
 # nothing is ignored before the last steps
 LATE = torch.where(torch.arange(137)[:, None] < 120, LABELS.clamp(min=0), LABELS)
 
@@ -34,6 +36,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second, self.tokens = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 15)
+        self.log_variances = nn.Parameter(torch.zeros(2))
 
     def forward(self, x):
         hidden = torch.tanh(self.first(x))
@@ -126,6 +129,30 @@ def smoothed(m, x, y, u):
     return ce(m(x)[1], y, label_smoothing=0.1)
 
 
+def of_tasks(m, x, y):
+    z, tokens = m(x)
+    return torch.stack([ce(tokens, y), z.square().mean()])
+
+
+def stacked(m, x, y, u):
+    return (torch.tensor([0.3, 0.7]) * of_tasks(m, x, y) / 2).sum()
+
+
+def dotted(m, x, y, u):
+    weights = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    return torch.dot(weights, torch.cat([one.view(1) for one in of_tasks(m, x, y).unbind()]))
+
+
+def learned_weights(m, x, y, u):
+    """Kendall et al., Multi-task learning using uncertainty, CVPR 2018."""
+    return (torch.exp(-m.log_variances) * of_tasks(m, x, y) + m.log_variances).sum()
+
+
+def several_roots(m, x, y, u):
+    tasks = of_tasks(m, x, y)
+    return tasks[0], tasks[1]
+
+
 ZIPPED = [
     supervised,
     consistency,
@@ -138,7 +165,17 @@ ZIPPED = [
     adversarial,
     both_ignore,
 ]
-TERMS = [tokens_and_samples, two_heads, mask_and_samples, boxes_and_samples, smoothed]
+TERMS = [
+    tokens_and_samples,
+    two_heads,
+    mask_and_samples,
+    boxes_and_samples,
+    smoothed,
+    stacked,
+    dotted,
+    learned_weights,
+    several_roots,
+]
 
 
 def train(loss, batch, first, second, labels):
@@ -154,8 +191,9 @@ def train(loss, batch, first, second, labels):
         ):
             optimizer.zero_grad()
             value = loss(model, x, y, u)
-            value.backward()
-            printed.append(value.item())
+            torch.autograd.backward(value)
+            # each of several losses stays its rank's own
+            printed.append(value.item() if isinstance(value, torch.Tensor) else 0.0)
             optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in model.state_dict().values()]), torch.tensor(
         printed, dtype=torch.float64
@@ -195,6 +233,8 @@ CASES = {
 CASES |= {
     loss.__name__: (loss, 69 if loss is boxes_and_samples else 67, 0, LABELS) for loss in TERMS
 }
+CASES["learned_weights"] = (learned_weights, 67, 0, SOME)
+CASES["learned weights of nothing"] = (learned_weights, 67, 0, LABELS)
 CASES |= {"begin late": (tokens_and_samples, 137, 0, LATE)}
 chosen = [
     name for name in CASES if name.partition(",")[0] in asked.get("cases", [name.partition(",")[0]])

@@ -6,7 +6,6 @@ All were seen in 2.4 to 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import Module
 from torch.nn.modules import batchnorm
 from torch.utils.data import dataloader
 
-from torchbus._compat.required import private, require
+from torchbus._compat.required import private
 
 run_engine: Callable[..., object] = private(
     graph, "_engine_run_backward", "runs a backward without checks that a scalar does not need"
@@ -51,20 +50,3 @@ post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter
     "_post_accumulate_grad_hooks"
 )
 """Without it: AttributeError at the first backward."""
-
-REDUCTION = "_saved_reduction"
-"""How a loss function has reduced its samples. Without it: UsageError at the first backward."""
-
-
-def reduction(node: object) -> int | None:
-    """A number for "none", "mean" or "sum"; None of a node that doesn't reduce a loss."""
-    return getattr(node, REDUCTION, None)
-
-
-@cache
-def check_reduction() -> None:
-    """Raise UsageError where a loss function no longer shows how it reduces."""
-    x = torch.ones(1, device="cpu", requires_grad=True)
-    with torch.enable_grad():
-        loss = torch.nn.functional.mse_loss(x, x.detach())
-    require(loss.grad_fn, REDUCTION, "tells a mean over samples from a sum")

@@ -44,6 +44,8 @@ exponent: Get = attrgetter("_saved_exponent")
 indices: Get = attrgetter("_saved_indices")
 dim: Get = attrgetter("_saved_dim")
 keepdim: Get = attrgetter("_saved_keepdim")
+index: Get = attrgetter("_saved_index")
+sides_of_dot: Get = attrgetter(SELF, "_saved_tensor")
 
 TENSORS = (SELF, TARGET, REDUCTION)
 CROSS_ENTROPY = (
@@ -53,6 +55,11 @@ CROSS_ENTROPY = (
     "_saved_ignore_index",
 )
 NEED = "tells what a loss is a mean of"
+
+
+def signed(number: int) -> int:
+    """Restore the sign of a number: nodes show negative numbers as unsigned ones."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def number_in(tensor: Tensor) -> Any:
@@ -114,6 +121,8 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "MulBackward0", x * y[0, 0], FACTORS
     yield "MulBackward0", 2 * x, FACTORS
     yield "DivBackward0", x / 2, FACTORS
+    yield "DotBackward0", torch.dot(x[0], y[0]), (SELF, "_saved_tensor")
+    yield "SelectBackward0", x[0], ("_saved_index", SIZES)
     yield "PowBackward0", x**2, (SELF, "_saved_exponent")
     yield "AbsBackward0", x.abs(), (SELF,)
     yield "ExpBackward0", x.exp(), (RESULT,)

@@ -19,6 +19,7 @@ from torchbus._loss.of_parameters import (
     may_be_of_parameters,
     reduces_a_parameter,
 )
+from torchbus._loss.stacked import Place, place_of_select, places_in, places_of_dot
 
 Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
 Divisors = tuple[Number, ...]
@@ -56,7 +57,7 @@ class Term:
     ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
     loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
     ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
-    reduces it, None if unknown.
+    reduces it, None if unknown. ``place``: which number it is, if the node makes a vector.
     """
 
     reduction: str
@@ -65,6 +66,7 @@ class Term:
     sizes: tuple[int, ...] = ()
     over: Divisors = ()
     node: Node | None = field(default=None, compare=False, repr=False)
+    place: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def reduced_by(self) -> Node:
@@ -102,11 +104,18 @@ def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
         return _terms(below(node), rows, divisors, depth - 1) if depth else [UNKNOWN]
     if name in PRODUCTS and depth:
         return _product(node, name, rows, divisors, depth)
+    if name in OF_PLACES and depth:
+        places = OF_PLACES[name](node)
+        if places is not None:
+            return _stacked(places, rows, divisors, depth)
     if is_of_parameters(node):
         return []
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
     return [Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN]
+
+
+OF_PLACES = {"DotBackward0": places_of_dot, "SelectBackward0": place_of_select}
 
 
 def below(node: Node) -> Node:
@@ -142,8 +151,11 @@ def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
 def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = saved.sizes(node)
     child = below(node)
-    if depth and (not sizes or _is_list_of_numbers(child, sizes)):
-        return _each(child, rows, (*divisors, float(sizes[0])) if sizes else divisors, depth)
+    if depth and not sizes:
+        return _terms(child, rows, divisors, depth - 1)
+    places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
+    if places is not None:
+        return _stacked(places, rows, (*divisors, float(sizes[0])), depth)
     return (
         []
         if reduces_a_parameter(child)
@@ -154,8 +166,11 @@ def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
 def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(saved.sizes(node) if hasattr(node, saved.SIZES) else saved.own(node).shape)
     child = below(node)
-    if depth and (not sizes or _is_list_of_numbers(child, sizes)):
-        return _each(child, rows, divisors, depth)
+    if depth and not sizes:
+        return _terms(child, rows, divisors, depth - 1)
+    places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
+    if places is not None:
+        return _stacked(places, rows, divisors, depth)
     return [] if reduces_a_parameter(child) else [_summed(sizes, divisors, node)]
 
 
@@ -175,19 +190,25 @@ def _length(sizes: Sequence[int], rows: int) -> float:
     return float(rows if rows in sizes else sizes[0]) if sizes else 1.0
 
 
-def _is_list_of_numbers(node: Node, sizes: Sequence[int]) -> bool:
-    """Whether the node is ``torch.stack([loss_a, loss_b])``."""
-    return (
-        type(node).__name__ == "StackBackward0"
-        and len(sizes) == 1
-        and len(node.next_functions) == sizes[0]
-    )
+def _stacked(places: list[Place], rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    return [
+        term
+        for one in places
+        for term in _in_place(one, _terms(one.loss, rows, (*divisors, *one.over), depth - 1))
+    ]
 
 
-def _each(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
-    if type(node).__name__ != "StackBackward0":
-        return _terms(node, rows, divisors, depth - 1)
-    return _of_all(node, rows, divisors, depth)
+def _in_place(place: Place, found: list[Term]) -> list[Term]:
+    if place.weighed_by is None:
+        return found
+    return _weighed_by(place.weighed_by, place.place, found)
+
+
+def _weighed_by(node: Node, place: int | None, found: list[Term]) -> list[Term]:
+    """A product with parameters stands for the term: its other side reads the term's value."""
+    if len(found) > 1 or any(term.number is None for term in found):
+        return [UNKNOWN]
+    return [replace(term, node=node, place=place) for term in found]
 
 
 def _of_all(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
@@ -217,19 +238,14 @@ def _product(node: Node, name: str, rows: int, divisors: Divisors, depth: int) -
 def _product_of_two(
     node: Node, name: str, children: list[Node], rows: int, divisors: Divisors, depth: int
 ) -> list[Term]:
-    """Read a term times a number that is made of parameters, such as the weight of a task.
-
-    The product stands for the term: its other side reads the term's value.
-    """
+    """Read a term times a number that is made of parameters, such as the weight of a task."""
     first, second = children
     if name.startswith("Mul") and is_of_parameters(first):
         first, second = second, first
     if not is_of_parameters(second):
         return [NONLINEAR]
     found = [] if is_of_parameters(first) else _terms(first, rows, divisors, depth - 1)
-    if len(found) > 1 or any(term.number is None for term in found):
-        return [UNKNOWN]
-    return [replace(term, node=node) for term in found]
+    return _weighed_by(node, None, found)
 
 
 def same(a: float, b: float) -> bool:

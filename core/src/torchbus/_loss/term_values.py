@@ -70,10 +70,10 @@ def parts(loss: Tensor, terms: Sequence[Term]) -> list[Tensor] | None:
     with torch.enable_grad():
         edges = [GradientEdge(term.reduced_by, 0) for term in terms]
         factors = grad(loss, edges, retain_graph=True)
-    values = [value_of(term.reduced_by) for term in terms]
+    values = [value_of(term) for term in terms]
     known = [
-        None if value is None else factor * value
-        for factor, value in zip(factors, values, strict=True)
+        None if value is None else (factor if term.place is None else factor[term.place]) * value
+        for term, factor, value in zip(terms, factors, values, strict=True)
     ]
     if sum(value is None for value in known) > 1:
         return None
@@ -82,8 +82,13 @@ def parts(loss: Tensor, terms: Sequence[Term]) -> list[Tensor] | None:
 
 
 @torch.no_grad()
-def value_of(node: Node) -> Tensor | None:
-    """Return the sum or mean that a node stands for. None if the graph has not saved enough."""
+def value_of(term: Term) -> Tensor | None:
+    """Return the sum or mean that a term stands for. None if the graph has not saved enough."""
+    value = _value(term.reduced_by)
+    return value if value is None or term.place is None else value[term.place]
+
+
+def _value(node: Node) -> Tensor | None:
     name = type(node).__name__
     if name in WITH_TARGETS:
         return WITH_TARGETS[name](node, REDUCTIONS[saved.reduction(node)])
@@ -129,7 +134,7 @@ def _of_elements(node: Node, name: str, depth: int) -> Tensor | None:
         return values[
             tuple(slice(None) if index is None else index for index in saved.indices(node))
         ]
-    return values.sum([_signed(dim) for dim in saved.dim(node)], keepdim=saved.keepdim(node))
+    return values.sum([saved.signed(dim) for dim in saved.dim(node)], keepdim=saved.keepdim(node))
 
 
 def _side(node: Node, name: str, place: int, depth: int) -> Tensor | None:
@@ -144,14 +149,9 @@ def _nll(node: Node, reduction: str) -> Tensor:
         saved.own(node),
         saved.target(node),
         saved.weight(node),
-        ignore_index=_signed(saved.ignore_index(node)),
+        ignore_index=saved.signed(saved.ignore_index(node)),
         reduction=reduction,
     )
-
-
-def _signed(number: int) -> int:
-    """Restore the sign of a number: nodes show negative numbers as unsigned ones."""
-    return number - 2**64 if number >= 2**63 else number
 
 
 def _times(value: Tensor, weight: Number) -> Number:

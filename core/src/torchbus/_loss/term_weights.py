@@ -141,7 +141,7 @@ class TermWeights:
         """
         value = weighed(found.loss, found.terms, weights)
         self._hooks = [
-            term.reduced_by.register_prehook(_times(weight))
+            _weigh(term, weight)
             for term, weight in zip(found.terms, weights, strict=True)
             if not _is_one_number(weight)
         ]
@@ -176,7 +176,9 @@ def of_batches(
 def unique(terms: Sequence[Term]) -> list[Term]:
     """Return each term once. A term that is added up twice has one place in the graph."""
     return list(
-        {id(term.node) if term.node is not None else id(term): term for term in terms}.values()
+        {
+            (id(term if term.node is None else term.node), term.place): term for term in terms
+        }.values()
     )
 
 
@@ -211,7 +213,7 @@ def _unless_clamped(term: Term, count: Number) -> Number:
     """Return the count, or 0 if a clamp has made it 1: ``sum / mask.sum().clamp(min=1)``."""
     if isinstance(count, Tensor) or not term.divisors or count != 1.0:
         return count
-    value = value_of(term.reduced_by)
+    value = value_of(term)
     return count if value is None or value != 0 else 0.0
 
 
@@ -230,12 +232,27 @@ def _is_one_number(weight: Number) -> bool:
     return not isinstance(weight, Tensor) and weight == 1.0
 
 
-def _times(weight: Number) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
-    ends = not isinstance(weight, Tensor) and not weight > 0.0
+def _weigh(term: Term, weight: Number) -> RemovableHandle:
+    """Multiply the gradient of what a term's node makes, or of one number of it, by a weight."""
+    node, ends = term.reduced_by, not isinstance(weight, Tensor) and not weight > 0.0
+    if term.place is None:
+        return node.register_prehook(_each(lambda gradient: None if ends else gradient * weight))
+    place = slice(term.place, term.place + 1)
+    if ends:  # behind the node, because its other side may be NaN
+        change = _each(lambda gradient: _changed(gradient, place, 0.0))
+        return node.register_hook(lambda made, _: change(made))
+    return node.register_prehook(
+        _each(lambda gradient: _changed(gradient, place, gradient[place] * weight))
+    )
 
-    def hook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        return tuple(
-            [None if gradient is None or ends else gradient * weight for gradient in gradients]
-        )
 
-    return hook
+def _changed(gradient: Tensor, place: slice, values: Tensor | float) -> Tensor:
+    changed = gradient.clone()
+    changed[place] = values
+    return changed
+
+
+def _each(
+    change: Callable[[Tensor], Tensor | None],
+) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
+    return lambda gradients: tuple([None if one is None else change(one) for one in gradients])

@@ -27,7 +27,8 @@ class BackwardCall:
 
     ``weight``: how much this rank's gradient counts in the mean over ranks; None: as its share of
     the data says. ``factor``: multiplies the gradient and not the loss. ``sync``: whether to
-    synchronise gradients. ``loss``: the tensor, if ``backward`` was called on a single one.
+    synchronise gradients. ``loss``: the tensor, if ``backward`` was called on a single one; of
+    several losses that are single numbers, their sum.
     ``count``: what the loss counts, if a plugin has found out before the strategy.
     """
 
@@ -86,6 +87,26 @@ class BackwardCall:
                 for tensor, gradient in zip(tensors, given, strict=True)
             ]
         )
+
+
+def _added(tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
+    """Return several losses as their sum, which has the same gradients. Other roots as they are."""
+    losses, factors = as_list(tensors), as_list(grad_tensors)
+    if (
+        len(losses) < 2
+        or len(factors) not in (0, len(losses))
+        or any(
+            type(one) is not torch.Tensor or one.dim() or not one.requires_grad for one in losses
+        )
+        or len({(one.dtype, one.device) for one in losses}) > 1
+    ):
+        return tensors, grad_tensors
+    with torch.enable_grad():
+        parts = [
+            loss if factor is None else loss * factor
+            for loss, factor in zip(losses, factors or [None] * len(losses), strict=True)
+        ]
+        return sum(parts[1:], parts[0]), None
 
 
 def as_list(given: Any) -> list[Any]:
@@ -155,7 +176,10 @@ class Outermost:
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
-            call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
+            roots = (tensors, grad_tensors)
+            if not isinstance(tensors, torch.Tensor):
+                roots = _added(*roots)
+            call = BackwardCall(*roots, retain_graph, create_graph, inputs)
             for listener in self._before.now:
                 listener(call)
             self._run(call, original)

@@ -17,7 +17,6 @@ from torchbus_sharded._compat.tensors import backward_hooks, call_when_accumulat
 from torchbus_sharded.checks.agreement import REMEDY, Agreement
 from torchbus_sharded.engine.parameter_hooks import forward_to
 
-
 REACHED, COUNTED = 1, 2
 """A backward has reached a parameter: of the flags that ranks give, the greatest is told."""
 

@@ -1,0 +1,111 @@
+"""Losses that the loop has put into a vector: ``(weights * torch.stack(losses)).sum()``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from torchbus._compat import saved
+from torchbus._loss.of_parameters import is_of_parameters
+
+if TYPE_CHECKING:
+    from torchbus._loss.graph import Divisors, Number
+
+LISTS = ("StackBackward0", "CatBackward0")
+ADDED = ("AddBackward0", "SubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0")
+PRODUCTS = ("MulBackward0", "DivBackward0")
+DEPTH = 8
+
+
+class Place(NamedTuple):
+    """One number of a vector.
+
+    ``loss``: what has made it. ``place``: where it stands. ``over``: what the loop has divided it
+    by. ``weighed_by``: the node that has multiplied the vector by parameters.
+    """
+
+    loss: Node
+    place: int
+    over: Divisors = ()
+    weighed_by: Node | None = None
+
+
+def places_in(node: Node, size: int, depth: int = DEPTH) -> list[Place] | None:
+    """Return the numbers whose sum is that of the vector. None if it holds something else.
+
+    Left out are those that need no gradient, and parameters that are added to the vector.
+    """
+    name, children = type(node).__name__, [child for child, _ in node.next_functions]
+    if name in LISTS:
+        stacked = [Place(child, place) for place, child in enumerate(children) if child is not None]
+        return stacked if len(children) == size else None
+    if name not in (*ADDED, *PRODUCTS) or not depth:
+        return None
+    found = {child: places_in(child, size, depth - 1) for child in children if child is not None}
+    others = [child for child, places in found.items() if places is None]
+    places = [place for each in found.values() for place in each or ()]
+    if not places or not all(is_of_parameters(child) for child in others):
+        return None
+    if name in ADDED:
+        return places
+    return _learned(node, places) if others else _weighed(node, places, size)
+
+
+def _learned(node: Node, places: list[Place]) -> list[Place] | None:
+    """The weights are parameters."""
+    divides = type(node).__name__ == "DivBackward0"
+    if any(place.weighed_by is not None for place in places) or (
+        divides and is_of_parameters(node.next_functions[0][0])
+    ):
+        return None
+    return [place._replace(weighed_by=node) for place in places]
+
+
+def places_of_dot(node: Node) -> list[Place] | None:
+    """Return the numbers of ``torch.dot(weights, torch.stack(losses))``."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    weights = [one for one in saved.sides_of_dot(node) if one is not None]
+    if len(children) != 1 or len(weights) != 1:
+        return None
+    places = places_in(children[0], weights[0].numel())
+    return places and _times(places, _numbers(weights[0], weights[0].numel()), False)
+
+
+def place_of_select(node: Node) -> list[Place] | None:
+    """Return the one number of ``torch.stack(losses)[1]``."""
+    sizes, child = saved.sizes(node), node.next_functions[0][0]
+    places = places_in(child, sizes[0]) if len(sizes) == 1 and child is not None else None
+    return places and [
+        one for one in places if one.place == saved.signed(saved.index(node)) % sizes[0]
+    ]
+
+
+def _weighed(node: Node, places: list[Place], size: int) -> list[Place] | None:
+    """The weights are numbers."""
+    given = [getattr(node, name, None) for name in saved.FACTORS]
+    number = next((one for one in given if one is not None), None)
+    return _times(places, _numbers(number, size), type(node).__name__ == "DivBackward0")
+
+
+def _times(places: list[Place], factors: list[Number] | None, divides: bool) -> list[Place] | None:
+    """What has a weight of 0 is left out."""
+    if factors is None:
+        return None
+    return [
+        one._replace(over=(*one.over, factor if divides else 1.0 / factor))
+        for one, factor in zip(places, [factors[one.place] for one in places], strict=True)
+        if isinstance(factor, Tensor) or factor
+    ]
+
+
+def _numbers(given: object, size: int) -> list[Number] | None:
+    """Return the size of each of a vector's numbers, or of one that stands for all."""
+    if isinstance(given, int | float):
+        return [abs(given)] * size
+    if not isinstance(given, Tensor) or given.is_complex() or given.dim() > 1:
+        return None
+    each = given.detach().abs().reshape(-1).unbind()
+    numbers = [saved.number_in(one) for one in each] if given.is_cpu else list(each)
+    return numbers * size if len(numbers) == 1 else numbers if len(numbers) == size else None
