@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 
 import torch
 from torch import Tensor
+from torch._functorch import pyfunctorch
 
 from torchbus._compat.required import private
 
@@ -30,3 +32,25 @@ foreach_mul_: Callable[..., None] = private(
     torch, "_foreach_mul_", "multiplies all gradients at once"
 )
 """Seen in 2.4 to 2.13. Without it: UsageError where gradients are weighted."""
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Compute as if no transform of ``torch.func`` ran: a collective can't be transformed.
+
+    Without ``temporarily_clear_interpreter_stack``: UsageError at a first call in a transform. Seen
+    in 2.4 to 2.13.
+    """
+    if maybe_current_level() is None:
+        return nullcontext()
+    context: AbstractContextManager[object] = clear_transforms()
+    return context
+
+
+maybe_current_level: Callable[[], int | None] = private(
+    torch._C._functorch, "maybe_current_level", "tells whether a transform of torch.func runs"
+)
+"""Seen in 2.4 to 2.13. Without it: UsageError at a model's first call."""
+
+clear_transforms = private(
+    pyfunctorch, "temporarily_clear_interpreter_stack", "lets ranks meet inside of a transform"
+)

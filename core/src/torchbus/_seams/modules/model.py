@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Callable
 from itertools import chain
 
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 
+from torchbus._compat.autograd import outside_transforms
 from torchbus._compat.modules import detect_fake_mode
 from torchbus._seams.ears import Ears
 from torchbus._seams.modules.module_hook import ModuleHook
@@ -31,7 +32,7 @@ def install(ears: Ears) -> Callable[[], None]:
 
     def first_call(module: Module, inputs: object) -> None:
         # torch.compile of an older torch calls its copies
-        if id(module) in known or detect_fake_mode() is not None:
+        if id(module) in known or detect_fake_mode() is not None or _is_lent(module):
             return
         # this call will give them their shapes
         waits = any(map(is_lazy, chain(module.parameters(), module.buffers())))
@@ -41,6 +42,12 @@ def install(ears: Ears) -> Callable[[], None]:
             if not (waits and part is module)
         )
         if not waits:
-            ears.hook.model_found(model=module, calling=True)
+            with outside_transforms():
+                ears.hook.model_found(model=module, calling=True)
 
     return ModuleHook(ears, first_call).remove
+
+
+def _is_lent(module: Module) -> bool:
+    """Whether ``torch.func.functional_call`` has put other tensors in the place of parameters."""
+    return not all(isinstance(one, Parameter) for one in module.parameters())
