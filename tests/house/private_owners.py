@@ -109,6 +109,7 @@ def owners_in_fsdp() -> Iterator[tuple[Any, str]]:
     yield fsdp.FSDPModule, "_get_fsdp_state"
     yield _fsdp_state.FSDPState, "_is_root"
     yield _fsdp_param_group.FSDPParamGroup, "_all_gather_result"
+    yield _fsdp_param_group.FSDPParamGroup, "_training_state"
     yield _fsdp_param.FSDPParam, "_unsharded_param"
     yield importlib.import_module("torch.distributed"), "_composable _composable_state"
     yield importlib.import_module("torch.distributed._composable_state"), "_module_state_mapping"
@@ -150,6 +151,7 @@ if not HAS_FSDP2:
         "_is_root",
         "_module_state_mapping",
         "_op_dispatcher",
+        "_training_state",
         "_unsharded_param",
     }
 ALL = [

@@ -100,7 +100,7 @@ REFUSED = {
     "cpu_offload": (
         "made()",
         ", cpu_offload=True",
-        "cpu_offload=True needs GPUs: on CPU the parts are in host memory as it is",
+        "cpu_offload=True needs GPUs: on CPU the parts are in host memory anyway",
     ),
     "functional_call": (
         "m, o = made(); torch.func.functional_call(m, {n: p.detach().full_tensor() for n, p in m.named_parameters()}, torch.ones(2, 6))",

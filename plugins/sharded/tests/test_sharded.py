@@ -121,12 +121,16 @@ def test_explain_lists_what_is_replaced(fsdp):
         "unbind",
         "split",
         "chunk",
-        "data",
         "__deepcopy__",
     )
     methods = ", ".join(f"DTensor.{name}" for name in names)
     assert f"DTensor's operators, {methods}" in told
-    assert "torch.autograd.grad, torch.optim.adamw.adamw" in told
+    for each in (
+        "torch.autograd.grad, ",
+        "Parameter.data, DTensor.data",
+        "torch.optim.adamw.adamw",
+    ):
+        assert each in told
 
 
 def fails(body: str, options: str = "") -> Result:

@@ -25,5 +25,6 @@ def refuse_renormalised(session: Context, models: Iterable[Module]) -> None:
                     f" {name or 'itself'} in {type(model).__name__}: each rank would shrink only"
                     " the rows that its own samples use. Leave max_norm out, and shrink all rows"
                     " after each step, under torch.no_grad():"
-                    f" weight.renorm_({table.norm_type:g}, 0, {table.max_norm})"
+                    f" weight.div_((weight.norm({table.norm_type:g}, 1, keepdim=True)"
+                    f" / {table.max_norm}).clamp(min=1))"
                 )

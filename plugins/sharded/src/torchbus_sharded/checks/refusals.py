@@ -88,12 +88,23 @@ Inputs = Tensor | Sequence[Tensor]
 Grad = Callable[..., tuple[Tensor, ...]]
 
 
-def refuse_derivatives(models: Iterable[Module]) -> Callable[[Grad], Grad]:
-    """Make a ``torch.autograd.grad`` that refuses parameters, out of torch's."""
+def refuse_derivatives(
+    models: Iterable[Module], before_graph: Callable[[], None]
+) -> Callable[[Grad], Grad]:
+    """Make a ``torch.autograd.grad`` that refuses parameters, out of torch's.
+
+    ``before_graph`` is called before one that makes a graph of the gradients.
+    """
 
     def make(original: Grad) -> Grad:
         def grad(
-            outputs: Inputs, inputs: Inputs, *args: object, **kwargs: object
+            outputs: Inputs,
+            inputs: Inputs,
+            grad_outputs: object = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            *args: object,
+            **kwargs: object,
         ) -> tuple[Tensor, ...]:
             asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             gathered = {id(unsharded(pair)) for model in models for pair in pairs_in(model)}
@@ -104,7 +115,11 @@ def refuse_derivatives(models: Iterable[Module]) -> Callable[[Grad], Grad]:
                     "torch.autograd.grad for parameters under strategy='fsdp': a rank would get the"
                     " gradient of only its own samples. Use backward(), or strategy='ddp'"
                 )
-            return original(outputs, asked, *args, **kwargs)
+            if create_graph:
+                before_graph()
+            return original(
+                outputs, asked, grad_outputs, retain_graph, create_graph, *args, **kwargs
+            )
 
         return grad
 

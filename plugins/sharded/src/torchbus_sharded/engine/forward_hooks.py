@@ -24,7 +24,7 @@ from torchbus_sharded._compat.fsdp2 import (
 )
 from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.checks.refusals import refuse_borrowed
+from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives
 from torchbus_sharded.engine.prefetch import Prefetch
 from torchbus_sharded.engine.writes import Writes
 
@@ -45,6 +45,8 @@ class ForwardHooks:
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        refusing = refuse_derivatives(self._roots, self.keep_gathered)
+        session.replace(torch.autograd, "grad", refusing)
 
     def add(self, model: Module, number: int) -> None:
         name = f"{original_class(model).__name__}, model {number}"
@@ -128,6 +130,12 @@ class ForwardHooks:
         if self._forwards[model] == 2:
             # One backward may go through both forwards: the one that ends first would let the
             # parameters go while the other still needs them.
+            units_in(model)[0].set_reshard_after_backward(False)
+
+    def keep_gathered(self) -> None:
+        """Until the next backward has ended: it also goes through what a derivative makes now."""
+        for model in self._forwards:
+            self._forwards[model] = max(self._forwards[model], 2)
             units_in(model)[0].set_reshard_after_backward(False)
 
     def settle(self) -> None:

@@ -55,7 +55,6 @@ class Writes:
     def add(self, model: Module) -> None:
         """Add a model that was divided."""
         self._models.add(model)
-        self._note_parts(model)
         for group in groups_in(model):
             self._on_close.callback(call_before_reshard(group, self._keep))
 
@@ -70,7 +69,7 @@ class Writes:
 
         All ranks call it, and have written the same.
         """
-        pairs = pairs_in(unit)
+        pairs = [pair for pair in pairs_in(unit) if hasattr(pair, "torchbus_part_version")]
         if self._looks_closely and any(_sum(pair) != pair.torchbus_part_sum for pair in pairs):
             self._has_unseen = True
         seen = any(

@@ -32,7 +32,7 @@ from torchbus_sharded._compat.fsdp2 import (
 )
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.divisible import can_be_divided
-from torchbus_sharded.checks.refusals import refuse_copies, refuse_derivatives, refuse_optimizer
+from torchbus_sharded.checks.refusals import refuse_copies, refuse_optimizer
 from torchbus_sharded.checks.stale import empty
 from torchbus_sharded.checks.translation import translate
 from torchbus_sharded.checks.undivided import UndividedModels
@@ -69,7 +69,6 @@ class ShardedModels:
         self.undivided = UndividedModels(session, self._models)
         session.on_close.callback(self._forget)
         as_whole(session)
-        session.replace(torch.autograd, "grad", refuse_derivatives(self._models))
 
     def __iter__(self) -> Iterator[Module]:
         """The divided models."""
@@ -232,8 +231,7 @@ class ShardedModels:
             self._job.wait_in(END)
             self.undivided.refuse_trained()
         for model in list(self._models) if error is None else []:
-            whole = make_whole(model, self._options.forward_methods)
-            self._optimizers.swap(whole)
+            self._optimizers.swap(make_whole(model, self._options.forward_methods))
 
     def _forget(self) -> None:
         self._old.clear()
