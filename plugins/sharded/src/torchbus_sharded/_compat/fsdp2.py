@@ -113,6 +113,12 @@ def pairs_in(model: Module) -> list[Pair]:
 
 
 @_once
+def names_in(model: Module) -> set[str]:
+    """The names of its parameters at the first call, when it was divided."""
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+@_once
 def buffers_in(model: Module) -> list[dict[str, Tensor | None]]:
     """The dict of buffers of each of its modules, which may replace its buffers."""
     return [buffers(module) for module in model.modules()]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torchbus.plugin import Unsupported
 
-from torchbus_sharded._compat.fsdp2 import original_class
+from torchbus_sharded._compat.fsdp2 import names_in, original_class
 
 OUTSIDE = (
     "mixed torch.Tensor and DTensor",
@@ -40,11 +40,24 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
             " as model.module of a DataParallel, or a block): under strategy='fsdp' the whole is"
             " called first. Call the whole in both places, or use strategy='ddp'"
         )
-    if isinstance(error, RuntimeError | NotImplementedError) and any(
+    is_mixture = isinstance(error, RuntimeError | NotImplementedError) and any(
         sign in str(error) for sign in OUTSIDE
-    ):
-        return _mixture(error, models)
-    return None
+    )
+    new = _new_parameter(models) if is_mixture or isinstance(error, TypeError) else ""
+    if new:
+        return Unsupported(
+            f"{new} was made after strategy='fsdp' had divided the model (by torch.nn.utils.prune, a"
+            " parametrisation): make it before the optimizer, or use strategy='ddp'"
+        )
+    return _mixture(error, models) if error is not None and is_mixture else None
+
+
+def _new_parameter(models: Iterable[Module]) -> str:
+    for model in models:
+        for name, _ in model.named_parameters(remove_duplicate=False):
+            if name not in names_in(model):
+                return f"{name} of {original_class(model).__name__}"
+    return ""
 
 
 def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:

@@ -17,6 +17,7 @@ from torchbus.plugin import Context
 
 from torchbus_sharded._compat.fsdp2 import (
     let_go_of_early,
+    names_in,
     original_class,
     pairs_in,
     reset,
@@ -51,6 +52,7 @@ class ForwardHooks:
     def add(self, model: Module, number: int) -> None:
         name = f"{original_class(model).__name__}, model {number}"
         self._roots.add(model)
+        names_in(model)
         self._prefetch.add(model)
         self.writes.add(model)
         stack = self._session.on_close
