@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torchbus import session
 from torchbus._batches.share import Share
 from torchbus._loss.count import ALL, COUNTED, NORM, SLOTS, WEIGHT
-from torchbus._loss.graph import Term, terms_of
+from torchbus._loss.graph.reading import terms_of
+from torchbus._loss.graph.term import Term
 from torchbus._loss.weights import LossWeights
 from torchbus.errors import UsageError
 

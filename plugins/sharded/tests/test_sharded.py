@@ -193,6 +193,6 @@ def test_a_part_that_is_called_before_the_whole_is_refused():
 
 
 def test_a_parameter_that_is_replaced_after_dividing_is_refused():
-    body = "m = Mlp(); o = torch.optim.SGD(m.parameters(), 0.1); x = torch.ones(2, 6); m(x); "
-    body += "torch.nn.utils.prune.random_unstructured(m[0], 'weight', 0.5); m(x)"
+    body = "from torch.nn.utils import prune; m = Mlp(); x = torch.ones(2, 6); "
+    body += "o = torch.optim.SGD(m.parameters(), 0.1); m(x); prune.random_unstructured(m[0], 'weight', 0.5); m(x)"
     assert "0.weight_orig of Mlp was made after strategy='fsdp' had divided" in fails(body).stderr

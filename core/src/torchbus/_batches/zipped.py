@@ -15,7 +15,8 @@ from torchbus._batches.share import Share
 from torchbus._batches.taken import Taken, is_plain
 from torchbus._compat import saved
 from torchbus._loss.apart import Apart
-from torchbus._loss.graph import Term, terms_of
+from torchbus._loss.graph.reading import terms_of
+from torchbus._loss.graph.term import Term
 from torchbus._loss.term_weights import of_batches, unique
 
 NODES_AT_MOST = 20_000

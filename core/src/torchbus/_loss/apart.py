@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchbus._loss.graph import Number, Term
+from torchbus._loss.graph.term import Number, Term
 
 
 class Apart(NamedTuple):

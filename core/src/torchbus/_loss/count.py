@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torchbus._loss.apart import Apart
-from torchbus._loss.graph import Number, Term, same
+from torchbus._loss.graph.term import Number, Term, same
 from torchbus.errors import UsageError
 
 SLOTS = 8

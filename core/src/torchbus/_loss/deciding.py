@@ -10,7 +10,8 @@ from torch import Tensor
 from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._loss.apart import Apart
-from torchbus._loss.graph import Number, Term, same, terms_of
+from torchbus._loss.graph.reading import terms_of
+from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.messages import BY_KIND, MIXED, SILENT, TIMES_ROWS
 from torchbus._loss.term_weights import of_one_batch, unique
 

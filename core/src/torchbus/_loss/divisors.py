@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbus._batches.feeding import Fed
-from torchbus._loss.graph import Divisors, Number, same
+from torchbus._loss.graph.term import Divisors, Number, same
 from torchbus._loss.messages import NEITHER
 
 ALIKE_FOR = 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchbus._compat.autograd import foreach_mul_
 from torchbus._compat.dtensors import own_part
-from torchbus._loss.graph import Number
+from torchbus._loss.graph.term import Number
 
 Gradients = list[tuple[Any, Tensor]]
 

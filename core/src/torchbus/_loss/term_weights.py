@@ -21,8 +21,9 @@ from torchbus._batches.share import Share
 from torchbus._batches.taken import Taken
 from torchbus._compat import accelerators
 from torchbus._loss.apart import Apart
-from torchbus._loss.graph import Number, Term, same
-from torchbus._loss.term_values import value_of, weighed
+from torchbus._loss.graph.term import Number, Term, same
+from torchbus._loss.graph.values import value_of, weighed
+from torchbus._loss.graph.weighing import weigh
 
 LOOKS = 10
 WAITS = 3
@@ -141,7 +142,7 @@ class TermWeights:
         """
         value = weighed(found.loss, found.terms, weights)
         self._hooks = [
-            _weigh(term, weight)
+            weigh(term, weight)
             for term, weight in zip(found.terms, weights, strict=True)
             if not _is_one_number(weight)
         ]
@@ -230,29 +231,3 @@ def _differs(mean: Sequence[float]) -> bool:
 
 def _is_one_number(weight: Number) -> bool:
     return not isinstance(weight, Tensor) and weight == 1.0
-
-
-def _weigh(term: Term, weight: Number) -> RemovableHandle:
-    """Multiply the gradient of what a term's node makes, or of one number of it, by a weight."""
-    node, ends = term.reduced_by, not isinstance(weight, Tensor) and not weight > 0.0
-    if term.place is None:
-        return node.register_prehook(_each(lambda gradient: None if ends else gradient * weight))
-    place = slice(term.place, term.place + 1)
-    if ends:  # behind the node, because its other side may be NaN
-        change = _each(lambda gradient: _changed(gradient, place, 0.0))
-        return node.register_hook(lambda made, _: change(made))
-    return node.register_prehook(
-        _each(lambda gradient: _changed(gradient, place, gradient[place] * weight))
-    )
-
-
-def _changed(gradient: Tensor, place: slice, values: Tensor | float) -> Tensor:
-    changed = gradient.clone()
-    changed[place] = values
-    return changed
-
-
-def _each(
-    change: Callable[[Tensor], Tensor | None],
-) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
-    return lambda gradients: tuple([None if one is None else change(one) for one in gradients])

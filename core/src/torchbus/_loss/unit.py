@@ -22,7 +22,7 @@ from torchbus._loss.count import (
     spread,
 )
 from torchbus._loss.divisors import CommonDivisor, ConstantDivisors
-from torchbus._loss.graph import UNKNOWN, Divisors, Number, Term
+from torchbus._loss.graph.term import UNKNOWN, Divisors, Number, Term
 from torchbus._loss.messages import REPEATED
 
 SPREAD = 1e-5  # of squares that are told in float32

@@ -20,7 +20,7 @@ from torchbus._loss import messages
 from torchbus._loss.apart import Apart
 from torchbus._loss.count import HAVE_RATIO, RATIO, RATIO_SQUARED, UNTOLD, Count, Scales, spread
 from torchbus._loss.deciding import BySamples, Deciding
-from torchbus._loss.graph import Number, Term, same
+from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.term_weights import TermWeights
 from torchbus._loss.unit import SPREAD, Unit, unless_clamped
 from torchbus._session.notices import warn

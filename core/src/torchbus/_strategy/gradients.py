@@ -13,7 +13,7 @@ from torchbus._checks.common_constants import Constants
 from torchbus._compat.gradients import is_view
 from torchbus._loss.count import Count
 from torchbus._loss.gradients import add_again, set_apart
-from torchbus._loss.graph import Number
+from torchbus._loss.graph.term import Number
 from torchbus._seams.backward import BackwardCall, as_list
 from torchbus._session.context import Context
 from torchbus._strategy.backward import create_graph, header, user_hooks

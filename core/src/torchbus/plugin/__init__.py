@@ -38,7 +38,7 @@ from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count, Scales
 from torchbus._loss.count import check_mode as check_loss_weight
 from torchbus._loss.gradients import made_anew, scale_all
-from torchbus._loss.graph import Number
+from torchbus._loss.graph.term import Number
 from torchbus._loss.term_weights import NUMBERS as TERM_NUMBERS
 from torchbus._loss.weights import LossWeights
 from torchbus._ranks import random_streams

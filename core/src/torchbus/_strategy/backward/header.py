@@ -17,7 +17,7 @@ from torchbus._checks.common_constants import MODULUS, told_alike
 from torchbus._compat import accelerators
 from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count
-from torchbus._loss.graph import Number
+from torchbus._loss.graph.term import Number
 
 OWN = 10
 (

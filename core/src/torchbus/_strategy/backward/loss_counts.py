@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchbus._loss.count import Count, Scales
 from torchbus._loss.gradients import scale_all
-from torchbus._loss.graph import Number
+from torchbus._loss.graph.term import Number
 from torchbus._loss.weights import LossWeights
 from torchbus._seams.backward import BackwardCall
 from torchbus._session.context import Context

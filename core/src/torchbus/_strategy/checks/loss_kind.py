@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchbus._compat import saved
-from torchbus._loss.graph import Term, terms_of
+from torchbus._loss.graph.reading import terms_of
+from torchbus._loss.graph.term import Term
 from torchbus._session.notices import warn
 
 

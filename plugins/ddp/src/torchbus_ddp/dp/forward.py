@@ -29,15 +29,17 @@ T = TypeVar("T")
 class DividedForward:
     """Divides the forwards of the models that it finds.
 
-    Every rank computes all of a model's first call, for each form of its inputs. It shows how the
-    outputs depend on the batch. ``reduction`` says what numbers that a forward returns are: a
-    "mean" or "sum" over samples, or not known (None).
+    Every rank computes all of a model's first call, for each form of its inputs, and of the calls
+    up to the next backward. The first one shows how the outputs depend on the batch. ``reduction``
+    says what numbers that a forward returns are: a "mean" or "sum" over samples, or not known
+    (None).
     """
 
     def __init__(
         self, session: Context, team: Team, dim: int | None, reduction: str | None
     ) -> None:
-        self._session = session
+        assert session.job is not None
+        self._session, self._job = session, session.job
         self._team = team
         self._dim = dim or 0
         self._dim_is_said = dim is not None
@@ -98,9 +100,14 @@ class DividedForward:
                 refuse_time_first(model)
             outputs = forward(*args, **kwargs)
             known[form] = Layout(type(model).__name__, outputs, total, self._dim)
+            known[form].learned_before = self._job.backwards + 1
             self._warn(model, known[form])
             return outputs
-        if self._computed_whole(layout) or _only_updates_buffers(model):
+        if (
+            self._computed_whole(layout)
+            or _only_updates_buffers(model)
+            or self._may_be_again(layout)
+        ):
             return forward(*args, **kwargs)
         rows = share_rows(total, self._team.size, self._team.rank)
 
@@ -116,6 +123,10 @@ class DividedForward:
         ):
             outputs = forward(*own_args, **own_kwargs)
         return layout.join(outputs, rows, self._team, self._reduction)
+
+    def _may_be_again(self, layout: Layout) -> bool:
+        """Whether a backward may compute the first call again (``torch.utils.checkpoint``)."""
+        return torch.is_grad_enabled() and layout.learned_before > self._job.backwards
 
     def _computed_whole(self, layout: Layout) -> bool:
         return layout.has_numbers and self._reduction is None

@@ -31,7 +31,8 @@ class Layout:
     """How the outputs of a model depend on the batch.
 
     It is learnt from the ``outputs`` of a call that computed the whole batch of ``total`` samples.
-    ``is_new`` is True until a call was divided.
+    ``is_new`` is True until a call was divided. ``learned_before``: the number of the backward that
+    came after that call.
     """
 
     def __init__(self, name: str, outputs: object, total: int, dim: int) -> None:
@@ -42,6 +43,7 @@ class Layout:
         self._kinds = [_kind(leaf, total, dim) for leaf in numbers_in(outputs)]
         self._sure = False
         self.is_new = True
+        self.learned_before = 0
 
     @property
     def has_numbers(self) -> bool:

@@ -10,7 +10,6 @@ when a model is divided, computes or is made whole; UsageError where it would be
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -48,7 +47,7 @@ class Pair(Protocol):
     torchbus_watched: Tensor
     torchbus_calls_hooks: bool
     torchbus_part_version: int
-    torchbus_part_sum: int
+    torchbus_part_sum: int | None
     torchbus_whole_version: int
 
 
@@ -130,49 +129,6 @@ def gathered_in(model: Module) -> list[tuple[Tensor, nn.Parameter]]:
     return [(whole, part) for whole, part in found if whole is not None]
 
 
-def gathered_now(group: Group) -> list[tuple[Pair, nn.Parameter]]:
-    """The parameters, each with its whole tensor. There are none while they are not gathered."""
-    gathered = [pair for pair in group.fsdp_params if pair.sharded_state.name == "UNSHARDED"]
-    found = [(pair, unsharded(pair)) for pair in gathered]
-    return [(pair, whole) for pair, whole in found if whole is not None]
-
-
-def is_in_forward(group: Group) -> bool:
-    """Whether its unit is at the end of a forward, for which it was gathered."""
-    return bool(group._training_state.name == "FORWARD")
-
-
-def call_before_reshard(group: Group, call: Callable[[Group], None]) -> Callable[[], None]:
-    """Call a function before a group's whole parameters are let go. Returns what undoes it.
-
-    The engine reshards at the end of a forward and of a backward, in compiled models as well.
-    """
-    reference = weakref.ref(group)
-
-    def reshard() -> None:
-        alive = reference()
-        if alive is not None:
-            call(alive)
-            type(alive).reshard(alive)
-
-    def undo() -> None:
-        alive = reference()
-        if alive is not None:
-            del alive.reshard
-
-    group.reshard = reshard  # type: ignore[method-assign]
-    return undo
-
-
-def gather_after_writes(group: Group) -> None:
-    """Let what is gathered from now on wait for what the device has been told to write.
-
-    Torch's engine waits at the beginning of a forward only.
-    """
-    context = group.comm_ctx
-    context.all_gather_copy_in_stream.wait_stream(context.device_handle.current_stream())
-
-
 def unsharded(pair: Pair) -> nn.Parameter | None:
     """The whole parameter, or None before it is gathered for the first time."""
     return getattr(pair, "_unsharded_param", None)
@@ -194,19 +150,6 @@ def _unreduced(group: Group) -> Iterator[Pair]:
         whole = unsharded(pair)
         if whole is not None and whole.grad is not None:
             yield pair
-
-
-def let_go_of_early(module: Module) -> None:
-    """Drop what was prefetched and never used: its values are old.
-
-    Its unit is gathered again.
-    """
-    for group in groups_in(module):
-        if group._all_gather_result is not None:
-            work = group._all_gather_result.all_gather_work
-            if work is not None:
-                work.wait()
-            group._all_gather_result = None
 
 
 def reset(model: Module) -> None:

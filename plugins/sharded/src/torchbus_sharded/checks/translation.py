@@ -46,8 +46,8 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
     new = _new_parameter(models) if is_mixture or isinstance(error, TypeError) else ""
     if new:
         return Unsupported(
-            f"{new} was made after strategy='fsdp' had divided the model (by torch.nn.utils.prune, a"
-            " parametrisation): make it before the optimizer, or use strategy='ddp'"
+            f"{new} was made after strategy='fsdp' had divided the model (by torch.nn.utils.prune,"
+            " a parametrisation): make it before the optimizer, or use strategy='ddp'"
         )
     return _mixture(error, models) if error is not None and is_mixture else None
 

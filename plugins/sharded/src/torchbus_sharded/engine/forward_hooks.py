@@ -15,14 +15,8 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
 from torchbus.plugin import Context
 
-from torchbus_sharded._compat.fsdp2 import (
-    let_go_of_early,
-    names_in,
-    original_class,
-    pairs_in,
-    reset,
-    units_in,
-)
+from torchbus_sharded._compat.fsdp2 import names_in, original_class, pairs_in, reset, units_in
+from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives

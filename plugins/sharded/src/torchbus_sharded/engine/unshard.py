@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torchbus.plugin import dtensors
 
-from torchbus_sharded._compat.fsdp2 import forget_engine, let_go_of_early
+from torchbus_sharded._compat.fsdp2 import forget_engine
+from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import parameters, share_backward_hooks
 
 

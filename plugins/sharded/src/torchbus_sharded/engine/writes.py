@@ -17,16 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torchbus.plugin import Context, dtensors
 
-from torchbus_sharded._compat.fsdp2 import (
-    Group,
-    Pair,
+from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, pairs_in
+from torchbus_sharded._compat.gathering import (
     call_before_reshard,
     gather_after_writes,
     gathered_now,
-    groups_in,
     is_in_forward,
     let_go_of_early,
-    pairs_in,
 )
 from torchbus_sharded._compat.tensors import DATA, version
 from torchbus_sharded.checks.agreement import Agreement
@@ -70,7 +67,9 @@ class Writes:
         All ranks call it, and have written the same.
         """
         pairs = [pair for pair in pairs_in(unit) if hasattr(pair, "torchbus_part_version")]
-        if self._looks_closely and any(_sum(pair) != pair.torchbus_part_sum for pair in pairs):
+        if self._looks_closely and any(
+            pair.torchbus_part_sum not in (None, _sum(pair)) for pair in pairs
+        ):
             self._has_unseen = True
         seen = any(
             version(pair.sharded_param) != pair.torchbus_part_version
@@ -134,7 +133,8 @@ class Writes:
         for pair in pairs_in(model):
             pair.torchbus_part_version = version(pair.sharded_param)
             if self._looks_closely:
-                pair.torchbus_part_sum = _sum(pair)
+                # a part of a model that was on the meta device is found at the first forward
+                pair.torchbus_part_sum = None if pair.sharded_param.is_meta else _sum(pair)
 
     # ``data`` ------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn import functional as F
 
 from torchbus._compat import saved
-from torchbus._loss.graph import Number, Term, below
+from torchbus._loss.graph.reading import below
+from torchbus._loss.graph.term import Number, Term
 
 REDUCTIONS = ("none", "mean", "sum")
 WITH_TARGETS: dict[str, Callable[[Node, str], Tensor]] = {

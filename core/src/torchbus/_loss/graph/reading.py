@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus._compat import saved
-from torchbus._loss.of_parameters import (
+from torchbus._loss.graph.of_parameters import (
     OF_ONE_NUMBER,
     is_of_parameters,
     may_be_of_parameters,
     reduces_a_parameter,
 )
-from torchbus._loss.stacked import Place, place_of_select, places_in, places_of_dot
-
-Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
-Divisors = tuple[Number, ...]
+from torchbus._loss.graph.stacked import Place, place_of_select, places_in, places_of_dot
+from torchbus._loss.graph.term import NONLINEAR, UNKNOWN, Divisors, Term
 
 ARITHMETIC = (
     "AddBackward0",
@@ -46,36 +44,6 @@ SUMS = ("SumBackward0", "NansumBackward0")
 WITH_COUNT = ("NllLossBackward0", "NllLoss2DBackward0")
 MEAN, SUM = 1, 2  # as torch numbers them
 DEPTH = 64
-
-
-@dataclass(slots=True)
-class Term:
-    """One of the terms that a loss adds up.
-
-    ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function), or
-    "nonlinear" (a function of sums and means, such as a root or a ratio).
-    ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
-    loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
-    ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
-    reduces it, None if unknown. ``place``: which number it is, if the node makes a vector.
-    """
-
-    reduction: str
-    number: Number | None = None
-    divisors: Divisors = ()
-    sizes: tuple[int, ...] = ()
-    over: Divisors = ()
-    node: Node | None = field(default=None, compare=False, repr=False)
-    place: int | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def reduced_by(self) -> Node:
-        """Return its node; only a term that is known is weighed."""
-        assert self.node is not None
-        return self.node
-
-
-UNKNOWN, NONLINEAR = Term("unknown"), Term("nonlinear")  # nobody changes them
 
 
 def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
@@ -246,8 +214,3 @@ def _product_of_two(
         return [NONLINEAR]
     found = [] if is_of_parameters(first) else _terms(first, rows, divisors, depth - 1)
     return _weighed_by(node, None, found)
-
-
-def same(a: float, b: float) -> bool:
-    """Whether two counts are equal. They may have been exchanged in float32."""
-    return math.isclose(a, b, rel_tol=1e-6)

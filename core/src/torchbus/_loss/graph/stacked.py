@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus._compat import saved
-from torchbus._loss.of_parameters import is_of_parameters
-
-if TYPE_CHECKING:
-    from torchbus._loss.graph import Divisors, Number
+from torchbus._loss.graph.of_parameters import is_of_parameters
+from torchbus._loss.graph.term import Divisors, Number
 
 LISTS = ("StackBackward0", "CatBackward0")
 ADDED = ("AddBackward0", "SubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0")

@@ -1,0 +1,1 @@
+"""What the graph of a loss tells: its terms, what each counts, and their values."""
