@@ -16,6 +16,7 @@ NUMBERS = SCRIPTS / "dp_numbers.py"
 
 CASES = [
     "mlp",
+    "checkpointed",
     "convolutional net",
     "transformer",
     "pairs of samples, a loss with a parameter",

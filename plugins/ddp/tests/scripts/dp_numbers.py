@@ -6,6 +6,7 @@ import torch
 from dp_head import dp, found
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus.testing.models import ConvNet, Transformer
 
@@ -62,6 +63,10 @@ class Clip(nn.Module):
 
 def plain(model, x, y):
     return F.mse_loss(model(x), y)
+
+
+def checkpointed(model, x, y):
+    return F.mse_loss(checkpoint(model, x, use_reentrant=False), y)
 
 
 def pairs(model, x, y):
@@ -133,6 +138,7 @@ def train(make, loss_of):
 
 CASES = {
     "mlp": (Mlp, plain, {}),
+    "checkpointed": (Mlp, checkpointed, {}),
     "convolutional net": (lambda: ConvNet(4), plain, {}),
     "transformer": (lambda: Transformer(4), plain, {}),
     "pairs of samples, a loss with a parameter": (Mlp, pairs, {}),
