@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from torchbus import session
 from torchbus._bus import discovery
@@ -29,6 +30,18 @@ def test_unknown_strategy():
         message(strategy="dpp") == "unknown strategy 'dpp': did you mean 'dp' or 'ddp' or 'fsdp'?"
     )
     assert message(strategy="Auto") == "unknown strategy 'Auto': did you mean 'auto'?"
+    assert message(strategy="FSDP").startswith("unknown strategy 'FSDP': did you mean 'fsdp'")
+    for name, ours in {"DistributedDataParallel": "ddp", "fully_shard": "fsdp"}.items():
+        said = message(strategy=name)
+        assert said == f"unknown strategy {name!r}: here it is called {ours!r}"
+
+
+def test_numbers_of_numpy_are_numbers():
+    with session(devices=np.int64(1), accelerator="cpu", timeout_s=np.float32(60.0)) as s:
+        assert s.world_size == 1
+    assert message(num_nodes=np.float64(2.0)) == (
+        "num_nodes=2.0 is a float64: it must be a number of machines"
+    )
 
 
 def test_unknown_option():

@@ -14,6 +14,7 @@ from torchbus._builtin import standard_plugins
 from torchbus._bus import misuse
 from torchbus._bus.attributes import Plugin
 from torchbus._bus.options import check as check_options
+from torchbus._bus.options import plain
 from torchbus._compat.cpython import current_frame
 from torchbus._launch import Call
 from torchbus._launch.join import places
@@ -90,14 +91,20 @@ class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
         freeze_timeout: float = 600.0,
         **options: Unpack[KnownOptions],
     ) -> None:
-        self._arguments = {
+        arguments = {
             name: value
             for name, value in locals().items()
             if name not in ("self", "plugins", "options", "__class__")
         }
-        check_options(self._arguments | options)
-        self._plugins, self._options = plugins, options
-        self._context = Context(self, plugins, self._arguments, options, events, standard_plugins)
+        self._arguments, self._plugins, self._options = (
+            plain(arguments),
+            plugins,
+            plain({**options}),
+        )
+        check_options(self._arguments | self._options)
+        self._context = Context(
+            self, plugins, self._arguments, self._options, events, standard_plugins
+        )
 
     # Ways in and out -----------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
             + (f" ({called})" if called else "")
         )
     known = sorted({*installed(kind), *DISTRIBUTIONS.get(kind, {}), *also})
-    near = difflib.get_close_matches(name, known, 3, 0.5)
+    near = difflib.get_close_matches(name.lower(), known, 3, 0.5)
     hint = called or (
         f"did you mean {' or '.join(repr(word) for word in near)}?"
         if near

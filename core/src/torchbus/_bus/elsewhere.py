@@ -104,11 +104,15 @@ HERE: dict[str, dict[str, str]] = {
     },
     "strategy": {
         "bagua": "use 'ddp', with gradient_algorithm=",
+        "dataparallel": "here it is called 'dp'",
         "ddp_find_unused_parameters_false": "here it is called 'ddp'",
         "ddp_find_unused_parameters_true": "here it is called 'ddp': unused parameters are found",
         "ddp_fork": "here it is strategy='ddp', launch='fork'",
+        "distributeddataparallel": "here it is called 'ddp'",
         "fsdp2": "here it is called 'fsdp'",
         "fsdp_cpu_offload": "here it is strategy='fsdp', cpu_offload=True",
+        "fully_shard": "here it is called 'fsdp'",
+        "fullyshardeddataparallel": "here it is called 'fsdp'",
         "hvd": "here it is called 'horovod'",
         "single_device": "leave strategy out: with one device there is nothing to synchronise",
         "single_tpu": NO_XLA,
@@ -127,4 +131,5 @@ HERE: dict[str, dict[str, str]] = {
 
 def hint(kind: str, name: str) -> str:
     """Return what to write here for a name of another library, or ""."""
-    return HERE.get(kind, {}).get(name, "")
+    known = HERE.get(kind, {})
+    return known.get(name, known.get(name.lower(), ""))

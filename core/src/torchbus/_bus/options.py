@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from torchbus._launch.request import FORMS
@@ -23,6 +24,17 @@ CORE_OPTIONS = (
     "hang_timeout",
     "freeze_timeout",
 )
+
+
+def plain(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with Python's numbers in the place of NumPy's."""
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, numbers.Real) and not isinstance(value, int | float):
+        return value.item() if hasattr(value, "item") else value
+    return value
 
 
 def expect(name: str, value: object, types: type | tuple[type, ...], words: str) -> None:

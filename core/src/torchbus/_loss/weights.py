@@ -64,9 +64,7 @@ class LossWeights:
         return count
 
     def of_number(self, number: float, expected: float) -> Count:
-        """Return the count of a backward whose loss is a mean of ``number`` things, as the loop
-        says.
-        """
+        """Return the count of a loss that is a mean of ``number`` things, as the loop says."""
         self._shared = self._session.share
         count = self._weighted(number / (expected * self._unit.value))
         count.anew, count.term = True, Term("mean", number)
@@ -240,7 +238,8 @@ class LossWeights:
         if self._behind.unlike:
             where = messages.IN_WINDOW if windows else messages.IN_NO_GRAPH
             return self._say(messages.ZIPPED.format(self._behind.unlike, where))
-        self._say(text.format(", ".join(f"{float(number):g}" for number in self._deciding.numbers)))
+        counts = ", ".join(f"{float(number):g}" for number in self._deciding.numbers)
+        self._say(text.format(counts or "none"))
 
     def _say(self, text: str) -> None:
         if text[:40] not in self._said:
