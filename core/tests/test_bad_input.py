@@ -39,9 +39,6 @@ def test_unknown_strategy():
 def test_numbers_of_numpy_are_numbers():
     with session(devices=np.int64(1), accelerator="cpu", timeout_s=np.float32(60.0)) as s:
         assert s.world_size == 1
-    assert message(num_nodes=np.float64(2.0)) == (
-        "num_nodes=2.0 is a float64: it must be a number of machines"
-    )
 
 
 def test_unknown_option():
