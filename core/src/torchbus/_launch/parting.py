@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 from torchbus._launch.start.children import Child, end, wait_for
-from torchbus._launch.watch.guard import FORCED
+from torchbus._launch.watch.guard import DELIVER_AFTER_S, FORCED, KILL_AFTER_S
 
-CHILD_GRACE_S = 5.0
+# its own guard ends it before, and says where it is
+CHILD_GRACE_S = DELIVER_AFTER_S + KILL_AFTER_S + 3.0
 ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atexit handlers
 
 
