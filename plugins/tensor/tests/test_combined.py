@@ -28,6 +28,11 @@ def test_the_numbers_of_one_process(strategy, part):
 
 
 @pytest.mark.slow
+def test_what_a_forward_writes_is_kept():
+    assert fork_script(SCRIPTS / "combined_writes.py", timeout_s=115).json() < ROUNDING
+
+
+@pytest.mark.slow
 def test_fsdp_at_the_edges():
     """Models on the meta device, sharded checkpoints, nodes that replicate, a plan by default."""
     found = fork_script(SCRIPTS / "combined_edges.py", timeout_s=240).json()

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
 from torchbus.plugin import Context, dtensors
 
@@ -171,15 +171,30 @@ def _copy(whole: Tensor, part: nn.Parameter) -> bool:
 
     A whole value may have fewer bits than the part (bf16), which stays as it is if it is equal.
     """
-    own, new = (
-        dtensors.own_part(part),
-        dtensors.own_part(dtensors.like(dtensors.whole(whole), part)),
-    )
+    own, new = dtensors.own_part(part), _own_part_of(whole, part)
     is_same = new == own.to(new)
     if bool(is_same.all()):
         return False
     own.copy_(torch.where(is_same, own.to(new.device), new.to(own.dtype)))
     return True
+
+
+def _own_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
+    """This rank's part of gathered values. Nothing is sent, because only some ranks may ask."""
+    if not isinstance(whole, DTensor):
+        return dtensors.own_part(dtensors.like(whole, part))
+    # the ranks of a tensor group have different values, of which each keeps a part
+    divided: Any = part
+    of_layers = whole.device_mesh.mesh_dim_names or ()
+    names = divided.device_mesh.mesh_dim_names
+    kept = [
+        (name, placement)
+        for name, placement in zip(names, divided.placements, strict=True)
+        if name not in of_layers
+    ]
+    mesh = divided.device_mesh[tuple(name for name, _ in kept)]
+    places = [Shard(one.dim) if hasattr(one, "dim") else one for _, one in kept]
+    return distribute_tensor(whole.to_local(), mesh, places, src_data_rank=None).to_local()
 
 
 def _sum(pair: Pair) -> int:
