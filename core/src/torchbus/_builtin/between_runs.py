@@ -1,6 +1,6 @@
 """Between two training runs, all ranks draw the same random numbers.
 
-This holds while no trained model is alive.
+This holds while no trained model is alive, or no optimizer of one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ EVALUATED = (
 
 
 class RestBetweenRuns:
-    """Watches the models that optimizers train, and sees the end of the last one.
+    """Watches the models that optimizers train, and these, and sees the end of the last one.
 
-    A model in a reference cycle counts as alive for good. The garbage collector would free it at
-    another place of the loop on every rank.
+    What is in a reference cycle counts as alive for good. The garbage collector would free it at
+    another place of the loop on every rank. So are models that fsdp has divided, and optimizers
+    with a scheduler.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self._trained: dict[int, weakref.ref[Module]] = {}
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._collecting = self._has_said = self._drew = False
 
     @hookimpl
@@ -54,6 +56,7 @@ class RestBetweenRuns:
             self._begin_anew()
         for model in models:
             self._trained.setdefault(id(model), weakref.ref(model, self._ended))
+        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer, self._optimizer_ended))
 
     def _begin_anew(self) -> None:
         """Let a new model draw its own values, maybe in its first forward, until a backward."""
@@ -73,6 +76,16 @@ class RestBetweenRuns:
         }
         if not self._trained:
             self._drew = self._session.random.draws_in_evaluation
+            self._session.random.rest()
+
+    def _optimizer_ended(self, reference: weakref.ref[Optimizer]) -> None:
+        """In evaluation, the model is still to be seen: its own end counts."""
+        if self._collecting or not self._session.is_inside:
+            return
+        self._optimizers = {
+            key: one for key, one in self._optimizers.items() if one is not reference
+        }
+        if not self._optimizers and self._session.random.current == "own":
             self._session.random.rest()
 
     def _collector_runs(self, phase: str, info: dict[str, Any]) -> None:

@@ -122,7 +122,7 @@ class GradientSync:
         """The next synchronised backward, or ``optimizer.step``, averages these gradients."""
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         trained = self._trained.requiring_gradients()
-        self._local.update(map(id, trained))
+        self._local.begin(trained)
         if count.is_zero:
             self._local.discarded = True
             roots = Roots(tensors, gradients, call.retain_graph, call.inputs)

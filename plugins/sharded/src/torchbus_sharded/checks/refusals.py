@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
@@ -39,17 +40,17 @@ def refuse_copies(model: Module) -> Callable[[], None]:
     Returns a function that allows them again.
     """
     name = original_class(model).__name__
-    units = [vars(unit) for unit in units_in(model)]
-    for attributes in units:
-        attributes |= {
-            "__deepcopy__": lambda memo: _no_copy(name),
-            "__reduce_ex__": lambda protocol: _no_pickle(name),
-        }
+    units = weakref.WeakSet(units_in(model))
+    for unit in units:
+        vars(unit).update(
+            __deepcopy__=lambda memo: _no_copy(name),
+            __reduce_ex__=lambda protocol: _no_pickle(name),
+        )
 
     def undo() -> None:
-        for attributes in units:
+        for unit in units:
             for each in COPIES:
-                attributes.pop(each, None)
+                vars(unit).pop(each, None)
 
     return undo
 

@@ -107,7 +107,12 @@ def _watch(pair: Pair) -> None:
 
 
 def _mark(pair: Pair) -> Callable[[Tensor], None]:
+    """Weakly: a tensor keeps its hooks where the garbage collector can't see them."""
+    reference = weakref.ref(pair)
+
     def mark(_: Tensor) -> None:
-        pair.torchbus_reached = True
+        alive = reference()
+        if alive is not None:
+            alive.torchbus_reached = True
 
     return mark

@@ -63,8 +63,9 @@ class ShardedModels:
         self.used = UsedParameters(self.agreement)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
-        # kept without their values, so that no new tensor gets one of their ids
-        self._old: list[Tensor] = []
+        # without their values, so that no new tensor gets one of their ids; and models, because the
+        # garbage collector would free them on each rank at another place of the loop
+        self._kept: list[Tensor | Module] = []
         self._optimizers = Optimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
         session.on_close.callback(self._forget)
@@ -148,6 +149,7 @@ class ShardedModels:
         before = parameter_hooks.named(model)
         if self._options.tp is not None:
             divide_layers(self._session, model)
+        self._kept.append(model)
         self._models[model] = self._shard(model)
         if on_meta:
             self._fill(on_meta)
@@ -207,7 +209,7 @@ class ShardedModels:
         """Let hooks and optimizers go on with the divided parameters."""
         parameter_hooks.move(before, after)
         self._replaced |= {id(before[name]): after[name] for name in before}
-        self._old += before.values()
+        self._kept += before.values()
         self._optimizers.add_holding(list(before.values()))
         self._optimizers.swap(self._replaced)
         for old in before.values():
@@ -234,7 +236,7 @@ class ShardedModels:
             self._optimizers.swap(make_whole(model, self._options.forward_methods))
 
     def _forget(self) -> None:
-        self._old.clear()
+        self._kept.clear()
         self._replaced.clear()
 
     @hookimpl
