@@ -35,9 +35,13 @@ SAID_IN_WINDOWS = {
     "zipped_cycle": AVERAGE,
     "adaptive_clipping": "the gradients of SGD were changed",
     "wgan_n_critic": "the parameters of RMSprop were changed",
-    "lookahead": "the parameters of SGD were changed",
+    "uncertainty_weights": "the terms of the loss are means over unlike counts",
 }
-BY_BATCHES = ["nanogpt", "lazy_r1", "nested_loaders"]  # they count batches, not steps
+BY_BATCHES = ["nanogpt", "lazy_r1", "nested_loaders", "lookahead"]  # they count batches, not steps
+AFTER_A_STEP = ["dcgan"]  # a batch's second loss follows the step of its first: docs/limits.md
+NO_WINDOWS = [*WINDOWS, *SAID_IN_WINDOWS, *BY_BATCHES, *AFTER_A_STEP]
+# a share without targets: the printed loss lacks what is of parameters only, see docs/limits.md
+OF_NOTHING = ["uncertainty_weights"]
 QUICK = ["masked_tokens", "truncated_bptt", "dcgan", "distillation", "uncertainty_weights"]
 QUICK += ["early_exits", "unfreezing", "zipped_cycle", "buckets", "sam_two_steps"]
 BUT = [*SAID, *UNKNOWABLE, "first_order_maml"]
@@ -56,7 +60,7 @@ def found(**asked: Any) -> dict[str, Any]:
         pytest.param({"strategy": "ddp", "devices": 2, "loops": QUICK}, id="quick"),
         pytest.param({"strategy": "ddp", "devices": 2, "but": BUT}, id="ddp", marks=SLOW),
         pytest.param(
-            {"strategy": "ddp", "devices": 3, "batch": "global", "but": BUT},
+            {"strategy": "ddp", "devices": 3, "batch": "global", "but": [*BUT, *OF_NOTHING]},
             id="3 ranks, global",
             marks=SLOW,
         ),
@@ -66,7 +70,7 @@ def found(**asked: Any) -> dict[str, Any]:
                 "devices": 2,
                 "accumulate": 3,
                 "samples": 72,
-                "but": [*BUT, *WINDOWS, *SAID_IN_WINDOWS, *BY_BATCHES],
+                "but": [*BUT, *NO_WINDOWS],
             },
             id="windows",
             marks=SLOW,
@@ -78,7 +82,7 @@ def found(**asked: Any) -> dict[str, Any]:
                 "batch": "global",
                 "accumulate": 2,
                 "samples": 72,
-                "but": [*BUT, *WINDOWS, *SAID_IN_WINDOWS, *BY_BATCHES],
+                "but": [*BUT, *NO_WINDOWS],
             },
             id="3 ranks, global, windows",
             marks=SLOW,

@@ -45,9 +45,7 @@ class Averages:
     def _values(self) -> dict[int, complex]:
         alive = inventory.alive(nn.Module, nn.Parameter)
         held = {id(each) for one in self._optimizers.sums for each in one.parameters()}
-        for one in alive:
-            if isinstance(one, nn.Module) and inventory.is_internal(one):
-                held |= {id(each) for each in one.parameters()}
+        held |= _internal([one for one in alive if isinstance(one, nn.Module)])
         others = [
             each
             for each in alive
@@ -55,6 +53,16 @@ class Averages:
         ]
         values = {id(each): digest(each) for each in others}
         return {key: value for key, value in values.items() if value is not None}
+
+
+def _internal(modules: list[nn.Module]) -> set[int]:
+    """Parameters of a plugin's own modules only: a reducer holds those of the loop as well."""
+    ours: set[int] = set()
+    theirs: set[int] = set()
+    for module in modules:
+        kind = ours if inventory.is_internal(module) else theirs
+        kind.update(id(each) for each in module.parameters(recurse=kind is ours))
+    return ours - theirs
 
 
 def digest(tensor: Tensor) -> complex | None:
