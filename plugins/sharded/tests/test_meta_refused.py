@@ -62,3 +62,16 @@ def test_a_function_that_is_none():
         UsageError, match="param_init_fn='ones': it must be a function of a module, or None"
     ):
         session(strategy="fsdp", param_init_fn="ones")
+
+
+def test_a_tensor_of_no_module_is_refused():
+    body = """
+with opened() as s:
+    weight = nn.Parameter(torch.ones(3, device="meta"))
+    torch.optim.Adam([weight])
+"""
+    result = fork_script(HEAD + body, timeout_s=60).ok(1)
+    words = (
+        "Adam: tensors of shape (3,) are on the meta device, and in no module that has a forward"
+    )
+    assert words in result.stderr, result.stderr

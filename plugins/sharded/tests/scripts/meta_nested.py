@@ -10,6 +10,9 @@ class Nest(nn.Module):
         super().__init__()
         self.scale, self.inner = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
 
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
     def reset_parameters(self):
         nn.init.uniform_(self.scale)
         self.inner.reset_parameters()

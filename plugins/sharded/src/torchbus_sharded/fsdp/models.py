@@ -63,8 +63,7 @@ class ShardedModels:
         self.used = UsedParameters(self.agreement)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
-        # without their values, so that no new tensor gets one of their ids; and models, because the
-        # garbage collector would free them on each rank at another place of the loop
+        # no new tensor gets the id of an old one, and no rank frees a model before the others do
         self._kept: list[Tensor | Module] = []
         self._optimizers = Optimizers(session, self.agreement)
         self.undivided = UndividedModels(session, self._models)
@@ -81,9 +80,8 @@ class ShardedModels:
             return
         refuse_optimizer(optimizer)
         self._optimizers.add(optimizer)
-        for model in inventory.models_of(
-            [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-        ):
+        whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        for model in inventory.models_of(whole):
             self._divide_parts(model, hyperparameters.of_optimizer(optimizer))
         gathered = {id(whole): part for model in self._models for whole, part in gathered_in(model)}
         dtensors.swap(optimizer, self._replaced | gathered)

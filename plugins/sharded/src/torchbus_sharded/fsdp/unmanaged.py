@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl, hyperparameters, inventory, strategies
+from torchbus.plugin import Context, UsageError, hookimpl, hyperparameters, inventory, strategies
 
 from torchbus_sharded.engine.wrapping import called_parts
 
@@ -37,6 +37,7 @@ class UnmanagedTensors:
         own = [] if optimizer is None else self._own.find(new, what)
         shared = {id(tensor): tensor for tensor in new if not any(tensor is one for one in own)}
         if shared:
+            _refuse_empty(what, list(shared.values()))
             strategies.copy_from_rank0(
                 list(shared.values()),
                 what,
@@ -113,6 +114,16 @@ class UnmanagedTensors:
                 *([self._own.note] if self._own.note else []),
             ]
         }
+
+
+def _refuse_empty(what: str, tensors: list[Tensor]) -> None:
+    empty = [tuple(tensor.shape) for tensor in tensors if tensor.is_meta]
+    if empty:
+        raise UsageError(
+            f"{what}: tensors of shape {', '.join(map(str, empty))} are on the meta device, and in"
+            " no module that has a forward, so nothing gives them values: create them on the CPU,"
+            " or give their module a forward"
+        )
 
 
 def _whole_tensors(optimizer: Optimizer) -> list[Tensor]:
