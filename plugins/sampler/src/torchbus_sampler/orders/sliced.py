@@ -83,7 +83,7 @@ class Slices:
         repeats = (
             count > 1
             and not self._step
-            and not self._portions.of(self._order._rank, self._step_size).length
+            and not self._portion(self._order._rank, 0, self._step_size).length
         )
         for steps in (1, count - 1) if repeats else (count,):
             if steps > 0:
