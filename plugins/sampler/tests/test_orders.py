@@ -167,22 +167,13 @@ def test_the_same_as_iterating_the_sampler(case: dict[str, Any]) -> None:
     assert all(longest[: len(mine)] == mine for mine in positions)
 
 
+NAMES = "kind samples batch_size drop_last ranks global_batch own_generator pad first_own"
+FACTS = ("with replacement, 32s", 1, 4, False, 2, True, False, False, True)
+NOTHING_FIRST = dict(zip(NAMES.split(), FACTS, strict=True))
+
+
 @settings(deadline=None, max_examples=50)
-@example(
-    case={
-        "kind": "with replacement, 32s",
-        "samples": 1,
-        "batch_size": 4,
-        "drop_last": False,
-        "ranks": 2,
-        "global_batch": True,
-        "own_generator": False,
-        "pad": False,
-        "first_own": True,
-    },
-    skipped=2,
-    before=0,
-)
+@example(case=NOTHING_FIRST, skipped=2, before=0)
 @given(case=cases, skipped=st.integers(0, 12), before=st.integers(0, 3))
 def test_skipping_is_as_going_there(case: dict[str, Any], skipped: int, before: int) -> None:
     passes, rank = Passes(case), case["ranks"] - 1
