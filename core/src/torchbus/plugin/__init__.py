@@ -20,6 +20,7 @@ from torchbus._bus.options import expect
 from torchbus._bus.verbs import refuse_outside
 from torchbus._checks import hyperparameters, rounding
 from torchbus._checks.common_constants import MODULUS, Constants, told_alike
+from torchbus._checks.digest import Digest, byte_sum
 from torchbus._checks.hyperparameters import Settings
 from torchbus._cli import html_page, program, session_options
 from torchbus._cli.parser import Parser, complain
@@ -83,6 +84,7 @@ __all__ = [
     "Context",
     "Count",
     "DataPlace",
+    "Digest",
     "DividedAnew",
     "LaunchError",
     "Listeners",
@@ -119,6 +121,7 @@ __all__ = [
     "all_gather_object",
     "as_list",
     "broadcast_object",
+    "byte_sum",
     "check_loss_weight",
     "collect",
     "complain",

@@ -163,7 +163,7 @@ class Engine:
 
     def written(self) -> int:
         """A checksum of what forwards have written to parameters since the last call."""
-        return 0 if self.writes is None else self.writes.digest()
+        return 0 if self.writes is None else self.writes.digest.take()
 
     def recover(self) -> None:
         """The graph has failed. Stage 3 has gathered parameters that nothing would free."""

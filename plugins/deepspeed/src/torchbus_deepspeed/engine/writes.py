@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from zlib import crc32
 
-import torch
 from torch import Tensor
 from torch.nn import Module
+from torchbus.plugin import Digest
 
 from torchbus_deepspeed import _compat
 
 CLOSELY = 3
 """Forwards of each parameter in which its numbers are compared: ``data`` hides a write."""
-MODULUS = 251
 
 
 class Writes:
@@ -23,7 +21,8 @@ class Writes:
         self._versions = {id(one): _compat.version(one) for one in model.parameters()}
         self._forwards: Counter[int] = Counter()
         self._hidden: set[int] = set()
-        self._digest = 0
+        self.digest = Digest()
+        """Of what was kept: the same on ranks that agree."""
         self._hooks = [
             module.register_forward_hook(self._keep, prepend=True)
             for module in model.modules()
@@ -34,18 +33,13 @@ class Writes:
         for hook in self._hooks:
             hook.remove()
 
-    def digest(self) -> int:
-        """A checksum of what was kept since the last call. It is the same on ranks that agree."""
-        digest, self._digest = self._digest, 0
-        return digest % MODULUS
-
     def _keep(self, module: Module, inputs: object, outputs: object) -> None:
         for parameter in _compat.own_parameters(module).values():
             if parameter is None or not _compat.is_gathered(parameter):
                 continue
             if _compat.version(parameter) != self._versions[id(parameter)]:
                 self._versions[id(parameter)] = _compat.version(parameter)
-                self._add(parameter)
+                self.digest.add(parameter)
                 _compat.put_parameter(parameter, parameter)
             elif self._is_hidden(parameter):
                 _compat.put_parameter(parameter, parameter)
@@ -58,8 +52,3 @@ class Writes:
             if not _compat.is_own_part(parameter):
                 self._hidden.add(key)
         return key in self._hidden
-
-    def _add(self, parameter: Tensor) -> None:
-        values = parameter.detach().reshape(-1).view(torch.uint8)
-        total = int(values.sum(dtype=torch.int64))
-        self._digest = crc32(total.to_bytes(8, "little"), self._digest)

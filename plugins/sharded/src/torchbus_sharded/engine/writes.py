@@ -9,13 +9,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
-from torchbus.plugin import Context, dtensors
+from torchbus.plugin import Context, Digest, byte_sum, dtensors
 
 from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, pairs_in
 from torchbus_sharded._compat.gathering import (
@@ -43,7 +42,7 @@ class Writes:
         self._models: weakref.WeakSet[Module] = weakref.WeakSet()
         self._handed_out: set[int] = set()
         self._hidden: set[int] = set()
-        self._digest = 0
+        self._digest = Digest()
         self._looks_closely, self._has_unseen = True, False
         for kind, write in ((nn.Parameter, self._set_data), (DTensor, set_data)):
             undo = self._replace_data(kind, write)
@@ -103,7 +102,7 @@ class Writes:
         """Returns whether it was written to."""
         if version(whole) != getattr(pair, "torchbus_whole_version", 0):
             pair.torchbus_whole_version = version(whole)
-            self._digest = crc32(_bits(dtensors.whole(whole)).to_bytes(8, "little"), self._digest)
+            self._digest.add(dtensors.whole(whole))
             return _copy(whole, pair.sharded_param)
         key = id(whole)
         if key in self._handed_out:
@@ -117,8 +116,7 @@ class Writes:
     def tell(self, flags: bytearray) -> int:
         """Set this rank's flag, and return a checksum of what was written since the last call."""
         flags[self._place] = self._has_unseen
-        digest, self._digest = self._digest, 0
-        return digest
+        return self._digest.take()
 
     def hear(self, flags: bytes) -> None:
         """Any rank's flags: only one of them may have the elements that were written."""
@@ -198,9 +196,4 @@ def _own_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
 
 
 def _sum(pair: Pair) -> int:
-    return _bits(dtensors.own_part(pair.sharded_param))
-
-
-def _bits(tensor: Tensor) -> int:
-    """The sum of its bytes. It does not depend on the order in which they are added."""
-    return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
+    return byte_sum(dtensors.own_part(pair.sharded_param))

@@ -142,7 +142,7 @@ class ShardedBackward:
         agreement.passing(f"{agreement.collectives()} collectives")
         flags, writes = used.flags(counts), self._models.forwards.writes
         position = self._session.share.position % MODULUS
-        own = (constants, position, writes.tell(flags) % MODULUS)
+        own = (constants, position, writes.tell(flags))
         told = agreement.meet(
             f"the end of backward {self._job.backwards + 1}",
             bytes(flags),
