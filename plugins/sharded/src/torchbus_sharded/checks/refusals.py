@@ -108,14 +108,7 @@ def refuse_derivatives(
             **kwargs: object,
         ) -> tuple[Tensor, ...]:
             asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-            gathered = {id(unsharded(pair)) for model in models for pair in pairs_in(model)}
-            if any(
-                isinstance(one, DTensor | StaleParameter) or id(one) in gathered for one in asked
-            ):
-                raise Unsupported(
-                    "torch.autograd.grad for parameters under strategy='fsdp': a rank would get the"
-                    " gradient of only its own samples. Use backward(), or strategy='ddp'"
-                )
+            _refuse_parameters(models, asked)
             if create_graph:
                 before_graph()
             return original(
@@ -125,3 +118,12 @@ def refuse_derivatives(
         return grad
 
     return make
+
+
+def _refuse_parameters(models: Iterable[Module], asked: Sequence[Tensor]) -> None:
+    gathered = {id(unsharded(pair)) for model in models for pair in pairs_in(model)}
+    if any(isinstance(one, DTensor | StaleParameter) or id(one) in gathered for one in asked):
+        raise Unsupported(
+            "torch.autograd.grad for parameters under strategy='fsdp': a rank would get the"
+            " gradient of only its own samples. Use backward(), or strategy='ddp'"
+        )

@@ -150,7 +150,11 @@ class ShardedBackward:
         )
         used.settle(told.flags)
         writes.hear(told.flags)
-        totals = told.totals[len(numbers) :]
+        self._refuse_unlike(own, told.totals[len(numbers) :])
+        return told.totals[: len(numbers)]
+
+    def _refuse_unlike(self, own: tuple[int, int, int], totals: Sequence[float]) -> None:
+        """Raise RanksDiverged, on all ranks, if constants, position or writes differ."""
         same_constants, same_position, same_writes = map(
             self._is_alike, own, totals, totals[len(own) :]
         )
@@ -160,7 +164,6 @@ class ShardedBackward:
             raise RanksDiverged(WRITTEN)
         if not same_constants:
             self._constants.judge(self._job.backwards % MODULUS)
-        return told.totals[: len(numbers)]
 
     def _is_alike(self, mine: int, total: float, total_of_squares: float) -> bool:
         size = self._session.world_size
