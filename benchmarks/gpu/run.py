@@ -63,7 +63,7 @@ def main() -> int:
     status = 0
     if "--sim" not in sys.argv and importlib.util.find_spec("pytest") is not None:
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-        tests = [*command, "-o", "addopts=--import-mode=importlib", "plugins", "core/tests"]
+        tests = [*command, "-o", "addopts=--import-mode=importlib", "plugins", "core/tests", "tests/strategies"]
         status = subprocess.call(tests, cwd=ROOT, env=environment)
     kit = [sys.executable, str(ROOT / "benchmarks/gpu/kit.py"), *sys.argv[1:]]
     return subprocess.call(kit, env=environment) or status

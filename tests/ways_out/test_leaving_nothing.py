@@ -90,3 +90,33 @@ def test_a_rank_that_is_stuck_in_native_code_is_killed_and_named(native, told):
     assert result.ok(1) and "ValueError: boom" in result.stderr
     assert result.seconds < 40
     assert f"torchbus: {told}" in result.stderr
+
+
+ENDLESS = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torchbus import session
+
+    def fail(group):  # the traceback holds it
+        work = group.allreduce([torch.ones(1)])
+        time.sleep(0.5)
+        raise ValueError("boom")
+
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
+        of_the_loop = dist.new_group()
+        if s.rank == 1:
+            if os.fork() == 0:  # it keeps the connections of rank 1
+                time.sleep(40)
+                os._exit(0)
+            time.sleep(40)
+        fail(of_the_loop)
+"""
+
+
+def test_a_collective_that_never_ends_does_not_keep_the_process():
+    """gloo can lose the end of a send. Nothing ends this collective: its peer's connections stay."""
+    result = run_script(ENDLESS)
+    assert result.status == 1 and result.stderr.rstrip().endswith("ValueError: boom")
+    (left,) = result.orphans
+    assert "script" in left

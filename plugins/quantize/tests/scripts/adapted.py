@@ -38,9 +38,9 @@ class Net(nn.Module):
         return self.head(self.blocks(x))
 
 
-def make(dtype=torch.float32):
+def make(dtype=torch.float32, device="cpu"):
     torch.manual_seed(0)
-    model = Net().to(dtype)
+    model = Net().to(device, dtype)
     return model, torch.optim.AdamW(trained(model), lr=0.02)
 
 
@@ -51,8 +51,8 @@ def trained(model):
 def train(model, optimizer, batch_size, epochs=2):
     """The last batch of an epoch is smaller."""
     torch.manual_seed(1)
-    dtype = model.head.weight.dtype
-    data = TensorDataset(torch.randn(23, 16).to(dtype), torch.randint(3, (23,)))
+    head = model.head.weight
+    data = TensorDataset(torch.randn(23, 16).to(head), torch.randint(3, (23,)).to(head.device))
     for _ in range(epochs):
         for x, y in DataLoader(data, batch_size=batch_size):
             optimizer.zero_grad()
@@ -102,9 +102,9 @@ def quantize_by_hand(model, name, library="torchao"):
         layer.weight = nn.Parameter(weight, requires_grad=False)
 
 
-def by_hand(name, library="torchao", batch_size=6, epochs=2, dtype=torch.float32):
+def by_hand(name, library="torchao", batch_size=6, epochs=2, dtype=torch.float32, device="cpu"):
     """One process that knows nothing of torchbus."""
-    model, optimizer = make(dtype)
+    model, optimizer = make(dtype, device)
     quantize_by_hand(model, name, library)
     train(model, optimizer, batch_size, epochs)
     return values(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from datetime import timedelta
 
 import torch
@@ -23,6 +24,7 @@ from torchbus._ranks import random_streams
 from torchbus._ranks.collectives import broadcast_object
 from torchbus._ranks.devices import threads_per_rank
 from torchbus._session.context import Context
+from torchbus._strategy.group.closing import close_in_background
 from torchbus._strategy.group.mesh import offer_mesh
 from torchbus.errors import LaunchError, UsageError
 
@@ -125,9 +127,9 @@ def open_group(session: Context, backend: str) -> None:
         ) from error
     finally:
         sys.excepthook = hook  # torch replaces it and does not put it back
-    own = sockets_opened() - before
-    session.job.on_release(lambda: _release(own))
-    session.on_close.callback(_close)
+    own, ended = sockets_opened() - before, threading.Event()
+    session.job.on_release(lambda: _release(own, ended))
+    session.on_close.callback(_close, ended)
 
 
 def make_group(session: Context, backend: str, store: dist.Store, timeout: timedelta) -> bool:
@@ -138,24 +140,27 @@ def make_group(session: Context, backend: str, store: dist.Store, timeout: timed
     return True
 
 
-def _release(own_sockets: set[int]) -> None:
+def _release(own_sockets: set[int], ended: threading.Event) -> None:
     """End this rank's collectives.
 
     Closing the connections ends gloo's at once; NCCL has an abort of its own.
     """
+    ended.set()
     shut(own_sockets)
     if dist.is_initialized() and dist.get_backend() == "nccl":
         abort_all_groups()
 
 
-def _close() -> None:
+def _close(ended: threading.Event) -> None:
     """Close the process group. Its engines are freed last, by themselves: that is without the GIL.
 
     torch 2.4 frees a group with the GIL, and waits for its threads. One of these may want the GIL
     to free a tensor.
     """
     with contextlib.suppress(RuntimeError):
-        if dist.is_initialized():
+        if ended.is_set() and dist.is_initialized():
+            close_in_background()
+        elif dist.is_initialized():
             engines = engines_of_groups()
             dist.destroy_process_group()
             engines.clear()
