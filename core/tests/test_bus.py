@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
+import pluggy
 import pytest
 import torch
 from torchbus import events, hookimpl, hookspec, session
@@ -46,6 +48,28 @@ def test_hot_listeners_take_any_subset_of_the_arguments_in_any_order(bus):
     assert sorted(map(repr, heard)) == sorted(
         map(repr, [("loader", "batch"), "order", ("loader", "batch", "order"), ()])
     )
+
+
+class OnlyForTheLoop:
+    @property
+    def verb(self):
+        raise UsageError("not now")
+
+    @hookimpl
+    def session_start(self):
+        pass
+
+
+def test_no_property_is_read_at_registration(bus, monkeypatch):
+    """pluggy did so before 1.7."""
+    own = pluggy.PluginManager.parse_hookimpl_opts
+
+    def of_1_6(self, plugin, name):
+        return own(self, plugin, name) if inspect.isroutine(getattr(plugin, name)) else None
+
+    monkeypatch.setattr(pluggy.PluginManager, "parse_hookimpl_opts", of_1_6)
+    bus.register(OnlyForTheLoop())
+    assert len(bus.hook.session_start.get_hookimpls()) == 1
 
 
 def test_a_listener_that_takes_all_arguments_is_called_without_a_detour(bus):

@@ -14,7 +14,7 @@ import pluggy
 
 from torchbus._bus import discovery
 from torchbus._bus.catalog import DISTRIBUTIONS
-from torchbus._bus.listeners import Compiled, Muted, by_position
+from torchbus._bus.listeners import Compiled, Manager, Muted, by_position
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
 
 
@@ -30,7 +30,7 @@ class Bus:
         self._declared = declared
         self._taken = taken
         self._hot = set(self._declared.HOT)
-        self._manager = pluggy.PluginManager("torchbus")
+        self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)
         self.hook = self._manager.hook
         self._compiled = Compiled(self.hook)
@@ -67,6 +67,8 @@ class Bus:
         name = name or type(plugin).__name__
         self._refuse_taken_verb(plugin, name)
         self._refuse_conflict(plugin, name)
+        if self._manager.has_plugin(name) or self._manager.is_registered(plugin):
+            raise PluginConflict(f"plugin {name} is active twice; pass it once")
         try:
             specs = getattr(plugin, "declares_events", None)
             if specs is not None:
@@ -75,8 +77,8 @@ class Bus:
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin) if self._manager.is_registered(plugin) else None
             raise UsageError(f"plugin {name}: {self._explain_validation(error)}") from error
-        except ValueError as error:
-            raise PluginConflict(f"plugin {name} is active twice; pass it once") from error
+        except TorchbusError:
+            raise
         except Exception as error:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
         self._refuse_second_engine(plugin, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -10,6 +12,20 @@ import pluggy
 
 Function = Callable[..., Any]
 Named = tuple[str, object]
+
+
+class Manager(pluggy.PluginManager):
+    """Finds the listeners of a plugin without reading its properties.
+
+    pluggy 1.7 does so by itself. Older releases read all, also one that only the loop may read,
+    such as ``s.is_last_batch``.
+    """
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        found = inspect.getattr_static(plugin, name, None)
+        if isinstance(found, property | functools.cached_property):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
 
 
 class Listeners:
@@ -81,9 +97,7 @@ class Muted:
     ``registered``: called with each plugin that is in the manager anew.
     """
 
-    def __init__(
-        self, manager: pluggy.PluginManager, registered: Callable[[object], object]
-    ) -> None:
+    def __init__(self, manager: Manager, registered: Callable[[object], object]) -> None:
         self._manager = manager
         self._registered = registered
         self._before: list[Named] = []

@@ -6,10 +6,9 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
-import pluggy
-
 import torchbus.events
 from torchbus._bus import discovery
+from torchbus._bus.listeners import Manager
 from torchbus.errors import PluginError
 
 
@@ -95,6 +94,6 @@ def _classes(package: str) -> list[type]:
 
 
 def _marked(listener: object) -> list[str]:
-    manager = pluggy.PluginManager("torchbus")
+    manager = Manager("torchbus")
     options = {name: manager.parse_hookimpl_opts(listener, name) for name in dir(listener)}
     return [given.get("specname") or name for name, given in options.items() if given is not None]
