@@ -27,16 +27,16 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(8, 16, device=device())
 
 
-def step_of(
-    backward: Callable[[Any], Any] = torch.Tensor.backward, around: Any = nullcontext
-) -> Callable[[], None]:
+def step_of(around: Any = nullcontext, clips: bool = False) -> Callable[[], None]:
     model, optimizer, x = make()
 
     def step() -> None:
         optimizer.zero_grad()
         with around():
             loss = model(x).square().mean()
-        backward(loss)
+        loss.backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     return step
@@ -87,26 +87,27 @@ def logging() -> Iterator[Callable[[], None]]:
 
 
 def main() -> None:
-    steps = 5 if arguments().small else 500
-    microseconds = 1e6
-    by_hand = seconds_per_step(step_of(), steps) * microseconds
-    row(PART, "by hand", by_hand, "us")
+    steps, microseconds = 5 if arguments().small else 200, 1e6
     kind = device().type
-    autocast = lambda: torch.autocast(kind, torch.bfloat16)  # noqa: E731
-    row(
-        PART,
-        "by hand, autocast bf16",
-        seconds_per_step(step_of(around=autocast), steps) * 1e6,
-        "us",
-    )
+    by_hand: dict[str, Callable[[], None]] = {
+        "by hand": step_of(),
+        "by hand, clip": step_of(clips=True),
+        "by hand, autocast bf16": step_of(lambda: torch.autocast(kind, torch.bfloat16)),
+    }
+    base = {name: seconds_per_step(step, steps) * microseconds for name, step in by_hand.items()}
+    for name, found in base.items():
+        row(PART, name, found, "us")
+    alike = {"clip": "by hand, clip", "amp bf16": "by hand, autocast bf16"}
     for name, options in SESSIONS.items():
         with in_session(**options):
-            row(PART, name, seconds_per_step(step_of(), steps) * microseconds, "us", by_hand)
+            found = seconds_per_step(step_of(), steps) * microseconds
+            row(PART, name, found, "us", base[alike.get(name, "by hand")])
     with logging() as step:
-        row(PART, "log", seconds_per_step(step, steps) * microseconds, "us", by_hand)
+        row(PART, "log", seconds_per_step(step, steps) * microseconds, "us", base["by hand"])
     for name, other in (("Fabric", of_fabric), ("Accelerate", of_accelerate)):
         try:
-            row(PART, name, seconds_per_step(other(), steps) * microseconds, "us", by_hand)
+            found = seconds_per_step(other(), steps) * microseconds
+            row(PART, name, found, "us", base["by hand"])
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}")
 

@@ -16,6 +16,7 @@ from torchbus import session
 AO = pytest.importorskip("torchao", reason="torchao is not installed")
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch, for torchao and inductor
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
         reason="needs a GPU",
@@ -71,7 +72,8 @@ def by_hand(recipe: str) -> Tensor:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_equals_torchao_by_hand(recipe: str) -> None:
     with session(precision="fp8", fp8_config=recipe, devices=1) as s:
-        found, losses = train(net())
+        model = net()
+        found, losses = train(model)
         told = " ".join(s.explain().split())
     assert torch.equal(found, by_hand(recipe))
     assert losses[-1] < losses[0] / 2

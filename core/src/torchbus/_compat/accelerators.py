@@ -161,9 +161,14 @@ def backend_for(kind: str) -> str | None:
     return found
 
 
+def backends_by_kind(backend: str) -> dict[str, str]:
+    """What "cpu:gloo,cuda:nccl" says; {} of one name."""
+    return dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+
+
 def serves(backend: str, kind: str) -> bool:
     """Whether a backend takes tensors of a device type. One that torch doesn't know may."""
-    parts = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+    parts = backends_by_kind(backend)
     if parts:
         return kind in parts
     kinds: list[str] | None = dist.Backend.backend_capability.get(backend)

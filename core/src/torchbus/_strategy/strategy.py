@@ -15,7 +15,7 @@ from torchbus._session.context import Context
 from torchbus._session.notices import warn
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.gradients import GradientSync
-from torchbus._strategy.group.opening import check_backend, join_ranks, make_group
+from torchbus._strategy.group.opening import check_backend, join_ranks, make_group, refuse_gloo
 from torchbus._strategy.options import Division, SyncOptions
 from torchbus._strategy.parameters.trained import Trained
 from torchbus._strategy.reduction import AllAfterBackward, Reductions
@@ -58,6 +58,9 @@ class Strategy(Plugin):
 
     engine: ClassVar[str] = "gradients are averaged in backward"
     """How gradients meet, in words for ``explain()``."""
+
+    gathers: ClassVar[bool] = False
+    """Whether ranks gather or send tensors of their devices, which gloo can do on the CPU only."""
 
     owns: tuple[str, ...] = ("strategy",)
     divides_data = True
@@ -138,6 +141,8 @@ class Strategy(Plugin):
         if session.world_size == 1:
             return self.start_alone(session)
         self.options.check_device(session.device)
+        if self.gathers:
+            refuse_gloo(self.name, self.backend, session.device.type)
         self.backend = join_ranks(session, self.backend)
         self.start(session)
         if self.divides_data:

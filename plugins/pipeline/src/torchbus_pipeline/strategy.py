@@ -62,6 +62,7 @@ class Pipeline(Strategy):
     """
 
     name = "pipeline"
+    gathers = True
     divides_data = False
     gradients_in_parts = True
     companions: tuple[str, ...] = ()

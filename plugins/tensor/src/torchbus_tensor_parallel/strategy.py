@@ -44,6 +44,7 @@ class TensorParallel(Strategy):
     """
 
     name = "tp"
+    gathers = True
     takes_bytes = False
 
     def __init__(

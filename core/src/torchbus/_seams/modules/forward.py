@@ -65,7 +65,7 @@ class Surround:
         def forward(model: Module, *args: object, **kwargs: object) -> object:
             if (not traced and torch.compiler.is_compiling()) or id(model) not in self._models:
                 return below[0](model, *args, **kwargs)
-            return self._around(model, below[0].__get__(model), args, kwargs)
+            return self._around(model, functools.partial(below[0], model), args, kwargs)
 
         ours = functools.update_wrapper(forward, below[0])
         vars(ours)[BELOW] = below

@@ -72,6 +72,21 @@ def choose_backend(session: Context, backend: str | None) -> str:
     return chosen
 
 
+def refuse_gloo(strategy: str, backend: str | None, kind: str) -> None:
+    """Raise UsageError if gloo would have to gather or send tensors of an accelerator.
+
+    It takes their addresses for the host's, and ends the process.
+    """
+    if kind == "cpu" or backend is None:
+        return
+    if accelerators.backends_by_kind(backend).get(kind, backend) == "gloo":
+        raise UsageError(
+            f"strategy={strategy!r} with backend={backend!r} on {kind}: gloo averages tensors of a"
+            " GPU, and ends the process if it is to gather or send them. Use"
+            f" backend={accelerators.backend_for(kind)!r}, which is the default, or strategy='ddp'"
+        )
+
+
 def claim_device(session: Context) -> None:
     """Make this rank's device the current one.
 

@@ -219,8 +219,9 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
 
 
 def is_own_part(parameter: Any) -> bool:
-    """Whether a gathered parameter is equal to this rank's part of it."""
-    return torch.equal(*_own_elements(parameter, parameter))
+    """Whether a gathered parameter is equal to this rank's part of it, which may be offloaded."""
+    mine, part = _own_elements(parameter, parameter)
+    return torch.equal(mine, part.to(mine.device))
 
 
 def _own_elements(parameter: Any, value: Tensor) -> tuple[Tensor, Tensor]:

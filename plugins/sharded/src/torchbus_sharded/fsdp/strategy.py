@@ -50,6 +50,7 @@ class FSDP(Strategy):
     """
 
     name = "fsdp"
+    gathers = True
     divides_states = True
     declares_events = events
 
