@@ -62,9 +62,15 @@ def main() -> int:
         subprocess.run(command, check=True)
     status = 0
     if "--sim" not in sys.argv and importlib.util.find_spec("pytest") is not None:
+        files = [
+            path
+            for folder in ("core", "plugins", "contrib", "tests")
+            for path in sorted((ROOT / folder).rglob("test_*.py"))
+            if "mark.gpu" in path.read_text("utf-8")
+        ]
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-        tests = [*command, "-o", "addopts=--import-mode=importlib", "plugins", "core/tests", "tests/strategies"]
-        status = subprocess.call(tests, cwd=ROOT, env=environment)
+        options = ["-p", "no:benchmark", "-o", "addopts=--import-mode=importlib"]
+        status = subprocess.call([*command, *options, *files], cwd=ROOT, env=environment)
     kit = [sys.executable, str(ROOT / "benchmarks/gpu/kit.py"), *sys.argv[1:]]
     return subprocess.call(kit, env=environment) or status
 

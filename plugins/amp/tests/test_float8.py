@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchbus import session
 from torchbus.errors import Unsupported, UsageError
 from torchbus.testing import assert_torch_unchanged, torch_state
@@ -142,3 +142,19 @@ def test_torch_the_model_and_its_copies_are_as_before() -> None:
     assert torch.equal(model(x), plain)
     assert dict(vars(TritonOverrides)) == own
     assert_torch_unchanged(before)
+
+
+def test_a_compiled_model_is_one_graph() -> None:
+    def trained(compiles: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        with session(precision="fp8", fp8_config=emulated()):
+            run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiles else model
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                run(torch.randn(32, 16)).square().mean().backward()
+                optimizer.step()
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+    assert torch.equal(trained(True), trained(False))
