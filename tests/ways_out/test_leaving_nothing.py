@@ -19,20 +19,38 @@ DESCRIPTORS = """
     from torchbus import session
     from torchbus.testing import listening_ports
 
-    for _ in range(4):
-        with session(strategy="ddp", devices=2, accelerator="cpu", launch="fork") as s:
-            torch.nn.Linear(1, 1)(torch.ones(1, 1)).mean().backward()
+    def train(compiles=False, **options):
+        with session(devices=2, accelerator="cpu", launch="fork", **options) as s:
+            model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            run = torch.compile(model, backend="eager") if compiles else model
+            run(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
             s.barrier()
+
+    for _ in range(4):
+        train(OPTIONS)
         gc.collect()
         print(len(listening_ports()), len(os.listdir("/proc/self/fd")), flush=True)
 """
 
 
-def test_no_port_and_no_descriptor_is_left():
+@pytest.mark.parametrize(
+    "options",
+    [
+        "strategy='ddp'",
+        pytest.param("strategy='fsdp'", marks=pytest.mark.slow),
+        "strategy='tp', plan={'0': 'colwise'}",
+        pytest.param("strategy='pipeline'", marks=pytest.mark.slow),
+        "strategy='ddp', compiles=True",
+    ],
+)
+def test_no_port_and_no_descriptor_is_left(options):
     # a temporary directory of its own
     of_torch_2_4 = "ignore:Implicitly cleaning up:ResourceWarning"
     result = run_script(
-        DESCRIPTORS, env={"PYTHONWARNINGS": f"error::ResourceWarning,{of_torch_2_4}"}
+        DESCRIPTORS.replace("OPTIONS", options),
+        env={"PYTHONWARNINGS": f"error::ResourceWarning,{of_torch_2_4}"},
     )
     assert result.ok() and result.stderr == ""
     ports, descriptors = zip(

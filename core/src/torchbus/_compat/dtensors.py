@@ -76,7 +76,7 @@ def forget_meshes() -> None:
     ``_clear_DTensor_sharding_propagator_cache`` or ``_gen_transform_infos`` in 2.13 or later, which
     older releases don't have: UsageError then.
     """
-    from torch.distributed.tensor import DTensor, _redistribute
+    from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 
     dispatcher: Any = DTensor._op_dispatcher
     dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
@@ -84,9 +84,12 @@ def forget_meshes() -> None:
     for holder, name in (
         (torch._C, "_clear_DTensor_sharding_propagator_cache"),
         (_redistribute, "_gen_transform_infos"),
+        (_redistribute, "clear_redistribute_planner_cache"),
+        (_collective_utils, "MeshTopoInfo"),
     ):
         found = getattr(holder, name, None)
         if found is not None:
+            found = getattr(found, "build_from_mesh", found)
             getattr(found, "cache_clear", found)()
         elif is_new:
             raise absent(holder, name, NEED)

@@ -5,6 +5,7 @@ All were seen in 2.4 to 2.13.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from types import CodeType
@@ -54,3 +55,13 @@ def compiler() -> tuple[list[Any], type[Module]]:
     from torch._dynamo.eval_frame import OptimizedModule
 
     return dynamo.callback.callback_handler.start_callbacks, OptimizedModule
+
+
+def forget_replaced() -> None:
+    """Let torch's compiler look again at what functions torch has. It remembers them for good as it
+    first saw them, with those of a session in some places, and whatever these hold.
+
+    Without ``trace_rules`` or ``clear_lru_cache``: nothing.
+    """
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    getattr(rules, "clear_lru_cache", lambda: None)()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from torchbus._bus.bus import Bus
+from torchbus._compat.modules import forget_replaced
 from torchbus._seams import backward, loader, save
 from torchbus._seams.ears import Ears
 from torchbus._seams.modules import calls, mode, model
@@ -91,6 +92,7 @@ class Seams:
         """Put torch back as it was."""
         self._remove(ALL)
         self._retired.clear()
+        forget_replaced()
 
     def _remove(self, seams: Collection[Seam]) -> None:
         for entry in [entry for entry in reversed(self._installed) if entry[0] in seams]:
