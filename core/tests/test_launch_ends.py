@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+import torch
 from torchbus.testing import run_script
 
 RANKS = """
@@ -101,3 +102,22 @@ with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="fork"):
     result = run_script(RANKS + late)
     assert result.status and "has not begun" in result.stderr and "launch='script'" in result.stderr
     assert not result.orphans
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is None or torch.cuda.is_available(),
+    reason="needs a build for GPUs, on a machine without any",
+)
+def test_a_second_block_can_fork_after_a_model_was_traced_in_the_first():
+    """torch then believes in eight GPUs, and the next backward would start threads for them."""
+    source = (
+        RANKS
+        + """
+for _ in range(2):
+    with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="fork") as s:
+        run = torch.compile(torch.nn.Linear(1, 1), backend="eager")
+        run(torch.ones(1, 1)).sum().backward()
+print("done")
+"""
+    )
+    assert run_script(source).ok().stdout == "done\n"

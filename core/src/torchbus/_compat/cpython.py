@@ -1,4 +1,4 @@
-"""CPython's own: frames, and what pathlib, atexit and argparse keep to themselves.
+"""CPython's own: frames, references, and what pathlib, atexit and argparse keep to themselves.
 
 All were seen in Python 3.10 to 3.13.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import pathlib
 import sys
 from collections.abc import Callable
@@ -30,3 +31,13 @@ run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return what a parser takes. Without it: AttributeError in ``torchbus completion``."""
     return parser._actions
+
+
+def keep(thing: object) -> None:
+    """Add a reference that not even the end of the interpreter takes away."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def let_go(thing: object) -> None:
+    """Take the reference away that ``keep`` has added."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))

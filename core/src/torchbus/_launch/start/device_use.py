@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Iterator
 
+import torch
+
 from torchbus._compat import accelerators
 from torchbus._launch.start.forking import fork, names_of_tasks
 
@@ -41,6 +43,18 @@ def has_backward_threads() -> bool:
     Then backward raises in a forked process. torch has no other sign of it.
     """
     return any(name.startswith(BACKWARD_THREAD) for name in names_of_tasks())
+
+
+def count_devices_for_backward() -> None:
+    """Let backward count the GPUs now, if there are none. It does so once, at its first call.
+
+    A build for GPUs believes in eight once it has traced a model on a machine without any. A
+    backward after that would start threads for them, and the next block could not fork.
+    """
+    if accelerators.current() is None:
+        with torch.enable_grad():
+            root = torch.ones((), requires_grad=True)
+            torch.autograd.grad(root * 1, root)
 
 
 def first_use(kind: str) -> str:

@@ -13,7 +13,12 @@ from torchbus._launch.job import Job
 from torchbus._launch.join.nodes import find_nodes
 from torchbus._launch.request import Request
 from torchbus._launch.start.children import Child, error_file, standard_input
-from torchbus._launch.start.device_use import first_use, has_backward_threads, is_lost_in_a_fork
+from torchbus._launch.start.device_use import (
+    count_devices_for_backward,
+    first_use,
+    has_backward_threads,
+    is_lost_in_a_fork,
+)
 from torchbus._launch.start.forking import fork, write_to_no_file_of_the_parent
 from torchbus._launch.start.relaunch import wait_until_joined
 from torchbus._launch.store.roll_call import RollCall
@@ -57,6 +62,7 @@ def start(request: Request) -> Job:
                 world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=store
             )
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
+    count_devices_for_backward()
     world = nodes.world(0, request, store, "fork")
     wait_until_joined(
         store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
