@@ -152,13 +152,18 @@ def _unreduced(group: Group) -> Iterator[Pair]:
             yield pair
 
 
+def can_reset(model: Module) -> bool:
+    """Whether ``reset`` does anything but raise: since torch 2.13."""
+    return hasattr(model, "reset_iter_state")
+
+
 def reset(model: Module) -> None:
     """Clean up after a forward or a backward that an exception has left.
 
     Gradients on their way are lost. Nothing is sent.
     """
     unit: Any = model
-    if not hasattr(unit, "reset_iter_state"):
+    if not can_reset(model):
         raise Unsupported(
             f"an exception left a forward or backward of {original_class(model).__name__} under"
             " strategy='fsdp', and this torch can't go on after that: let it end the run, install"

@@ -15,7 +15,14 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
 from torchbus.plugin import Context
 
-from torchbus_sharded._compat.fsdp2 import names_in, original_class, pairs_in, reset, units_in
+from torchbus_sharded._compat.fsdp2 import (
+    can_reset,
+    names_in,
+    original_class,
+    pairs_in,
+    reset,
+    units_in,
+)
 from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
@@ -39,6 +46,7 @@ class ForwardHooks:
         self._watches = True
         self._roots: weakref.WeakSet[Module] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._failed: weakref.WeakSet[Module] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         refusing = refuse_derivatives(self._roots, self.keep_gathered)
         session.replace(torch.autograd, "grad", refusing)
@@ -100,7 +108,7 @@ class ForwardHooks:
 
     def _begin(self, model: Module) -> None:
         refuse_borrowed(model)
-        if model in self._begun:
+        if model in self._begun or model in self._failed:
             reset(model)  # an exception that the loop has caught left the last one
         self._begun.add(model)
         self.writes.begin(model)
@@ -140,9 +148,12 @@ class ForwardHooks:
         self._prefetch.settle(self.writes.settle())
 
     def reset_all(self) -> None:
-        """A backward has failed, and the loop may go on."""
+        """A backward has failed, and the loop may go on: if it can't, its next forward says so."""
         for model in self._roots:
-            reset(model)
+            if can_reset(model):
+                reset(model)
+            else:
+                self._failed.add(model)
 
     def end(self) -> None:
         """After a backward."""
