@@ -104,6 +104,8 @@ def owners_in_fsdp() -> Iterator[tuple[Any, str]]:
     from torch.distributed import fsdp, tensor
     from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state
 
+    importlib.import_module("torch.distributed.tensor._collective_utils")
+    yield tensor, "_collective_utils"
     yield tensor.DTensor, "_op_dispatcher"
     yield tensor.DTensor._op_dispatcher, "_custom_op_handlers"
     yield fsdp.FSDPModule, "_get_fsdp_state"

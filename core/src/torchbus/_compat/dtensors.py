@@ -72,9 +72,12 @@ def forget_meshes() -> None:
     in this process, or in the one that it was forked from: other ranks would take parts that are
     rank 0's.
 
-    Without ``_op_dispatcher``: AttributeError when a strategy starts. Without
-    ``_clear_DTensor_sharding_propagator_cache`` or ``_gen_transform_infos`` in 2.13 or later, which
-    older releases don't have: UsageError then.
+    It also keeps the mesh, and with it the process group, its threads and its port.
+
+    Without ``_op_dispatcher`` or ``_collective_utils``: an error when a strategy starts. Without
+    ``_clear_DTensor_sharding_propagator_cache``, ``_gen_transform_infos``,
+    ``clear_redistribute_planner_cache`` or ``build_from_mesh`` in 2.13 or later: UsageError then.
+    Older releases need not have them.
     """
     from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 
@@ -85,11 +88,10 @@ def forget_meshes() -> None:
         (torch._C, "_clear_DTensor_sharding_propagator_cache"),
         (_redistribute, "_gen_transform_infos"),
         (_redistribute, "clear_redistribute_planner_cache"),
-        (_collective_utils, "MeshTopoInfo"),
+        (_collective_utils.MeshTopoInfo, "build_from_mesh"),
     ):
         found = getattr(holder, name, None)
         if found is not None:
-            found = getattr(found, "build_from_mesh", found)
             getattr(found, "cache_clear", found)()
         elif is_new:
             raise absent(holder, name, NEED)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torchbus.testing import run, run_script
 
-ROOT = Path(__file__).resolve().parents[2]
-OLDEST = re.search(r'"pluggy>=([\d.]+)"', (ROOT / "core/pyproject.toml").read_text("utf-8"))
+CORE = Path(__file__).resolve().parents[1]
+OLDEST = re.search(r'"pluggy>=([\d.]+)"', (CORE / "pyproject.toml").read_text("utf-8"))
 LOOP = """
     import pluggy, torch
     from torch.utils.data import DataLoader
