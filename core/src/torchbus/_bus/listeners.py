@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -22,8 +21,7 @@ class Manager(pluggy.PluginManager):
     """
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        found = inspect.getattr_static(plugin, name, None)
-        if isinstance(found, property | functools.cached_property):
+        if isinstance(getattr(type(plugin), name, None), property | functools.cached_property):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 
