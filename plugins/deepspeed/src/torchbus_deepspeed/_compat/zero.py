@@ -203,7 +203,7 @@ def is_gathered(parameter: Any) -> bool:
 
 def whole_parameter(parameter: Any) -> Tensor:
     """A copy of the whole parameter under stage 3. All ranks call it."""
-    part = parameter.ds_tensor.detach().reshape(-1)
+    part = parameter.ds_tensor.detach().reshape(-1).to(parameter.device)  # it may be offloaded
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, part)
     return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)
