@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -30,7 +31,10 @@ class Recording:
             schedule=schedule(wait=0, warmup=plan.warmup, active=plan.active, repeat=1),
             **plan.facts,
         )
-        self._profiler.start()
+        with warnings.catch_warnings():
+            # torch 2.11 warns at the first cycle of what holds for later ones
+            warnings.filterwarnings("ignore", ".*Profiler clears events")
+            self._profiler.start()
 
     @property
     def is_over(self) -> bool:
