@@ -36,8 +36,3 @@ def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def keep(thing: object) -> None:
     """Add a reference that not even the end of the interpreter takes away."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def let_go(thing: object) -> None:
-    """Take the reference away that ``keep`` has added."""
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))

@@ -2,52 +2,60 @@
 
 gloo loses a send that fails at the moment in which its peer asks for it: nobody wakes the thread
 that waits for it (``Pair::handleRemotePendingRecv`` in gloo/transport/tcp/pair.cc, of torch 2.4 to
-2.13). The destructor of the group waits for that thread, until the group's timeout. A traceback
-that holds the group would run the destructor at the very end of the process.
+2.13). The group's destructor would wait for that thread, up to the group's timeout, and a traceback
+that holds the group would run it at the very end of the process.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-import weakref
-from typing import Any
+import os
+import time
+from pathlib import Path
 
 import torch.distributed as dist
 
-from torchbus._compat.cpython import keep, let_go
-from torchbus._compat.groups import engines_of_groups, open_groups
+from torchbus._compat.cpython import keep
+from torchbus._compat.groups import engines_of_groups
+
+WORKER = "pt_gloo_runloop"
+"""torch's name for the threads that run gloo's collectives; older releases give them none."""
+
+FUTEX = {"x86_64": "202", "aarch64": "98"}
+"""The number of Linux's system call in which a thread waits for another one, by machine."""
 
 USUALLY_WITHIN_S = 2.0
 
 
-class Engines:
-    """What runs the collectives of all groups, freed by a thread of its own.
-
-    It begins once Python holds no group any more. No process waits for it. At the end of the
-    interpreter nothing is freed.
-    """
-
-    def __init__(self) -> None:
-        self._all: list[Any] = engines_of_groups()
-        self._watches = [weakref.ref(group, self._lost) for group in open_groups()]
-        self._held = len(self._watches)
-        self.thread = threading.Thread(target=self._free, name="torchbus-group", daemon=True)
-        keep(self)
-
-    def _lost(self, group: object) -> None:
-        self._held -= 1
-        if not self._held and not sys.is_finalizing():
-            self.thread.start()
-
-    def _free(self) -> None:
-        self._all.clear()
-        let_go(self)
-
-
-def close_in_background() -> None:
-    """Close all groups, and usually free them. A traceback may hold some for longer."""
-    engines = Engines()
+def close_after_release() -> None:
+    """Close all groups. If a collective does not end, its engine stays until the process ends."""
+    engines = engines_of_groups()
+    if not _come_to_rest():
+        keep(engines)
+        engines = []
     dist.destroy_process_group()
-    if engines.thread.ident is not None:
-        engines.thread.join(USUALLY_WITHIN_S)
+    engines.clear()
+
+
+def _come_to_rest() -> bool:
+    """Wait until no thread runs a collective any more. Returns whether that came about."""
+    deadline = time.monotonic() + USUALLY_WITHIN_S
+    while any(map(_is_in_a_collective, Path("/proc/self/task").glob("*"))):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _is_in_a_collective(thread: Path) -> bool:
+    """Whether one of gloo's threads does anything but wait for work, which it does without a
+    timeout. Where the system does not tell: no.
+    """
+    try:
+        if (thread / "comm").read_text().strip() != WORKER:
+            return False
+        call = (thread / "syscall").read_text().split()
+    except OSError:
+        return False
+    number = FUTEX.get(os.uname().machine)
+    waits_for_work = len(call) > 4 and call[0] == number and int(call[4], 16) == 0
+    return number is not None and not waits_for_work

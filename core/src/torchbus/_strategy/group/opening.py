@@ -24,7 +24,7 @@ from torchbus._ranks import random_streams
 from torchbus._ranks.collectives import broadcast_object
 from torchbus._ranks.devices import threads_per_rank
 from torchbus._session.context import Context
-from torchbus._strategy.group.closing import close_in_background
+from torchbus._strategy.group.closing import close_after_release
 from torchbus._strategy.group.mesh import offer_mesh
 from torchbus.errors import LaunchError, UsageError
 
@@ -174,7 +174,7 @@ def _close(ended: threading.Event) -> None:
     """
     with contextlib.suppress(RuntimeError):
         if ended.is_set() and dist.is_initialized():
-            close_in_background()
+            close_after_release()
         elif dist.is_initialized():
             engines = engines_of_groups()
             dist.destroy_process_group()
