@@ -7,6 +7,7 @@ Only seams with a listener are installed. ``Seams.close`` puts torch back as it 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from typing import Protocol
 
 from torchbus._bus.bus import Bus
@@ -16,6 +17,7 @@ from torchbus._seams.ears import Ears
 from torchbus._seams.modules import calls, mode, model
 from torchbus._seams.optimizers import clipping, optimizer, scheduler, skipping
 from torchbus._seams.patch import replace
+from torchbus._seams.undisturbed import undisturbed
 
 
 class Seam(Protocol):
@@ -53,6 +55,7 @@ class Seams:
         self._retired: set[str] = set()
         self._replaced: list[str] = []
 
+    @undisturbed()
     def refresh(self) -> None:
         """Install exactly the seams that some plugin listens to now."""
         heard = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.EVENTS)]
@@ -62,17 +65,20 @@ class Seams:
             if seam.PLACE not in there:
                 self._installed.append((seam, seam.install(Ears(self._bus))))
 
+    @undisturbed()
     def retire(self, event: str) -> None:
         """Remove for good the seam that sends an event."""
         retired = [seam for seam in ALL if event in seam.EVENTS]
         self._retired.update(seam.PLACE for seam in retired)
         self._remove(retired)
 
+    @undisturbed()
     def replace(
-        self, owner: object, name: str, make: Callable[[object], object]
-    ) -> Callable[[], None]:
-        """Set ``owner.name`` to ``make(original)``. Return the function that puts it back."""
-        return self.note(f"{getattr(owner, '__name__', owner)}.{name}", replace(owner, name, make))
+        self, owner: object, name: str, make: Callable[[object], object], until: ExitStack
+    ) -> None:
+        """Set ``owner.name`` to ``make(original)``. ``until`` puts it back."""
+        place = f"{getattr(owner, '__name__', owner)}.{name}"
+        until.callback(self.note(place, replace(owner, name, make)))
 
     def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
         """List something else that a plugin has replaced. Return the function that puts it back."""
@@ -88,6 +94,7 @@ class Seams:
         """Return the places that are heard, and what plugins have replaced."""
         return [seam.PLACE for seam, _ in self._installed] + self._replaced
 
+    @undisturbed()
     def close(self) -> None:
         """Put torch back as it was."""
         self._remove(ALL)

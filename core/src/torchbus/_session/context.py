@@ -220,7 +220,7 @@ class Context(Fed):
 
         ``explain()`` lists the replacement among the seams.
         """
-        self.on_close.callback(self.seams.replace(owner, name, make))
+        self.seams.replace(owner, name, make, self.on_close)
 
     def end_discovery(self) -> None:
         """Remove the hook that looks for models: they are all known."""

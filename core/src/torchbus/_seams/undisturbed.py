@@ -1,0 +1,36 @@
+"""Changes to torch that no signal leaves half made."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+RAISING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Call the handlers of signals that come inside after the block: they may raise anywhere.
+
+    Only the main thread handles signals. Elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    found = {number: signal.getsignal(number) for number in RAISING}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in came:
+            handlers[number](number, frame)

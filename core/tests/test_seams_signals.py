@@ -1,0 +1,71 @@
+"""A signal that comes while torch is changed leaves no change half made."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from torchbus import hookimpl, session
+from torchbus._seams.modules import calls
+from torchbus._seams.undisturbed import undisturbed
+from torchbus.testing import assert_torch_unchanged, torch_state
+
+
+class Hears:
+    @hookimpl
+    def module_called(self) -> None:
+        pass
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Ctrl-C arrives just before the seam's change is noted, or just before it is undone."""
+    install = calls.install
+    came = []
+
+    def installed(ears):
+        undo = install(ears)
+        if "installs" in came:
+            signal.raise_signal(signal.SIGINT)
+
+        def undone():
+            if "removes" in came:
+                came.clear()
+                signal.raise_signal(signal.SIGINT)
+            undo()
+
+        return undone
+
+    monkeypatch.setattr(calls, "install", installed)
+    return came
+
+
+@pytest.mark.parametrize("when", ["installs", "removes"])
+def test_ctrl_c_waits_for_the_change(interrupted, when):
+    before, plugin = torch_state(), Hears()
+    with pytest.raises(KeyboardInterrupt), session(devices=1) as s:
+        if when == "installs":
+            interrupted.append(when)
+        s._context.bus.register(plugin)
+        interrupted.append(when)
+        s._context.bus.unregister(plugin)
+        raise AssertionError("the loop goes on")
+    assert_torch_unchanged(before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_are_handled_in_their_order_and_nothing_is_swallowed():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with undisturbed(), undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == []
+        assert heard == [signal.SIGTERM] * 2
+        with pytest.raises(KeyboardInterrupt), undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            torch.ones(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
