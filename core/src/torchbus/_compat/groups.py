@@ -55,17 +55,12 @@ def abort_all_groups() -> None:
             engine._shutdown()
 
 
-def open_groups() -> list[Any]:
-    """All process groups. Without ``_world``: AttributeError at the end of the session."""
-    return list(dist.distributed_c10d._world.pg_map)
-
-
 def engines_of_groups() -> list[Any]:
-    """What runs the collectives of each group. Without ``_get_backend`` or ``_device_types``:
-    AttributeError at the end of the session.
+    """What runs the collectives of each group. Without ``_world``, ``_get_backend`` or
+    ``_device_types``: AttributeError at the end of the session.
     """
     return [
         group._get_backend(torch.device(kind))
-        for group in open_groups()
+        for group in dist.distributed_c10d._world.pg_map
         for kind in group._device_types
     ]
