@@ -94,6 +94,11 @@ class TakesThemOnce(AllReduce):
         if self.session.job is not None and not self.session.job.backwards:
             super().parameters_added(parameters)
 
+    @hookimpl
+    def model_found(self, model: nn.Module) -> None:
+        if self.session.job is not None and not self.session.job.backwards:
+            super().model_found(model)
+
 
 class ShowsItsOwn(AllReduce):
     """Holds a module that no loop has made."""
