@@ -62,7 +62,9 @@ OF_PLAN = {
     "script-unused-parameters": NO_MODULE,
     "script-wgan-gp": "torch.autograd.grad(create_graph=True) with divided layers",
 }
-OF_TP = OF_PLAN | {"checkpoint": "ranks can't divide evenly"}
+UNEVEN = "ranks can't divide evenly"
+OF_TP = OF_PLAN | {"checkpoint": UNEVEN}
+OF_TP_OF_4 = OF_PLAN | {"script-grad-clipping": UNEVEN}
 OF_FSDP_TP = OF_PLAN | {
     "other-methods": "mixes parts of parameters or gradients with whole tensors",
 }
@@ -100,7 +102,7 @@ ENGINES = {
     ),
     "1f1b": Engine("pipeline", {"schedule": "1f1b"}, OF_PIPELINE),
     "tp": Engine("tp", PLAN, OF_TP, ranks=(2,)),  # whose checkpoint goes on with 3 ranks
-    "tp of 4": Engine("tp", PLAN, OF_PLAN, ranks=(4,)),
+    "tp of 4": Engine("tp", PLAN, OF_TP_OF_4, ranks=(4,)),
     "ddp+tp": Engine("ddp", {"tp": 2, **PLAN}, OF_PLAN, ranks=(4,)),
     "fsdp+tp": Engine("fsdp", {"tp": 2, **PLAN}, OF_FSDP_TP, ranks=(4,)),
 }
