@@ -67,18 +67,14 @@ class Bus:
         name = name or type(plugin).__name__
         self._refuse_taken_verb(plugin, name)
         self._refuse_conflict(plugin, name)
-        if self._manager.has_plugin(name) or self._manager.is_registered(plugin):
-            raise PluginConflict(f"plugin {name} is active twice; pass it once")
+        specs = getattr(plugin, "declares_events", None)
+        if specs is not None:
+            self.add_events(specs)
         try:
-            specs = getattr(plugin, "declares_events", None)
-            if specs is not None:
-                self.add_events(specs)
             self._manager.register(plugin, name)
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin) if self._manager.is_registered(plugin) else None
             raise UsageError(f"plugin {name}: {self._explain_validation(error)}") from error
-        except TorchbusError:
-            raise
         except Exception as error:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
         self._refuse_second_engine(plugin, name)
@@ -186,6 +182,8 @@ class Bus:
                 raise PluginConflict(
                     f"{other_name} and {name} both bring s.{verb}: pass only one of them"
                 )
+        if self._manager.has_plugin(name) or self._manager.is_registered(plugin):
+            raise PluginConflict(f"plugin {name} is active twice; pass it once")
 
     def _refuse_second_engine(self, plugin: object, name: str) -> None:
         for event in self._declared.ONE_LISTENER:

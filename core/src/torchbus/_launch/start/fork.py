@@ -23,6 +23,7 @@ from torchbus._launch.start.forking import fork, write_to_no_file_of_the_parent
 from torchbus._launch.start.relaunch import wait_until_joined
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
+from torchbus._ranks.world import World
 from torchbus.errors import UsageError
 
 JOINS_WITHIN_S = 60.0
@@ -57,10 +58,7 @@ def start(request: Request) -> Job:
         if pid == 0:
             own = _become_a_rank(request, store, errors.fileno())
             world = nodes.world(local_rank, request, own, "fork")
-            RollCall(own, "joined", world.rank, world.world_size).say()
-            return Job(
-                world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=store
-            )
+            return _join(world, request, parent_pid, store)
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
     count_devices_for_backward()
     world = nodes.world(0, request, store, "fork")
@@ -68,6 +66,11 @@ def start(request: Request) -> Job:
         store, world, children, JOINS_WITHIN_S if nodes.num_nodes == 1 else math.inf, LATE
     )
     return Job(world, request, children=children)
+
+
+def _join(world: World, request: Request, parent_pid: int, keep: SealedStore) -> Job:
+    RollCall(world.shared, "joined", world.rank, world.world_size).say()
+    return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=keep)
 
 
 def _become_a_rank(request: Request, store: SealedStore, error_fd: int) -> SealedStore:

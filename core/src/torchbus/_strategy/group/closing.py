@@ -1,4 +1,4 @@
-"""Closes process groups whose collectives were ended by force.
+"""Closes process groups, also those whose collectives were ended by force.
 
 gloo loses a send that fails at the moment in which its peer asks for it: nobody wakes the thread
 that waits for it (``Pair::handleRemotePendingRecv`` in gloo/transport/tcp/pair.cc, of torch 2.4 to
@@ -8,6 +8,7 @@ that holds the group would run it at the very end of the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -26,14 +27,18 @@ FUTEX = {"x86_64": "202", "aarch64": "98"}
 USUALLY_WITHIN_S = 2.0
 
 
-def close_after_release() -> None:
-    """Close all groups. If a collective does not end, its engine stays until the process ends."""
-    engines = engines_of_groups()
-    if not _come_to_rest():
-        keep(engines)
-        engines = []
-    dist.destroy_process_group()
-    engines.clear()
+def close_groups() -> None:
+    """Close all groups. If a collective does not end, the engines stay until the process ends.
+
+    Otherwise they are freed last, by themselves: that is without the GIL. torch 2.4 frees a group
+    with the GIL, and waits for its threads. One of these may want the GIL to free a tensor.
+    """
+    with contextlib.suppress(RuntimeError):
+        if dist.is_initialized():
+            engines = engines_of_groups()
+            if not _come_to_rest():
+                keep(engines)
+            dist.destroy_process_group()
 
 
 def _come_to_rest() -> bool:

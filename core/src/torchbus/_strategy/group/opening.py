@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
 from datetime import timedelta
 
 import torch
@@ -16,7 +14,7 @@ import torch.distributed.nn
 
 from torchbus._bus.options import expect
 from torchbus._compat import accelerators
-from torchbus._compat.groups import abort_all_groups, engines_of_groups, require_abort
+from torchbus._compat.groups import abort_all_groups, require_abort
 from torchbus._launch.start.relaunch import visible_device
 from torchbus._launch.store.listening import gloo_on_loopback
 from torchbus._launch.watch.sockets import shut, sockets_opened
@@ -24,7 +22,7 @@ from torchbus._ranks import random_streams
 from torchbus._ranks.collectives import broadcast_object
 from torchbus._ranks.devices import threads_per_rank
 from torchbus._session.context import Context
-from torchbus._strategy.group.closing import close_after_release
+from torchbus._strategy.group.closing import close_groups
 from torchbus._strategy.group.mesh import offer_mesh
 from torchbus.errors import LaunchError, UsageError
 
@@ -142,9 +140,9 @@ def open_group(session: Context, backend: str) -> None:
         ) from error
     finally:
         sys.excepthook = hook  # torch replaces it and does not put it back
-    own, ended = sockets_opened() - before, threading.Event()
-    session.job.on_release(lambda: _release(own, ended))
-    session.on_close.callback(_close, ended)
+    own = sockets_opened() - before
+    session.job.on_release(lambda: _release(own))
+    session.on_close.callback(close_groups)
 
 
 def make_group(session: Context, backend: str, store: dist.Store, timeout: timedelta) -> bool:
@@ -155,30 +153,14 @@ def make_group(session: Context, backend: str, store: dist.Store, timeout: timed
     return True
 
 
-def _release(own_sockets: set[int], ended: threading.Event) -> None:
+def _release(own_sockets: set[int]) -> None:
     """End this rank's collectives.
 
     Closing the connections ends gloo's at once; NCCL has an abort of its own.
     """
-    ended.set()
     shut(own_sockets)
     if dist.is_initialized() and dist.get_backend() == "nccl":
         abort_all_groups()
-
-
-def _close(ended: threading.Event) -> None:
-    """Close the process group. Its engines are freed last, by themselves: that is without the GIL.
-
-    torch 2.4 frees a group with the GIL, and waits for its threads. One of these may want the GIL
-    to free a tensor.
-    """
-    with contextlib.suppress(RuntimeError):
-        if ended.is_set() and dist.is_initialized():
-            close_after_release()
-        elif dist.is_initialized():
-            engines = engines_of_groups()
-            dist.destroy_process_group()
-            engines.clear()
 
 
 def share_random_state(session: Context) -> None:
