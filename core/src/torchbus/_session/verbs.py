@@ -59,7 +59,6 @@ class KnownVerbs:
         Its gradients are weighted by it, over ranks and over the batches of a window. All ranks
         call it alike.
         """
-        raise NotImplementedError
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -76,7 +75,6 @@ class KnownVerbs:
 
         All ranks call it, at the end of what they do with a batch or an epoch.
         """
-        raise NotImplementedError
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Put back what ``save`` wrote. All ranks call it.
@@ -84,7 +82,6 @@ class KnownVerbs:
         Before the first step of this session, it also leads the loop that follows back to where the
         checkpoint was written.
         """
-        raise NotImplementedError
 
     def register(self, name: str, thing: Thing) -> Thing:
         """Put an object with ``state_dict`` and ``load_state_dict`` into every checkpoint.
@@ -106,7 +103,6 @@ class KnownVerbs:
         One rank is enough. It may call it in any thread, at any time, and again. Needs
         ``checkpoint``.
         """
-        raise NotImplementedError
 
     gradient_norm: torch.Tensor | None
 
@@ -130,7 +126,6 @@ class KnownVerbs:
         Options: ``on_step=True, on_epoch=False, sync_dist=None, reduce="mean", batch_size=None,
         prog_bar=False, step=None``.
         """
-        raise NotImplementedError
 
     def log_dict(
         self,
@@ -145,14 +140,12 @@ class KnownVerbs:
         step: int | None = ...,
     ) -> None:
         """Log several values by name, with the options of ``log``."""
-        raise NotImplementedError
 
     def log_hyperparams(self, values: object = None, **more: object) -> None:
         """Give the run's settings to the loggers. All ranks call it.
 
         Pass a mapping, an ``argparse.Namespace``, a dataclass, or keywords.
         """
-        raise NotImplementedError
 
     def log_image(self, name: str, image: object, *, step: int | None = None) -> None:
         """Log a picture. The loggers of rank 0 get it at once; other ranks may call it or not.
@@ -161,7 +154,6 @@ class KnownVerbs:
         PIL image, (height, width) or (height, width, channels), with 1, 3 or 4 channels. Floats are
         in [0, 1], integers uint8. Rank 0 waits for the device.
         """
-        raise NotImplementedError
 
     def log_histogram(
         self,
@@ -176,7 +168,6 @@ class KnownVerbs:
         Rank 0 counts its own values, on their device, and waits for it. Of a ``DTensor`` it counts
         all: then all ranks call this.
         """
-        raise NotImplementedError
 
     def range(self, name: str) -> record_function:
         """Name a part of the loop, in every profiler: ``with s.range("augment"):``.
