@@ -189,6 +189,17 @@ def test_an_option_of_another_strategy_is_refused(name: str) -> None:
             )
 
 
+def test_a_strategy_that_brings_ddp_along_is_named_itself() -> None:
+    session(
+        strategy="ddp_sharded", backend="gloo", devices=2
+    )  # an option of ddp, which comes along
+    with pytest.raises(UsageError) as error:
+        session(strategy="ddp_sharded", tp=2, devices=2)
+    assert str(error.value) == (
+        "tp: an option of strategy='tp', and the strategy here is 'ddp_sharded': leave it out, or say strategy='tp'"
+    )
+
+
 def _some_value(name: str) -> Any:
     default = (
         inspect.signature(discovery.load(discovery.find("option", name))).parameters[name].default

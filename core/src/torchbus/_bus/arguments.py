@@ -129,14 +129,17 @@ def _refuse_options_of_another_strategy(
             f"{options}: an option of strategy={name!r}: say strategy={name!r}, or leave it out"
             + "".join(f" ({hint})" for hint in hints if hint)
         )
+    itself = [plugin for name, plugin in named if chosen is not None and name == chosen.name]
+    along = {name for plugin in itself for name in getattr(plugin, "companions", ())}
     by_option = [
         name
         for name in strategies
         if name in wanted
         and wanted[name][1]
         and (chosen is None or wanted[name][0].value != chosen.value)
+        and name not in along
     ]
-    if len(strategies) > 1 and by_option:
+    if by_option and (chosen is not None or len(strategies) > 1):
         name, options = by_option[0], ", ".join(wanted[by_option[0]][1])
         other = chosen.name if chosen else next(one for one in strategies if one != name)
         raise UsageError(
