@@ -121,14 +121,8 @@ def _refuse_options_of_another_strategy(
     An option brings its plugin. So there would be two strategies, and the option is the mistake.
     """
     strategies = [name for name, plugin in named if "strategy" in getattr(plugin, "owns", ())]
-    unasked = [name for name in strategies if chosen is None and name in wanted and name != "ddp"]
-    for name in [name for name in unasked if wanted[name][1]]:
-        options = ", ".join(wanted[name][1])
-        hints = [elsewhere.hint("option", option) for option in wanted[name][1]]
-        raise UsageError(
-            f"{options}: an option of strategy={name!r}: say strategy={name!r}, or leave it out"
-            + "".join(f" ({hint})" for hint in hints if hint)
-        )
+    if chosen is None:
+        _refuse_options_of_no_strategy([name for name in strategies if name in wanted], wanted)
     itself = [plugin for name, plugin in named if chosen is not None and name == chosen.name]
     along = {name for plugin in itself for name in getattr(plugin, "companions", ())}
     by_option = [
@@ -145,6 +139,17 @@ def _refuse_options_of_another_strategy(
         raise UsageError(
             f"{options}: an option of strategy={name!r}, and the strategy here is {other!r}: leave"
             f" it out, or say strategy={name!r}"
+        )
+
+
+def _refuse_options_of_no_strategy(unasked: list[str], wanted: Wanted) -> None:
+    """Raise UsageError for an option of one of these, unless it is ddp's, the usual strategy."""
+    for name in [name for name in unasked if name != "ddp" and wanted[name][1]]:
+        options = ", ".join(wanted[name][1])
+        hints = [elsewhere.hint("option", option) for option in wanted[name][1]]
+        raise UsageError(
+            f"{options}: an option of strategy={name!r}: say strategy={name!r}, or leave it out"
+            + "".join(f" ({hint})" for hint in hints if hint)
         )
 
 
