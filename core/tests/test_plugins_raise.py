@@ -80,12 +80,13 @@ def test_one_that_refuses_its_option_says_so_itself(install):
         session(strategy=None, by="x")
 
 
-def test_one_that_raises_at_registration():
+@pytest.mark.parametrize("attribute", ["declares_events", "verbs"])
+def test_one_that_raises_at_registration(attribute):
     class Bad:
-        @property
-        def declares_events(self):
+        def fail(self):
             raise RuntimeError("no events")
 
+    setattr(Bad, attribute, property(Bad.fail))
     with pytest.raises(Exception) as error:
         session(Bad(), strategy=None)
     assert_told(error.value, "Bad", "no events")

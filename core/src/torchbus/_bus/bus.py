@@ -65,13 +65,14 @@ class Bus:
                 f"plugin {plugin.__name__} is a class: pass an object, {plugin.__name__}()"
             )
         name = name or type(plugin).__name__
-        self._refuse_taken_verb(plugin, name)
-        self._refuse_conflict(plugin, name)
-        specs = getattr(plugin, "declares_events", None)
-        if specs is not None:
-            self.add_events(specs)
         try:
+            self._refuse_taken_verb(plugin, name)
+            self._refuse_conflict(plugin, name)
+            if (specs := getattr(plugin, "declares_events", None)) is not None:
+                self.add_events(specs)
             self._manager.register(plugin, name)
+        except TorchbusError:
+            raise
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin) if self._manager.is_registered(plugin) else None
             raise UsageError(f"plugin {name}: {self._explain_validation(error)}") from error
