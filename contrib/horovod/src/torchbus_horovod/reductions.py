@@ -10,7 +10,7 @@ from torch import Tensor
 from torchbus.plugin import strategies
 
 from torchbus_horovod._compat import gradient_node, graph_task
-from torchbus_horovod.averaging import Averaging, Compression
+from torchbus_horovod.averaging import HEADER, Averaging, Compression
 
 OUTSIDE = -1
 """The graph task where no backward runs."""
@@ -21,6 +21,9 @@ class WhileBackward(strategies.AfterBackward):
 
     A gradient is final once its node has run in the loop's own graph, where it runs once. A graph
     inside of it, of reentrant checkpointing, may add to a gradient again: those wait.
+
+    What the ranks tell each other goes with the last gradient: on its own, it would wait for
+    another of Horovod's cycles.
     """
 
     def __init__(
@@ -32,6 +35,9 @@ class WhileBackward(strategies.AfterBackward):
         super().__init__(parameters, buffers, averaging.average)
         self._averaging = averaging
         self._task = OUTSIDE
+        self._missing = 0
+        self._loss: Tensor | None = None
+        self._told: Tensor | None = None
         self._nodes = [gradient_node(parameter) for parameter in self.parameters]
         self._hooks = [
             node.register_hook(functools.partial(self._made, number, parameter))
@@ -57,11 +63,16 @@ class WhileBackward(strategies.AfterBackward):
         error: BaseException | None = None,
     ) -> None:
         """See ``Reduction``."""
+        self._loss, self._told, self._missing = loss, None, len(self.parameters)
         try:
             super().backward(engine, roots, slots, loss, local, error)
         finally:
-            self._task = OUTSIDE
+            self._task, self._loss = OUTSIDE, None
             error = None  # its traceback leads here
+
+    def tell(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
+        """See ``AfterBackward``."""
+        return super().tell(loss, present) if self._told is None else self._told
 
     def _begun(self, _: Tensor) -> None:
         """Runs first in the graph: the header's gradient is ready from the start."""
@@ -72,9 +83,16 @@ class WhileBackward(strategies.AfterBackward):
         if self._task == OUTSIDE or gradient is None or gradient.is_sparse:
             return
         if graph_task() == self._task:
-            self._averaging.begin(number, gradient)
+            self._begin(number, gradient)
         else:
             self._averaging.refuse_begun(number)
+
+    def _begin(self, number: int, gradient: Tensor) -> None:
+        self._averaging.begin(number, gradient)
+        self._missing -= 1
+        if not self._missing:
+            self._told = self.tell(self._loss, [True] * len(self.parameters))
+            self._averaging.begin(HEADER, self._told)
 
 
 class Sets:

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
 from torchbus_horovod import Horovod
+from torchbus_horovod._compat import graph_task
+from torchbus_horovod.reductions import OUTSIDE
 
 RANKS, FP16 = int(sys.argv[1]), sys.argv[2] == "fp16"
 torch.manual_seed(7)
@@ -84,7 +86,8 @@ class Watched:
         return getattr(hvd, name)
 
     def allreduce_async_(self, tensor, **words):
-        self.notes.append(words["name"].rpartition(".")[2])
+        number = words["name"].rpartition(".")[2]
+        self.notes.append(f"{number} after" if graph_task() == OUTSIDE else number)
         return hvd.allreduce_async_(tensor, **words)
 
 
@@ -95,8 +98,8 @@ class Watching(Horovod):
 
 
 def order_of_a_backward(reentrant):
-    """Notes of one backward on rank 0: numbers of gradients that Horovod begins to average, and
-    "first" where the graph has reached the first layer.
+    """Notes of one backward on rank 0: numbers of gradients that Horovod begins to average, with
+    "after" if the graph has run, and "first" where the graph has reached the first layer.
     """
     strategy = Watching()
     with session(strategy=strategy, devices=RANKS, accelerator="cpu", launch="fork"):

@@ -115,12 +115,19 @@ class AfterBackward:
             id(parameter) in local or _touched(parameter.grad, *old)
             for parameter, old in zip(self.parameters, before, strict=True)
         ]
-        told = self.header.tell(loss, self._sample(), present)
+        told = self.tell(loss, present)
         gradients = [settled(parameter) for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self._average([told, *gradients])
         self._restore_none([old for old, _ in before])
+
+    def tell(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
+        """What this rank tells the others: the first of the tensors that are averaged.
+
+        ``present`` says which parameters get a gradient here.
+        """
+        return self.header.tell(loss, self._sample(), present)
 
     def _sample(self) -> Tensor:
         """One element of a parameter that all ranks have whole, another one each time."""
