@@ -44,6 +44,8 @@ def found(**asked: Any) -> dict[str, list[Any]]:
                     "mask_and_samples",
                     "stacked",
                     "learned_weights",
+                    "stacked_weights",
+                    "one_weight",
                     "several_roots",
                 ],
             },

@@ -11,6 +11,15 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from of_tasks import (
+    ce,
+    dotted,
+    learned_weights,
+    one_weight,
+    several_roots,
+    stacked,
+    stacked_weights,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,10 +50,6 @@ class Net(nn.Module):
     def forward(self, x):
         hidden = torch.tanh(self.first(x))
         return self.second(hidden), self.tokens(hidden).view(-1, 5, 3)
-
-
-def ce(z, y, **options):
-    return F.cross_entropy(z.reshape(-1, 3), y.reshape(-1), **options)
 
 
 def supervised(m, x, y, u):
@@ -129,30 +134,6 @@ def smoothed(m, x, y, u):
     return ce(m(x)[1], y, label_smoothing=0.1)
 
 
-def of_tasks(m, x, y):
-    z, tokens = m(x)
-    return torch.stack([ce(tokens, y), z.square().mean()])
-
-
-def stacked(m, x, y, u):
-    return (torch.tensor([0.3, 0.7]) * of_tasks(m, x, y) / 2).sum()
-
-
-def dotted(m, x, y, u):
-    weights = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    return torch.dot(weights, torch.cat([of_tasks(m, x, y)[i].view(1) for i in range(2)]))
-
-
-def learned_weights(m, x, y, u):
-    """Kendall et al., Multi-task learning using uncertainty, CVPR 2018."""
-    return (torch.exp(-m.log_variances) * of_tasks(m, x, y) + m.log_variances).sum()
-
-
-def several_roots(m, x, y, u):
-    tasks = of_tasks(m, x, y)
-    return tasks[0], tasks[1]
-
-
 ZIPPED = [
     supervised,
     consistency,
@@ -174,6 +155,8 @@ TERMS = [
     stacked,
     dotted,
     learned_weights,
+    stacked_weights,
+    one_weight,
     several_roots,
 ]
 

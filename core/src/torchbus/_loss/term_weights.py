@@ -142,9 +142,10 @@ class TermWeights:
         """
         value = weighed(found.loss, found.terms, weights)
         self._hooks = [
-            weigh(term, weight)
+            hook
             for term, weight in zip(found.terms, weights, strict=True)
             if not _is_one_number(weight)
+            for hook in weigh(term, weight)
         ]
         return value
 

@@ -90,7 +90,7 @@ class BackwardCall:
 
 
 def _added(tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
-    """Return several losses as their sum, which has the same gradients. Other roots as they are."""
+    """Return several losses as their sum, which has the same gradients. Other roots as lists."""
     losses, factors = as_list(tensors), as_list(grad_tensors)
     if (
         len(losses) < 2
@@ -100,7 +100,7 @@ def _added(tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
         )
         or len({(one.dtype, one.device) for one in losses}) > 1
     ):
-        return tensors, grad_tensors
+        return losses, factors or None
     with torch.enable_grad():
         parts = [
             loss if factor is None else loss * factor

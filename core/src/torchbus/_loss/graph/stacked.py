@@ -41,22 +41,25 @@ def places_in(node: Node, size: int, depth: int = DEPTH) -> list[Place] | None:
         return stacked if len(children) == size else None
     if name not in (*ADDED, *PRODUCTS) or not depth:
         return None
-    found = {child: places_in(child, size, depth - 1) for child in children if child is not None}
-    others = [child for child, places in found.items() if places is None]
-    places = [place for each in found.values() for place in each or ()]
-    if not places or not all(is_of_parameters(child) for child in others):
+    known = [child for child in children if child is not None]
+    found = [places_in(child, size, depth - 1) for child in known if not is_of_parameters(child)]
+    places = [place for each in found for place in each or ()]
+    if not places or None in found:
         return None
     if name in ADDED:
         return places
-    return _learned(node, places) if others else _weighed(node, places, size)
+    return _product(node, places, size) if len(found) == 1 else None
 
 
-def _learned(node: Node, places: list[Place]) -> list[Place] | None:
-    """The weights are parameters."""
+def _product(node: Node, places: list[Place], size: int) -> list[Place] | None:
+    """Losses times, or over, numbers or parameters. None if the losses are the divisor."""
+    (first, _), *second = node.next_functions
     divides = type(node).__name__ == "DivBackward0"
-    if any(place.weighed_by is not None for place in places) or (
-        divides and is_of_parameters(node.next_functions[0][0])
-    ):
+    if divides and (first is None or is_of_parameters(first)):
+        return None
+    if first is None or all(child is None for child, _ in second):
+        return _weighed(node, places, size, divides)
+    if any(place.weighed_by is not None for place in places):
         return None
     return [place._replace(weighed_by=node) for place in places]
 
@@ -80,20 +83,21 @@ def place_of_select(node: Node) -> list[Place] | None:
     ]
 
 
-def _weighed(node: Node, places: list[Place], size: int) -> list[Place] | None:
+def _weighed(node: Node, places: list[Place], size: int, divides: bool) -> list[Place] | None:
     """The weights are numbers."""
     given = [getattr(node, name, None) for name in saved.FACTORS]
     number = next((one for one in given if one is not None), None)
-    return _times(places, _numbers(number, size), type(node).__name__ == "DivBackward0")
+    return _times(places, _numbers(number, size), divides)
 
 
 def _times(places: list[Place], factors: list[Number] | None, divides: bool) -> list[Place] | None:
     """What has a weight of 0 is left out."""
     if factors is None:
         return None
+    weighed = [(one, factors[one.place]) for one in places]
     return [
         one._replace(over=(*one.over, factor if divides else 1.0 / factor))
-        for one, factor in zip(places, [factors[one.place] for one in places], strict=True)
+        for one, factor in weighed
         if isinstance(factor, Tensor) or factor
     ]
 
