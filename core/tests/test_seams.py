@@ -183,6 +183,8 @@ def test_what_the_seams_wrap_works_as_before(tmp_path):
         assert (x.grad.item(), y.grad.item()) == (12.0, 23.0)
         (x * y).backward(inputs=[x])
         assert (x.grad.item(), y.grad.item()) == (14.0, 23.0)
+        torch.autograd.backward(iter([x * 2]), iter([torch.tensor([3.0])]))
+        assert x.grad.item() == 20.0
 
         optimizer = torch.optim.LBFGS([x])
         assert optimizer.step(lambda: (x * 0).sum()).item() == 0.0

@@ -54,6 +54,8 @@ class RestBetweenRuns:
         models = inventory.models_of(parameters)
         if any(id(model) not in self._trained for model in models):
             self._begin_anew()
+        elif not self._optimizers:
+            self._session.random.resume()
         for model in models:
             self._trained.setdefault(id(model), weakref.ref(model, self._ended))
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer, self._optimizer_ended))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchbus._compat import accelerators
+from torchbus._ranks.collectives import broadcast_object
 
 
 class RandomStreams:
@@ -30,6 +31,8 @@ class RandomStreams:
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
+        self.before_split: Callable[[], object] = lambda: None
+        """Gives all ranks the state of rank 0's generators."""
         self._states: dict[str, dict[str, object]] = {}
         self._current = "order"
         self._rests = False
@@ -75,13 +78,19 @@ class RandomStreams:
 
     def split(self, rank: int) -> None:
         """Give this rank a stream of its own, derived from the common one, or go back to it after
-        ``rest``.
+        ``rest``. All ranks call it.
 
-        The common stream stays as it is.
+        The common stream is rank 0's: a forward before may have drawn more there, as dropout does
+        on a longer batch.
         """
+        if self._current == "order":
+            self.before_split()
         if self._rests:
             self._rests = False
             return self.use("own")
+        self._derive(rank)
+
+    def _derive(self, rank: int) -> None:
         self._states["order"] = read()
         seed(int(torch.randint(2**62, (1,))) + rank)
         self._current = "own"
@@ -94,6 +103,13 @@ class RandomStreams:
         if self._states:
             self._rests = True
             self.use("order")
+
+    def resume(self) -> None:
+        """Draw from "own" again: what was trained before ``rest`` is trained on."""
+        if self._rests:
+            self._rests = False
+            if self._current == "order":
+                self.use("own")
 
     def forget(self) -> None:
         """Leave the generators as they are from now on."""
@@ -143,7 +159,7 @@ class RandomStreams:
         self._states, self._current, self._rests = {}, "order", False
         self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
-            self.split(rank)
+            self._derive(rank)
             if state.get("rests", False):
                 self.rest()
 
@@ -182,6 +198,11 @@ def write(state: dict[str, Any]) -> None:
         accelerators.set_random_state(kind, state[kind])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def share() -> None:
+    """Give all ranks the state of rank 0's generators. All ranks call it."""
+    write(broadcast_object(read()))
 
 
 def _same(one: dict[str, object], other: dict[str, object]) -> bool:

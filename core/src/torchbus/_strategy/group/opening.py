@@ -19,7 +19,6 @@ from torchbus._launch.start.relaunch import visible_device
 from torchbus._launch.store.listening import gloo_on_loopback
 from torchbus._launch.watch.sockets import shut, sockets_opened
 from torchbus._ranks import random_streams
-from torchbus._ranks.collectives import broadcast_object
 from torchbus._ranks.devices import threads_per_rank
 from torchbus._session.context import Context
 from torchbus._strategy.group.closing import close_groups
@@ -35,16 +34,19 @@ def check_backend(backend: str | None) -> str | None:
 
 
 def join_ranks(session: Context, backend: str | None) -> str:
-    """Open the process group, with equal random numbers on all ranks. All ranks call it.
+    """Open the process group, with rank 0's random numbers on all ranks. All ranks call it.
 
-    Returns the backend that was chosen.
+    So an unseeded script initialises alike on all ranks, and draws the same order. Returns the
+    backend that was chosen.
     """
     chosen = choose_backend(session, backend)
     claim_device(session)
     share_cpu(session)
     open_group(session, chosen)
     offer_mesh(session)
-    share_random_state(session)
+    random_streams.share()
+    if not session.world.divides_anew:  # replicas that come and go can't be asked
+        session.random.before_split = random_streams.share
     return chosen
 
 
@@ -161,13 +163,3 @@ def _release(own_sockets: set[int]) -> None:
     shut(own_sockets)
     if dist.is_initialized() and dist.get_backend() == "nccl":
         abort_all_groups()
-
-
-def share_random_state(session: Context) -> None:
-    """Give all ranks the state of rank 0's random generators.
-
-    So an unseeded script initialises alike on all ranks, and draws the same order.
-    """
-    state = broadcast_object(random_streams.read() if session.is_main else None)
-    if not session.is_main:
-        random_streams.write(state)
