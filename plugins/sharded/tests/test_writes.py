@@ -12,7 +12,15 @@ SCRIPTS = Path(__file__).parent / "scripts"
 FSDP = {"strategy": "fsdp"}
 WHOLE = {"strategy": "fsdp", "auto_wrap_policy": None}
 ZERO_2 = {"strategy": "ddp_sharded", "shard_gradients": True}
-TO_OWN = ("clamp", "clamp data", "assign data", "divide by norm", "look", "between")
+TO_OWN = (
+    "clamp",
+    "clamp data",
+    "assign data",
+    "divide by norm",
+    "look",
+    "call another",
+    "between",
+)
 TO_OTHERS = ("follow", "follow data", "follow foreach")
 
 

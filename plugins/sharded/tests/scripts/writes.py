@@ -20,6 +20,7 @@ WAYS = {
     "follow": lambda: head.Followed(head.follow),
     "follow data": lambda: head.Followed(head.follow_data),
     "follow foreach": lambda: head.Followed(head.follow_foreach),
+    "call another": lambda: head.Caller(head.Net(head.look)),
     "between": lambda: head.Net(head.look),
 }
 

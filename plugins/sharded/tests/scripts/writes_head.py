@@ -81,8 +81,24 @@ class Followed(nn.Module):
         return made + 2 * self.key(x)
 
 
+class Caller(nn.Module):
+    """Begins late to write, and then calls a model that is no part of it."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.linear, self.others, self.calls = nn.Linear(6, 6), [other], 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 5:
+            clamp_data(self.linear.weight)
+        return self.others[0](self.linear(x))
+
+
 def train(model, batch_size, between=lambda model: None):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    models = (model, *getattr(model, "others", ()))
+    parameters = [parameter for one in models for parameter in one.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.5)
     for _ in range(3):
         for x, y in DataLoader(TensorDataset(X, Y), batch_size=batch_size):
             optimizer.zero_grad()

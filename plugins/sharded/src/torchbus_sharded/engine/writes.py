@@ -7,7 +7,7 @@ ahead are older than a write to this rank's part.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,7 +57,10 @@ class Writes:
     def begin(self, model: Module) -> None:
         """A forward begins. What it gathers is as new as the parts are now."""
         self._keep_of(model)
-        self._handed_out.clear()
+        others = [one for one in self._models if one is not model]
+        self._handed_out.intersection_update(
+            id(held) for one in others for held in _tensors_of(one)
+        )
         self._note_parts(model)
 
     def refresh(self, unit: Module) -> None:
@@ -161,6 +164,13 @@ class Writes:
             for group in groups_in(model)
             for _, whole in gathered_now(group)
         )
+
+
+def _tensors_of(model: Module) -> Iterator[Tensor]:
+    """Its parts, and those that are gathered."""
+    for group in groups_in(model):
+        yield from (pair.sharded_param for pair in group.fsdp_params)
+        yield from (whole for _, whole in gathered_now(group))
 
 
 @torch.no_grad()
