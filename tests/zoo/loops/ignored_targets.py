@@ -16,7 +16,7 @@ torch.manual_seed(0)
 g = torch.Generator().manual_seed(67)
 inputs, labels = torch.randn(60, 5, generator=g), torch.randint(0, 3, (60,), generator=g)
 labels[24:48] = -100
-labels[50] = -100
+labels[50] = labels[56:] = -100
 loader = DataLoader(TensorDataset(inputs, labels), args.batch_size)
 model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

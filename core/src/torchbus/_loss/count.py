@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torch import Tensor
+
 from torchbus._loss.apart import Apart
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus.errors import UsageError
 
-SLOTS = 8
-WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED, HAVE_RATIO = range(SLOTS)
+SLOTS = 9
+WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED, HAVE_RATIO, OVER_ONE = range(SLOTS)
 MODES = ("auto", "samples", "tokens")  # of loss_weight=
 UNTOLD = -1e9
 """As a ratio: nobody can tell which terms are means of what."""
@@ -77,7 +79,15 @@ class Count:
             ratio,
             ratio * ratio,
             float(ratio != 0.0),
+            self._over_one(),
         ]
+
+    def _over_one(self) -> Number:
+        """Whether the loss is a sum over one, as it is behind a clamp where there is nothing."""
+        if self.term is None or not self.term.divisors:
+            return 0.0
+        number = self.term.number
+        return number == 1 if isinstance(number, Tensor) else float(number == 1.0)
 
 
 class Scales(NamedTuple):

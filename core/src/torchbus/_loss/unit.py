@@ -15,6 +15,7 @@ from torchbus._loss.count import (
     ALL_SQUARED,
     COUNTED,
     NORM,
+    OVER_ONE,
     WEIGHT,
     Count,
     Scales,
@@ -87,15 +88,11 @@ class Unit:
             return None
         self.agreed = True
         target = self._target(alike)
-        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or self._of_nothing()
+        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or _of_nothing(mean)
         base = (mean[ALL] if alike else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
             self.value *= base / target
         return Scales(one(target / base), one(target / loss))
-
-    def _of_nothing(self) -> float:
-        """A mean over nothing is NaN, unless its divisor is clamped."""
-        return 1.0 if self._divisors and self._own == 1.0 else math.nan
 
     @property
     def settles_on_device(self) -> bool:
@@ -133,6 +130,11 @@ class Unit:
     def _target(self, alike: bool) -> float:
         """Return the mean weight that ranks must have if all divide by the same number."""
         return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
+
+
+def _of_nothing(mean: Sequence[float]) -> float:
+    """A mean over nothing is NaN, unless its divisor is clamped."""
+    return 1.0 if mean[OVER_ONE] else math.nan
 
 
 def unless_clamped(term: Term, loss: Tensor) -> Number:

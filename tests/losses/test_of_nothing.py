@@ -1,0 +1,30 @@
+"""A batch in which nothing counts: all ranks read one loss, which is that of one process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from ranks import facts
+
+MASKED = """
+        net = nn.Linear(4, 1)
+        data = TensorDataset(torch.ones({size}, 4), (torch.arange({size}) < {size} - 2).double())
+        read = []
+        for x, mask in DataLoader(data, batch_size=4):
+            loss = (net(x)[:, 0].square() * mask).sum() / {divisor}
+            loss.backward()
+            read.append(loss.item())
+        found["read"] = s.all_gather_object(read)
+"""
+"""The last batch has two samples: only rank 0 has any of its own, and they are masked."""
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(2, 18), (3, 14)])
+@pytest.mark.parametrize(
+    ("divisor", "last"), [("mask.sum().clamp(min=1)", 0.0), ("mask.sum()", math.nan)]
+)
+def test_every_rank_reads_the_same_loss(divisor: str, last: float, ranks: int, size: int) -> None:
+    read = facts(MASKED.format(divisor=divisor, size=size), ranks=ranks)["read"]
+    assert all(one[-1] == pytest.approx(last, nan_ok=True) for one in read)
+    assert all(one[:-1] == read[0][:-1] and min(one[:-1]) > 0 for one in read)
