@@ -69,3 +69,21 @@ def test_signals_are_handled_in_their_order_and_nothing_is_swallowed():
             torch.ones(1)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_one_that_raises_while_handlers_are_put_back_leaves_none_deaf(monkeypatch):
+    heard, put_back = [], signal.signal
+    before = put_back(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def interrupt(number, handler):
+        put_back(number, handler)
+        if handler is signal.default_int_handler:
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        with pytest.raises(KeyboardInterrupt), undisturbed():
+            monkeypatch.setattr(signal, "signal", interrupt)
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        put_back(signal.SIGTERM, before)

@@ -23,11 +23,20 @@ def undisturbed() -> Iterator[None]:
     came: list[tuple[int, FrameType | None]] = []
     found = {number: signal.getsignal(number) for number in RAISING}
     handlers = {number: handler for number, handler in found.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    waits = True
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if waits:
+            came.append((number, frame))
+        else:
+            handlers[signal.Signals(number)](number, frame)
+
     try:
+        for number in handlers:
+            signal.signal(number, hold)
         yield
     finally:
+        waits = False  # a handler may raise before all are back
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for signalled, frame in came:
