@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torchbus.plugin import Unsupported, absent, require
 
-from torchbus_sharded._compat.tensors import MODULE_HOOKS, buffers
+from torchbus_sharded._compat.tensors import MODULE_HOOKS, buffers, parameters
 
 T = TypeVar("T")
 SEEN_BY = "2.13"
@@ -115,6 +115,18 @@ def pairs_in(model: Module) -> list[Pair]:
 def names_in(model: Module) -> set[str]:
     """The names of its parameters at the first call, when it was divided."""
     return {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+@_once
+def places_in(model: Module) -> list[tuple[dict[str, nn.Parameter | None], str, Pair]]:
+    """The dicts and names under which its modules had parameters when it was divided."""
+    pair_of = {id(pair.sharded_param): pair for pair in pairs_in(model)}
+    return [
+        (there, name, pair_of[id(one)])
+        for there in map(parameters, model.modules())
+        for name, one in there.items()
+        if id(one) in pair_of
+    ]
 
 
 @_once

@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
 from torchbus.plugin import Unsupported, UsageError
 
-from torchbus_sharded._compat.fsdp2 import original_class, pairs_in, units_in, unsharded
+from torchbus_sharded._compat.fsdp2 import original_class, pairs_in, places_in, units_in, unsharded
 from torchbus_sharded._compat.tensors import parameters
 from torchbus_sharded.checks.stale import StaleParameter
 
@@ -83,6 +83,24 @@ def refuse_borrowed(model: Module) -> None:
             " strategy='fsdp': its own parts would be gathered in their place; use strategy='ddp'"
             " or 'dp'"
         )
+
+
+def refuse_replaced(model: Module) -> None:
+    """Raise Unsupported if a parameter is another object now: the engine puts its own back."""
+    for there, name, pair in places_in(model):
+        one = there.get(name)
+        if one is not None and one is not pair.sharded_param and one is not unsharded(pair):
+            names = [path for path, other in model.named_parameters() if other is one]
+            raise Unsupported(made_later(next(iter(names), name), model))
+
+
+def made_later(name: str, model: Module) -> str:
+    """What is said of a parameter that the engine does not have."""
+    return (
+        f"{name} of {original_class(model).__name__} was made after strategy='fsdp' had divided the"
+        " model (by an assignment, torch.nn.utils.prune, a parametrisation): make it before the"
+        " optimizer, write into the one that is there, or use strategy='ddp'"
+    )
 
 
 Inputs = Tensor | Sequence[Tensor]

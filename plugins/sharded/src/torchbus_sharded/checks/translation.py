@@ -13,6 +13,7 @@ from torch.nn import Module
 from torchbus.plugin import Unsupported
 
 from torchbus_sharded._compat.fsdp2 import names_in, original_class
+from torchbus_sharded.checks.refusals import made_later
 
 OUTSIDE = (
     "mixed torch.Tensor and DTensor",
@@ -22,6 +23,7 @@ OUTSIDE = (
     "for input.numel() == 0",
     "the local_tensor argument only accepts torch.Tensor but got",
 )
+ASSIGNED = "(torch.nn.Parameter or None expected)"
 PART_FIRST = "FSDP state has already been lazily initialized"
 INSIDE_TORCH = torch.__path__[0]
 
@@ -43,12 +45,10 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
     is_mixture = isinstance(error, RuntimeError | NotImplementedError) and any(
         sign in str(error) for sign in OUTSIDE
     )
-    new = _new_parameter(models) if is_mixture or isinstance(error, TypeError) else ""
+    is_assigned = isinstance(error, TypeError) and ASSIGNED in str(error)
+    new = _new_parameter(models) if is_mixture or is_assigned else ""
     if new:
-        return Unsupported(
-            f"{new} was made after strategy='fsdp' had divided the model (by torch.nn.utils.prune,"
-            " a parametrisation): make it before the optimizer, or use strategy='ddp'"
-        )
+        return Unsupported(new)
     return _mixture(error, models) if error is not None and is_mixture else None
 
 
@@ -56,7 +56,7 @@ def _new_parameter(models: Iterable[Module]) -> str:
     for model in models:
         for name, _ in model.named_parameters(remove_duplicate=False):
             if name not in names_in(model):
-                return f"{name} of {original_class(model).__name__}"
+                return made_later(name, model)
     return ""
 
 

@@ -20,13 +20,14 @@ from torchbus_sharded._compat.fsdp2 import (
     names_in,
     original_class,
     pairs_in,
+    places_in,
     reset,
     units_in,
 )
 from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives
+from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives, refuse_replaced
 from torchbus_sharded.engine.prefetch import Prefetch
 from torchbus_sharded.engine.writes import Writes
 
@@ -55,6 +56,7 @@ class ForwardHooks:
         name = f"{original_class(model).__name__}, model {number}"
         self._roots.add(model)
         names_in(model)
+        places_in(model)
         self._prefetch.add(model)
         self.writes.add(model)
         stack = self._session.on_close
@@ -108,6 +110,7 @@ class ForwardHooks:
 
     def _begin(self, model: Module) -> None:
         refuse_borrowed(model)
+        refuse_replaced(model)
         if model in self._begun or model in self._failed:
             reset(model)  # an exception that the loop has caught left the last one
         self._begun.add(model)
