@@ -126,7 +126,7 @@ class PipelineBackward:
             count, progress, share.position, float(error is not None), constants
         )
         header.begin(slots)
-        told = header.tell(_scalar(call) if error is None else None, place, [])
+        told = header.tell(_known(call) if error is None else None, place, [])
         dist.all_reduce(told)
         told /= self._session.world_size
         self._compare(header.mean(), [float(slot or 0.0) for slot in header.slots], error)
@@ -180,6 +180,12 @@ def refuse(call: BackwardCall) -> None:
             f"backward({words}) under strategy='pipeline': the layers of other ranks know only of"
             " backward(); use strategy='ddp' or 'dp'"
         )
+
+
+def _known(call: BackwardCall) -> Tensor | None:
+    """The loss, if this rank knows it: where the last layers have failed, only they do."""
+    loss = _scalar(call)
+    return loss.value if isinstance(loss, Later) else loss
 
 
 def _scalar(call: BackwardCall) -> Tensor | None:

@@ -94,6 +94,19 @@ def numbers_of_the_output():
     return torch.tensor(right)
 
 
+def as_many_rows_as_classes():
+    """In the last batch, nothing tells the classes' weights from a row of each sample."""
+    model, optimizer = made()
+    weight, printed = torch.arange(1.0, 5.0), []
+    for x, y in DataLoader(numbers(28), batch_size=8):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y.softmax(1), weight=weight.to(y))
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+    return torch.cat([torch.tensor(printed), state_of(model, optimizer)])
+
+
 def noted():
     torch.manual_seed(0)
     model = nn.Sequential(Noted(6, 6), nn.Tanh(), Noted(6, 4), nn.Tanh())
@@ -102,7 +115,14 @@ def noted():
     return state_of(model)
 
 
-WAYS = [average, rewind, another_copy, numbers_of_the_output, noted]
+WAYS = [
+    average,
+    rewind,
+    another_copy,
+    numbers_of_the_output,
+    as_many_rows_as_classes,
+    noted,
+]
 for way in WAYS:
     alone = way()
     order.clear()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbus_pipeline._compat import Order
-from torchbus_pipeline.lazily.proof import agree, bounds_of, total_of, weights_of
+from torchbus_pipeline.lazily.proof import OF_A_PART, agree, bounds_of, total_of, weights_of
 from torchbus_pipeline.lazily.replay import Replay
 from torchbus_pipeline.schedule.passes import Pass
 
@@ -40,6 +40,7 @@ class OnePass:
         self._kind, self._seed = kind, seed
         self._losses: dict[int, Tensor] = {}
         self._told: dict[int, Tensor] = {}
+        self._takes_no_part = False
 
     def run(self) -> Outcome:
         """Forward and backward of all micro-batches. All ranks of the pipeline call it."""
@@ -59,6 +60,9 @@ class OnePass:
             return
         try:
             loss = self._replay.loss_of(made, *self._bounds[index])
+        except OF_A_PART:
+            self._takes_no_part = True
+            return
         except Exception as error:
             self._run.error = self._run.error or error
             return
@@ -75,6 +79,8 @@ class OnePass:
                 loss = self._replay.loss_of(output, 0, self._rows)
             total = total_of([one for _, one in sorted(self._told.items())], self._kind, self._rows)
             told = torch.stack([loss, torch.full_like(loss, float(agree(total, loss)))])
+        elif self._takes_no_part and self._run.error is None:
+            told = torch.tensor([torch.nan, 0.0], device=self._seed.device)
         self._run.outputs.clear()
         spread = self._spread(told)
         if spread is None:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from torchbus_pipeline.lazily.replay import Replay
 
+OF_A_PART = (RuntimeError, ValueError, IndexError, TypeError)
+"""What a loss raises for some of the samples if something in it names their number."""
+
 
 def bounds_of(rows: int, count: int) -> list[tuple[int, int]]:
     """The first row of each micro-batch, and the first after it."""
@@ -36,8 +39,8 @@ def kind_of(replay: Replay, output: Tensor, count: int) -> str | None:
             _slope(replay, output.detach()[start:end], start, end)
             for start, end in bounds_of(rows, count)
         ]
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None  # something names the number of samples
+    except OF_A_PART:
+        return None
     for kind in ("mean", "sum"):
         weights = weights_of(kind, rows, count)
         total = sum(weight * loss for weight, (loss, _) in zip(weights, parts, strict=True))
