@@ -32,7 +32,12 @@ def numbers(request) -> dict[str, Any]:
 
 def test_parameters_states_losses_and_norms_are_those_of_one_process(numbers):
     """Two groups, a scheduler, clipping, a ragged end."""
-    figures = [*numbers["adamw"], *numbers["sgd"], *numbers["after"]]
+    figures = [
+        *numbers["adamw"],
+        *numbers["adagrad"],
+        *numbers["sgd"],
+        *numbers["after"],
+    ]
     assert max(figures) < 1e-6, numbers
 
 

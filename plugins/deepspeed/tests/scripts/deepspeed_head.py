@@ -30,6 +30,11 @@ def adamw(model):
     return torch.optim.AdamW(groups(model), lr=0.01)
 
 
+def adagrad(model):
+    """Its state is there before the first step."""
+    return torch.optim.Adagrad(groups(model), lr=0.02, initial_accumulator_value=0.1)
+
+
 def sgd(model):
     return torch.optim.SGD(groups(model), lr=0.05, momentum=0.9)
 

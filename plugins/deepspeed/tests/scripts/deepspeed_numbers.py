@@ -4,15 +4,26 @@ import json
 import sys
 
 import torch
-from deepspeed_head import adamw, difference, flat, found, gan, of_states, opened, sgd, train
+from deepspeed_head import (
+    adagrad,
+    adamw,
+    difference,
+    flat,
+    found,
+    gan,
+    of_states,
+    opened,
+    sgd,
+    train,
+)
 from torch import nn
 
 strategy, ranks = sys.argv[1], int(sys.argv[2])
-alone = {make.__name__: train(4 * ranks, make, 0.5) for make in (adamw, sgd)}
+alone = {make.__name__: train(4 * ranks, make, 0.5) for make in (adamw, adagrad, sgd)}
 alone_gan = gan(4 * ranks)
 alone_windows = train(8 * ranks)
 with opened(strategy, ranks) as s:
-    for make in (adamw, sgd):
+    for make in (adamw, adagrad, sgd):
         model, optimizer, printed = train(4, make, 0.5)
         whole, theirs, losses = alone[make.__name__]
         found[make.__name__] = [

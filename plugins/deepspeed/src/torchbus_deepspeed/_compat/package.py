@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Adagrad, Optimizer
 from torchbus.plugin import mark_internal, require
 
 COMM = "deepspeed.comm.torch"
@@ -86,6 +87,19 @@ def hide_model(engine: Any, model: Module) -> None:
     engine._modules.pop("module", None)
     vars(engine)["module"] = model
     mark_internal(engine)
+
+
+def keep_optimizer(zero: Any, optimizer: Optimizer) -> None:
+    """Let DeepSpeed step the optimizer that it was given.
+
+    It puts an Adagrad of its own, with one group for all parts, in the place of torch's.
+    """
+    made = zero.optimizer
+    if made is not optimizer and type(made) is Adagrad:
+        optimizer.state.update(made.state)
+        zero.optimizer = optimizer
+        if hasattr(zero, "_link_all_hp_params"):  # stages 1 and 2, for each group
+            zero._link_all_hp_params()
 
 
 # What the installed release has -----------------------------------------------------------------

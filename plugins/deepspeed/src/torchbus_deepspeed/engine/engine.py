@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, environment_variables
+from torchbus.plugin import Context, environment_variables, making_internal
 
 from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.layout import Gather
@@ -80,7 +80,8 @@ class Engine:
         """DeepSpeed's engine, which leaves the model as it was, but for its traces."""
         self.traces = Traces(self.model)
         self.waits = Waits(session, self.model) if self.stage == 3 else None
-        with environment_variables({"RANK": session.rank, "WORLD_SIZE": session.world_size}):
+        place = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
+        with environment_variables(place), making_internal():
             engine, *_ = _compat.deepspeed().initialize(
                 model=self.model,
                 optimizer=self.shadow,
@@ -91,6 +92,7 @@ class Engine:
         if self.waits is not None:
             self.waits.end()
         _compat.hide_model(engine, self.model)
+        _compat.keep_optimizer(engine.optimizer, self.shadow)
         engine.set_gradient_accumulation_boundary(True)
         return engine
 
