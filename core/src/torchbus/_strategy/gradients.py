@@ -21,8 +21,8 @@ from torchbus._strategy.backward.before_step import StepAveraging
 from torchbus._strategy.backward.engine import Engine, Roots, discard, fail
 from torchbus._strategy.backward.header import Header, Slots
 from torchbus._strategy.backward.loss_counts import LossCounts, scalar_loss
-from torchbus._strategy.checks import loss_kind
 from torchbus._strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
+from torchbus._strategy.checks.loss_kind import look_at_first
 from torchbus._strategy.options import Division, SyncOptions
 from torchbus._strategy.parameters.averaging import average
 from torchbus._strategy.parameters.local import Local
@@ -137,7 +137,8 @@ class GradientSync:
             roots = Roots(*call.start(), True, call.inputs)
             return create_graph.backward(engine, reduction.parameters, roots, count)
         loss = scalar_loss(call)
-        self._look_at_first(loss)
+        if self._division.has_parts and not self._loss_note:
+            self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
         slots = self._slots(loss, count)
         roots, error = self._roots(reduction, call, engine, count)
         try:
@@ -149,17 +150,6 @@ class GradientSync:
         finally:
             error = None  # its traceback leads here
         self._settle(reduction, call, count, loss)
-
-    def _look_at_first(self, loss: Tensor | None) -> None:
-        """Warn if the first loss is no mean (sum), and the mean over ranks depends on that."""
-        if (
-            self._division.has_parts
-            and not self._loss_note
-            and loss is not None
-            and self._job.backwards == 0
-            and self._session.is_main
-        ):
-            self._loss_note = loss_kind.look(loss, self._options.loss_reduction)
 
     def _slots(self, loss: Tensor | None, count: Count) -> Slots:
         """What this rank tells the others."""

@@ -7,6 +7,7 @@ from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward.header import Header, Slots, make_header
 from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
+from torchbus._strategy.checks.loss_kind import look_at_first
 from torchbus._strategy.checks.renormalised import refuse_renormalised
 from torchbus._strategy.checks.repeated_work import watch_replicas
 from torchbus._strategy.checks.same_loss import SameLoss
@@ -46,6 +47,7 @@ __all__ = [
     "copy_from_rank0",
     "header",
     "join_ranks",
+    "look_at_first",
     "make_group",
     "make_header",
     "mean_over",

@@ -7,11 +7,18 @@ from torch import Tensor
 from torchbus._compat import saved
 from torchbus._loss.graph.reading import terms_of
 from torchbus._loss.graph.term import Term
+from torchbus._session.context import Context
 from torchbus._session.notices import warn
 
 
-def look(loss: Tensor, loss_reduction: str) -> str:
-    """Warn if the graph contradicts ``loss_reduction``. Returns the warning, or ""."""
+def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) -> str:
+    """Warn at the first backward, on rank 0, if the graph contradicts ``loss_reduction``.
+
+    Returns the warning, or "".
+    """
+    assert session.job is not None
+    if session.job.backwards or not session.is_main or loss is None:
+        return ""
     saved.check()
     other = "sum" if loss_reduction == "mean" else "mean"
     if {_kind(term) for term in terms_of(loss)} - {""} != {other}:

@@ -191,8 +191,7 @@ class ShardedBackward:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        note = self._counts.losses.note
-        return {"notes": [note]} if note else {}
+        return {"notes": self._counts.notes} if self._counts.notes else {}
 
     @hookimpl
     def scheduler_metric(self, metric: Tensor | float) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, scale_all
+from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, scale_all, strategies
 
 from torchbus_sharded.checks.agreement import Agreement
 
@@ -24,7 +24,8 @@ class LossCounts:
         self, session: Context, loss_reduction: str, loss_weight: str, agreement: Agreement
     ) -> None:
         self._session = session
-        self._is_sum = loss_reduction == "sum"
+        self._reduction, self._is_sum = loss_reduction, loss_reduction == "sum"
+        self._kind_note = ""
         self._agreement = agreement
         self.losses = LossWeights(session, "samples" if self._is_sum else loss_weight, self._mean)
         session.bus.register(self.losses, "fsdp.losses")
@@ -36,6 +37,8 @@ class LossCounts:
 
     def of(self, call: BackwardCall) -> Count:
         """What this rank's gradient counts: as the loop says, else by its loss, else by samples."""
+        if not self._kind_note:
+            self._kind_note = strategies.look_at_first(self._session, call.loss, self._reduction)
         if self._is_sum:
             if call.weight is None:
                 return self.losses.of_sum(call.loss)
@@ -47,6 +50,11 @@ class LossCounts:
             if call.count is not None
             else self.losses.of(call.loss, self._backwards < READ_AT_ONCE)
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What was found out about the losses."""
+        return [note for note in (self._kind_note, self.losses.note) if note]
 
     def settle(
         self,
