@@ -23,6 +23,12 @@ def test_which_constants_are_read() -> None:
     assert loss_constants.read(torch.ones(())) == ((), ())
 
 
+def test_a_divisor_of_a_sum_is_told_from_other_factors() -> None:
+    x = torch.ones(4, requires_grad=True)
+    kinds, _ = loss_constants.read(0.5 * x.sum() / 1.5 + x.mean() / 1.5)
+    assert kinds[1:] == ("DivBackward0 of a sum", "DivBackward0", "MulBackward0")
+
+
 def test_weights_of_a_mixture_may_differ() -> None:
     assert suspicious([(0.3, 0.6), (0.7, 0.4), (1.0, 1.0)]) == [(), (), ()]
     assert suspicious([(0.3, 0.6), (0.7, 0.5), (2.0, 2.0)]) == [(0.3, 0.6), (0.7, 0.5), ()]

@@ -20,6 +20,7 @@ from torchbus.errors import UsageError
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])
 MASK = Y >= 0
+NUMBERS = torch.tensor([0.5, 1.0, 3.0, 0.1])
 W = torch.tensor([0.3, 0.7])
 V = torch.nn.Parameter(torch.ones(2))
 P = torch.nn.Parameter(torch.ones(5))
@@ -71,6 +72,13 @@ def losses() -> Tensor:
         (lambda: X.square().mean().sqrt(), [("nonlinear", None)]),
         (lambda: X.mean() * X.square().mean(), [("nonlinear", None)]),
         (lambda: 1 - (X * X).mean() / (X * X).sum(), [("nonlinear", None)]),
+        (lambda: X.sum(1).topk(2).values.mean(), [("nonlinear", None)]),
+        (lambda: X.sum(1).max() + X.var(0).sum(), [("nonlinear", None)] * 2),
+        (lambda: X.amax(1).mean() + P.max(), [("mean", 4), ("unknown", None)]),
+        (lambda: X.sum(1) @ (NUMBERS / NUMBERS.sum()), [("normalised", None)]),
+        (lambda: (X.sum(1) * NUMBERS / NUMBERS.mean()).mean(), [("mean", 4)]),
+        (lambda: (X.sum(1) * (NUMBERS / NUMBERS.mean())).mean(), [("normalised", None)]),
+        (lambda: (X.sum(1) * MASK).sum(), [("sum", None)]),
         # a task's weight that is a parameter
         (lambda: (-P[0]).exp() * X.mean() + P[0], [("mean", 4)]),
         (lambda: X[MASK].mean() / (2 * P[1] ** 2) + P[1].log(), [("mean", 3)]),

@@ -16,7 +16,7 @@ SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "terms_apart.py"
 OF_NOTHING = "learned weights of nothing"
 INEXACT = ["adversarial", "begin late", OF_NOTHING]
-OURS = re.compile("the terms of the loss|two loaders").match
+OURS = re.compile("the terms of the loss|two loaders|a factor of the loss").match
 MIXED = [*INEXACT, "mean_of_both"]
 SIZES = {2: [[32, 29], [27, 25], [33, 31]], 3: [[29, 32], [27, 25], [45, 47]]}
 
@@ -42,6 +42,7 @@ def found(**asked: Any) -> dict[str, list[Any]]:
                     "copies",
                     "two_heads",
                     "mask_and_samples",
+                    "weighted_mean",
                     "stacked",
                     "learned_weights",
                     "stacked_weights",

@@ -130,6 +130,12 @@ def boxes_and_samples(m, x, y, u):
     )
 
 
+def weighted_mean(m, x, y, u):
+    each = m(x)[0].square().mean(1)
+    weights = x[:, 0].exp()
+    return (each * weights).sum() / weights.sum()
+
+
 def smoothed(m, x, y, u):
     return ce(m(x)[1], y, label_smoothing=0.1)
 
@@ -151,6 +157,7 @@ TERMS = [
     two_heads,
     mask_and_samples,
     boxes_and_samples,
+    weighted_mean,
     smoothed,
     stacked,
     dotted,

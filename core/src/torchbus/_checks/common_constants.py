@@ -118,11 +118,13 @@ class Constants:
             for column, old, count in zip(columns, before, stayed, strict=True)
         ]
         self._unlike[kinds] = columns, stays
-        for column, old, count in zip(suspicious(columns), before, stays, strict=True):
+        for kind, column, old, count in zip(kinds, suspicious(columns), before, stays, strict=True):
             if column and old:
-                self._tell(column, old, count)
+                self._tell(kind, column, old, count)
 
-    def _tell(self, column: tuple[float, ...], old: tuple[float, ...], stays: int) -> None:
+    def _tell(
+        self, kind: str, column: tuple[float, ...], old: tuple[float, ...], stays: int
+    ) -> None:
         """Judge one column of numbers.
 
         Whole numbers and their inverses are counts, which change with the batch. If they do not
@@ -135,7 +137,7 @@ class Constants:
             raise RanksDiverged(FIXED.format(shown, hyperparameters.searches()))
         if stays >= COUNTS_STAY:
             self._warn(FIXED.format(shown, hyperparameters.searches()))
-        elif not (counts or _equal(old)):
+        elif not (counts or _equal(old) or kind.endswith(loss_constants.OF_A_SUM)):
             self._warn(MOVES.format(shown))
 
     def _warn(self, text: str) -> None:

@@ -24,6 +24,10 @@ FOLLOWED = (
     "SumBackward0",
     "MeanBackward0",
 )
+SUMS = ("SumBackward0", "NansumBackward0")
+TIMES = ("MulBackward0", "DivBackward0", "NegBackward0")
+OF_A_SUM = " of a sum"
+"""In a kind: the constant divides a sum. The ranks weigh such a loss by it."""
 
 
 def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -38,12 +42,28 @@ def read(loss: Tensor) -> tuple[tuple[str, ...], tuple[float, ...]]:
             node, seen = waiting.pop(0), seen + 1
             if node is None:
                 continue
-            found += [(type(node).__name__, value) for value in _constants(node)]
+            found += [(_kind(node), value) for value in _constants(node)]
             if type(node).__name__ in FOLLOWED:
                 waiting += [child for child, _ in node.next_functions]
     except RuntimeError:  # the graph was used already: backward itself reports it
         return (), ()
     return tuple(name for name, _ in found), tuple(value for _, value in found)
+
+
+def _kind(node: Node) -> str:
+    name = type(node).__name__
+    return name + OF_A_SUM if name.startswith("Div") and _divides_a_sum(node) else name
+
+
+def _divides_a_sum(node: Node) -> bool:
+    for _ in range(NODES_AT_MOST):
+        child = node.next_functions[0][0]
+        if child is None or type(child).__name__ in SUMS:
+            return child is not None
+        if type(child).__name__ not in TIMES:
+            return False
+        node = child
+    return False
 
 
 def _constants(node: Node) -> list[float]:

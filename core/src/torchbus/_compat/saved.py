@@ -23,6 +23,7 @@ Get = Callable[[Node], Any]
 PREFIX = "_saved_"
 REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
 SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
+DIM, TENSOR = "_saved_dim", "_saved_tensor"
 NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
 """Plain numbers that a loss function was given."""
 FACTORS = (OTHER, SELF)
@@ -42,10 +43,10 @@ beta: Get = attrgetter("_saved_beta")
 delta: Get = attrgetter("_saved_delta")
 exponent: Get = attrgetter("_saved_exponent")
 indices: Get = attrgetter("_saved_indices")
-dim: Get = attrgetter("_saved_dim")
+dim: Get = attrgetter(DIM)
 keepdim: Get = attrgetter("_saved_keepdim")
 index: Get = attrgetter("_saved_index")
-sides_of_dot: Get = attrgetter(SELF, "_saved_tensor")
+sides_of_dot: Get = attrgetter(SELF, TENSOR)
 
 TENSORS = (SELF, TARGET, REDUCTION)
 CROSS_ENTROPY = (
@@ -116,12 +117,12 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "MultiMarginLossBackward0", F.multi_margin_loss(x, labels), ("_saved_margin",)
     yield "MeanBackward0", x.mean(), (SIZES,)
     yield "SumBackward0", x.sum(), (SIZES,)
-    yield "SumBackward1", x.sum(1), ("_saved_dim", "_saved_keepdim")
+    yield "SumBackward1", x.sum(1), (DIM, "_saved_keepdim")
     yield "NansumBackward0", x.nansum(), (SELF,)
     yield "MulBackward0", x * y[0, 0], FACTORS
     yield "MulBackward0", 2 * x, FACTORS
     yield "DivBackward0", x / 2, FACTORS
-    yield "DotBackward0", torch.dot(x[0], y[0]), (SELF, "_saved_tensor")
+    yield "DotBackward0", torch.dot(x[0], y[0]), (SELF, TENSOR)
     yield "SelectBackward0", x[0], ("_saved_index", SIZES)
     yield "PowBackward0", x**2, (SELF, "_saved_exponent")
     yield "AbsBackward0", x.abs(), (SELF,)
@@ -131,6 +132,9 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "RsubBackward1", 1 - x, ("_saved_alpha",)
     yield "NegBackward0", -x, ()
     yield "AddBackward0", x + y, ()
+    yield "MaxBackward1", x.max(), (SELF,)
+    yield "VarBackward0", x.var(0, correction=0), (SELF, DIM)
+    yield "TopkBackward0", x.topk(1).values, (SIZES, DIM)
     yield "StackBackward0", torch.stack([x, x]), ()
     yield "ViewBackward0", x.view(2), ()
     yield "CloneBackward0", x.clone(), ()

@@ -35,10 +35,16 @@ REPEATED = (
 )
 NONLINEAR = (
     "the loss is not a mean over samples but a function of such means or sums (a root, a ratio, a"
-    " product): each rank, and each batch of a window, computes it for its own samples, and the"
-    " mean of these is not what one process computes for the whole batch. strategy='dp' computes it"
-    " for the whole batch, as does gathering what the loss compares"
-    " (torch.distributed.nn.functional.all_gather)"
+    " product), or of their order (the largest, a median): each rank, and each batch of a window,"
+    " computes it for its own samples, and the mean of these is not what one process computes for"
+    " the whole batch. strategy='dp' computes it for the whole batch, as does gathering what the"
+    " loss compares (torch.distributed.nn.functional.all_gather)"
+)
+NORMALISED = (
+    "the loss multiplies this rank's samples by weights that add up to one, or are one on average:"
+    " if the script has divided them by the sum or the mean of this batch's weights, each rank, and"
+    " each batch of a window, has another divisor. Divide after the sum instead:"
+    " (losses * weights).sum() / weights.sum(). This is exact on any number of ranks"
 )
 TIMES_ROWS = (
     "the loss is a mean multiplied by {:g}, the number of this rank's samples. If that makes it a"
@@ -56,7 +62,7 @@ HIDDEN = (
     " something else than samples (tokens, targets that are not ignored), say so by"
     " s.backward_weight(count), or compute the loss outside"
 )
-BY_KIND = {"hidden": HIDDEN, "nonlinear": NONLINEAR}
+BY_KIND = {"hidden": HIDDEN, "nonlinear": NONLINEAR, "normalised": NORMALISED}
 NO_COUNT = (
     "loss_weight='tokens': the graph of this loss does not tell what it is a mean over ({}): call"
     " s.backward_weight(count) before backward, or use loss_weight='auto', which weighs such a loss"

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus._compat import saved
+from torchbus._loss.graph.comparing import compares_samples, has_normalised_weights
 from torchbus._loss.graph.of_parameters import (
     OF_ONE_NUMBER,
     is_of_parameters,
@@ -20,7 +21,7 @@ from torchbus._loss.graph.of_parameters import (
     reduces_a_parameter,
 )
 from torchbus._loss.graph.stacked import Place, place_of_select, places_in, places_of_dot
-from torchbus._loss.graph.term import NONLINEAR, UNKNOWN, Divisors, Term
+from torchbus._loss.graph.term import NONLINEAR, NORMALISED, UNKNOWN, Divisors, Term
 
 ARITHMETIC = (
     "AddBackward0",
@@ -80,6 +81,8 @@ def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
         return []
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
+    if compared := _compared(node, rows):
+        return compared
     return [Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN]
 
 
@@ -124,11 +127,11 @@ def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
         return _stacked(places, rows, (*divisors, float(sizes[0])), depth)
-    return (
-        []
-        if reduces_a_parameter(child)
-        else [Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors, node=node)]
-    )
+    if reduces_a_parameter(child):
+        return []
+    return _compared(child, rows) or [
+        Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors, node=node)
+    ]
 
 
 def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
@@ -139,7 +142,16 @@ def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
         return _stacked(places, rows, divisors, depth)
-    return [] if reduces_a_parameter(child) else [_summed(sizes, divisors, node)]
+    if reduces_a_parameter(child):
+        return []
+    return _compared(child, rows) or [_summed(sizes, divisors, node)]
+
+
+def _compared(node: Node, rows: int) -> list[Term]:
+    """The term, if what is reduced here has put samples in relation to each other."""
+    if compares_samples(node, rows):
+        return [NONLINEAR]
+    return [NORMALISED] if has_normalised_weights(node, rows) else []
 
 
 def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:

@@ -16,8 +16,9 @@ Divisors = tuple[Number, ...]
 class Term:
     """One of the terms that a loss adds up.
 
-    ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function), or
-    "nonlinear" (a function of sums and means, such as a root or a ratio).
+    ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function),
+    "nonlinear" (a function of sums and means, such as a root or a ratio, or of the order of
+    samples), or "normalised" (its samples' weights depend on those of the others).
     ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
     loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
     ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
@@ -39,7 +40,8 @@ class Term:
         return self.node
 
 
-UNKNOWN, NONLINEAR = Term("unknown"), Term("nonlinear")  # nobody changes them
+# nobody changes them
+UNKNOWN, NONLINEAR, NORMALISED = Term("unknown"), Term("nonlinear"), Term("normalised")
 
 
 def same(a: float, b: float) -> bool:
