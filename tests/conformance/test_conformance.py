@@ -200,6 +200,26 @@ def test_the_options_of_pytest(tmp_path: Path) -> None:
     assert "AllReduce takes neither s.no_sync()" in result.stdout.split("refused, not wrong")[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_strategy", "unknown strategy 'no_such_strategy'"),
+        ("no_such_module:Thing", "No module named 'no_such_module'"),
+        ("strategies_broken:Missing", "has no attribute 'Missing'"),
+    ],
+)
+def test_a_wrong_name_is_no_refusal(tmp_path: Path, name: str, words: str) -> None:
+    result = run(
+        [sys.executable, "-m", "pytest", "--torchbus-strategy", name, "-k", "explain"],
+        env={"PYTHONPATH": str(ROOT / "tests" / "conformance")},
+        cwd=tmp_path,
+        timeout_s=100,
+    )
+    assert result.status == 2 and "no tests ran" not in result.stdout
+    assert f"strategy {name!r}: " in result.stdout and words in result.stdout, result.stdout
+    assert "Traceback" not in result.stdout
+
+
 def test_the_page_lists_the_rules() -> None:
     page = ROOT / "docs" / "conformance.md"
     text = page.read_text(encoding="utf-8")

@@ -48,8 +48,18 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def refuse_wrong_names(subject: Subject) -> None:
+    """Try nothing if there is no such subject: a rule would take the error for a refusal."""
+    try:
+        subject.session(2, {}, ())
+    except Exception as error:
+        raise pytest.Collector.CollectError(f"{subject}: {error}") from error
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     subject = named_subject(metafunc.config)
+    if subject is not None:
+        refuse_wrong_names(subject)
     ranks = [int(one) for one in metafunc.config.getoption("--torchbus-ranks").split(",")]
     if "rule" in metafunc.fixturenames:
         metafunc.parametrize("rule", RULES if subject else [], ids=str)

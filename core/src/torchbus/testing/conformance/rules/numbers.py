@@ -111,7 +111,8 @@ RULES = (
     Rule(
         "one-process",
         one_process,
-        "Average the gradients of all ranks in run_backward, before it returns.",
+        "Average the gradients of all ranks before run_backward returns: in place, in the"
+        " average(tensors) of a torchbus.plugin.Strategy.",
         essential=True,
     ),
     Rule(
