@@ -62,3 +62,18 @@ def test_a_rank_that_fails_in_backward_leaves_nobody_waiting(tmp_path: Path) -> 
     result = fork_script(SCRIPTS / "own_strategy.py", 2, "fails", cwd=tmp_path, timeout_s=120)
     assert result.ok(1)
     assert "RankFailed: rank 1 failed first: RuntimeError: only rank 1 fails" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("Returns", "Returns.average returned a list: it must replace each tensor by its mean"),
+        ("Sums", "Sums.average made 1 of the numbers 0 to 1 of the ranks, whose mean is 0.5: it"),
+        ("LeavesOut", "LeavesOut.average made 0 of the numbers 0 to 1 of the ranks, whose mean"),
+    ],
+)
+def test_an_average_that_is_none_is_refused_in_the_first_backward(
+    strategy: str, message: str
+) -> None:
+    result = fork_script(SCRIPTS / "wrong_average.py", strategy, timeout_s=60)
+    assert f"PluginError: {message}" in result.ok(1).stderr, result.stderr

@@ -14,6 +14,7 @@ from torchbus._ranks.world import World
 from torchbus._session.context import Context
 from torchbus._session.notices import warn
 from torchbus._strategy.checks.repeated_work import watch_replicas
+from torchbus._strategy.checks.tried_average import TriedAverage
 from torchbus._strategy.gradients import GradientSync
 from torchbus._strategy.group.opening import check_backend, join_ranks, make_group, refuse_gloo
 from torchbus._strategy.options import Division, SyncOptions
@@ -97,7 +98,8 @@ class Strategy(Plugin):
 
         By default ``average`` gets them once the graph has run. All ranks call it.
         """
-        return AllAfterBackward(trained, self.average)
+        tried = TriedAverage(self.average, type(self).__name__, session.world.data)
+        return AllAfterBackward(trained, tried)
 
     def division(self, session: Context) -> Division:
         """How the ranks divide a batch. By default each has its own part of it."""
