@@ -24,9 +24,10 @@ def can_be_divided(model: Module) -> bool:
         (path for path, part in model.named_modules() if getattr(part, "sparse", False)), None
     )
     if sparse is not None:
+        place = ".".join([type(model).__name__, *filter(None, [sparse])])
         raise UsageError(
-            f"{type(model).__name__}.{sparse} has sparse gradients, which strategy='fsdp' can't"
-            " divide: use sparse=False, or 'ddp'"
+            f"{place} has sparse gradients, which strategy='fsdp' can't divide: use sparse=False,"
+            " or 'ddp'"
         )
     scalar = next((name for name, one in model.named_parameters() if not one.dim()), None)
     if scalar is not None:
