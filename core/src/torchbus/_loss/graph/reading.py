@@ -120,31 +120,30 @@ def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
 
 
 def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
-    sizes = saved.sizes(node)
-    child = below(node)
-    if depth and not sizes:
-        return _terms(child, rows, divisors, depth - 1)
-    places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
-    if places is not None:
-        return _stacked(places, rows, (*divisors, float(sizes[0])), depth)
-    if reduces_a_parameter(child):
-        return []
-    return _compared(child, rows) or [
-        Term("mean", _length(sizes, rows), sizes=tuple(sizes), over=divisors, node=node)
-    ]
+    sizes = tuple(saved.sizes(node))
+    found = _made_of(node, sizes, rows, (*divisors, *map(float, sizes[:1])), depth)
+    if found is not None:
+        return found
+    return [Term("mean", _length(sizes, rows), sizes=sizes, over=divisors, node=node)]
 
 
 def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(saved.sizes(node) if hasattr(node, saved.SIZES) else saved.own(node).shape)
+    found = _made_of(node, sizes, rows, divisors, depth)
+    return [_summed(sizes, divisors, node)] if found is None else found
+
+
+def _made_of(
+    node: Node, sizes: tuple[int, ...], rows: int, divisors: Divisors, depth: int
+) -> list[Term] | None:
+    """The terms that a mean or a sum adds up. None if it is a term itself."""
     child = below(node)
     if depth and not sizes:
         return _terms(child, rows, divisors, depth - 1)
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
         return _stacked(places, rows, divisors, depth)
-    if reduces_a_parameter(child):
-        return []
-    return _compared(child, rows) or [_summed(sizes, divisors, node)]
+    return [] if reduces_a_parameter(child) else _compared(child, rows) or None
 
 
 def _compared(node: Node, rows: int) -> list[Term]:
