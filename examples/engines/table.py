@@ -76,7 +76,7 @@ def run(words: list[str]) -> Result:
 def main(names: list[str]) -> int:
     """Returns the exit status."""
     alone = run([])
-    print("| engine | ranks | largest difference to one process | MB per rank |")
+    print("| engine | ranks | largest difference from one process | MB per rank |")
     print("|---|---|---|---|")
     print(f"| one process | 1 | | {alone.bytes_per_rank / 1e6:.2f} |", flush=True)
     distances = []
