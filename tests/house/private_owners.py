@@ -124,6 +124,7 @@ def owners_in_fsdp() -> Iterator[tuple[Any, str]]:
 
 SLOW = {
     "_dynamo": "torch._dynamo",
+    "_link_all_hp_params": "deepspeed.runtime.zero.stage_1_and_2",
     "_orig_mod": "torch._dynamo.eval_frame",
     "_initial_iter_for_state_dict": "torchdata.stateful_dataloader",
     "_StorageInfo": "torch.distributed.checkpoint.filesystem",
