@@ -13,7 +13,13 @@ from torch.nn import Module
 from torchbus.plugin import UsageError, leaves, map_tensors
 
 from torchbus_tensor_parallel._compat import forget_distribution, hooks_after, hooks_before
-from torchbus_tensor_parallel.checks import refuse_hooks, refuse_local_dropout, refuse_shared
+from torchbus_tensor_parallel.checks import (
+    refuse_divided,
+    refuse_hooks,
+    refuse_local_dropout,
+    refuse_shared,
+)
+from torchbus_tensor_parallel.dtensor.gradients import gathered
 from torchbus_tensor_parallel.dtensor.sequence import divide_between
 from torchbus_tensor_parallel.plans.plan import Plan
 
@@ -44,6 +50,7 @@ class Layers:
         styles, runs = self._plan.of(model, self._mesh.size())
         if not styles:
             return 0
+        refuse_divided(model, styles)
         refuse_shared(model, styles)
         refuse_hooks(model, styles)
         refuse_local_dropout(model, styles)
@@ -61,7 +68,9 @@ class Layers:
     def _apply(self, model: Module, styles: Mapping[str, ParallelStyle]) -> None:
         before = _hooks(model)
         for name, style in styles.items():
-            parallelize_module(model.get_submodule(name), self._mesh, style)
+            layer = model.get_submodule(name)
+            parallelize_module(layer, self._mesh, style)
+            layer.register_forward_hook(_may_be_mixed)
         put = [
             (hooks, keys - old)
             for (hooks, keys), (_, old) in zip(_hooks(model), before, strict=True)
@@ -93,9 +102,11 @@ def _remove(put: Hooks) -> None:
             hooks.pop(key, None)
 
 
-def gathered(one: Tensor) -> Tensor:
-    """The whole of a DTensor, with a graph."""
-    return one.full_tensor() if isinstance(one, DTensor) else one
+def _may_be_mixed(layer: Module, inputs: object, outputs: object) -> None:
+    """What a layer hands on as a plain tensor may meet DTensors in the model's own code."""
+    for one in leaves(outputs):
+        if isinstance(one, Tensor) and not isinstance(one, DTensor):
+            gathered(one)
 
 
 def gathered_copy(one: Tensor) -> Tensor:
