@@ -28,7 +28,8 @@ class Layers:
     """Divides over ``mesh``, which has one dimension.
 
     ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
-    last dimension stay so. ``gather`` makes other outputs whole.
+    last dimension stay so. ``gather`` makes other outputs whole. ``may_mix``: plain outputs of
+    layers may meet DTensors; under fsdp, a parameter's use outside of forward would go unnoticed.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Layers:
         undo: ExitStack,
         keeps_logits: bool,
         gather: Callable[[Tensor], Tensor],
+        may_mix: bool,
     ) -> None:
+        self._may_mix = may_mix
         self._plan, self._mesh, self._undo = plan, mesh, undo
         self._keeps_logits, self._gather = keeps_logits, gather
 
@@ -70,7 +73,8 @@ class Layers:
         for name, style in styles.items():
             layer = model.get_submodule(name)
             parallelize_module(layer, self._mesh, style)
-            layer.register_forward_hook(_may_be_mixed)
+            if self._may_mix:
+                layer.register_forward_hook(_ready_to_mix)
         put = [
             (hooks, keys - old)
             for (hooks, keys), (_, old) in zip(_hooks(model), before, strict=True)
@@ -102,7 +106,7 @@ def _remove(put: Hooks) -> None:
             hooks.pop(key, None)
 
 
-def _may_be_mixed(layer: Module, inputs: object, outputs: object) -> None:
+def _ready_to_mix(layer: Module, inputs: object, outputs: object) -> None:
     """What a layer hands on as a plain tensor may meet DTensors in the model's own code."""
     for one in leaves(outputs):
         if isinstance(one, Tensor) and not isinstance(one, DTensor):

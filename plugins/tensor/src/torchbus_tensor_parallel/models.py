@@ -46,7 +46,9 @@ class DividedModels:
         self._ranks = ranks
         self._plan, self._loss_parallel = plan, loss_parallel
         self._undo = ExitStack()
-        self._layers = Layers(plan, ranks.tensor, self._undo, loss_parallel, gradients.gathered)
+        self._layers = Layers(
+            plan, ranks.tensor, self._undo, loss_parallel, gradients.gathered, True
+        )
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._local_steps = dtensors.LocalSteps(session)

@@ -27,7 +27,14 @@ def loss(
 def gradient(
     operator: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Tensor:
-    """The same, divided as the first input is, unless that is a sum still to be made."""
+    """The same, divided as the first input is, unless that is a sum still to be made.
+
+    Of whole inputs it is torch's own, which is right.
+    """
+    if not any(isinstance(one, DTensor) for one in arguments[1:]):
+        with dtensors.torchs_own(operator):
+            own: Tensor = operator(*arguments, **keywords)
+            return own
     found, of = loss(operator, arguments, keywords), arguments[1]
     is_divided = isinstance(of, DTensor) and not any(one.is_partial() for one in of.placements)
     divided: Tensor = dtensors.like(found, of) if is_divided else found
