@@ -22,6 +22,7 @@ SAID = {
     "two outputs": "0 of Sequential returns tuple for 2 samples",
     "conditioned": "the layers of Conditioned get a tensor of shape () besides their input",
     "pickled": "pickling a model under strategy='pipeline'",
+    "gradients": "p.grad is None (it has no 'norm'): under strategy='pipeline' a rank has the",
     "penalty": "of a parameter under strategy='pipeline': ",
     "slopes": "torch.autograd.grad through Sequential under strategy='pipeline'",
     "create_graph": "backward(create_graph=True) under strategy='pipeline'",

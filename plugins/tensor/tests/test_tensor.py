@@ -101,6 +101,10 @@ REFUSALS = {
     "grad": "torch.autograd.grad for divided parameters under strategy='tp'",
     "create_graph": "backward(create_graph=True) under strategy='tp'",
     "by heads": "queries of shape (1, 2, 4, 6) are divided as",
+    "by hand": "UsageError: strategy='tp' has divided no model: it divides one when an optimizer",
+    "wrapped later": "Unsupported: 0.weight of Sequential is divided already, for another model",
+    "not offered": "(whole.fmod_(model.blocks[0].up.weight.detach())) computes with a divided",
+    "by parameter": "a dict has no entry for a parameter that strategy='tp' has divided",
     "losses": "the ranks of a tensor group had different losses",
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from torch.distributed.tensor import DTensor
 
@@ -24,6 +25,18 @@ def as_whole(
     }
     for name, put_back in undo.items():
         session.on_close.callback(session.seams.note(name, put_back))
+
+
+@contextmanager
+def torchs_own(operator: object) -> Iterator[None]:
+    """Within, DTensor runs the operator as torch does, also if a session has given it another."""
+    known = handlers()
+    ours = known.pop(operator, None)
+    try:
+        yield
+    finally:
+        if ours is not None:
+            known[operator] = ours
 
 
 def forget_other_meshes(session: Context) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torchbus._compat.dtensors import is_sharded, own_part
 from torchbus._dtensors.drawing import DRAWS
-from torchbus._dtensors.install import as_whole, forget_other_meshes
+from torchbus._dtensors.install import as_whole, forget_other_meshes, torchs_own
 from torchbus._dtensors.local_steps import LocalSteps
 from torchbus._dtensors.reading import METHODS, READS
 from torchbus._dtensors.states import (
@@ -33,6 +33,7 @@ __all__ = [
     "like",
     "own_part",
     "swap",
+    "torchs_own",
     "whole",
     "whole_optimizer",
     "whole_states",

@@ -68,6 +68,10 @@ def penalty():
     return mean_squares(model, x, y) + sum(p.square().sum() for p in model.parameters())
 
 
+def gradients():
+    return [p.grad.norm() for p in step(mlp()).parameters()]
+
+
 def slopes():
     inputs, model = x.clone().requires_grad_(), mlp()
     sgd(model)
@@ -115,6 +119,7 @@ CASES = {
     "conditioned": ({}, lambda s: step(Conditioned(), words, torch.randn(8, 5, 8))),
     "pickled": ({}, lambda s: torch.save(step(mlp()), "model.pt")),
     "penalty": ({}, lambda s: penalty()),
+    "gradients": ({}, lambda s: gradients()),
     "slopes": ({}, lambda s: slopes()),
     "create_graph": ({}, lambda s: step(mlp(), create_graph=True)),
     "inputs": ({}, lambda s: step(mlp(), inputs=x, targets=y) and sum_of(mlp())),

@@ -27,6 +27,10 @@ hooks_before: Callable[[Module], dict[int, object]] = attrgetter("_forward_pre_h
 hooks_after: Callable[[Module], dict[int, object]] = attrgetter("_forward_hooks")
 """Of one module. Without one of the two: AttributeError when a model is divided."""
 
+state_hooks: Callable[[Module], dict[int, object]] = attrgetter("_state_dict_hooks")
+load_hooks: Callable[[Module], dict[int, object]] = attrgetter("_load_state_dict_pre_hooks")
+"""Of one module. Without one of the two: AttributeError when a model is divided."""
+
 backward_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter("_backward_hooks")
 post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
     "_post_accumulate_grad_hooks"

@@ -62,7 +62,7 @@ class TensorLayers(Plugin):
 
     @hookimpl(optionalhook=True)
     def divide_layers(self, model: Module, mesh: DeviceMesh) -> int:
-        layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy)
+        layers = Layers(self._plan, mesh, self._undo, self._loss_parallel, gathered_copy, False)
         self._models[model] = layers.divide(model)
         self._mixing.around(model, self._undo)
         for one in gradients.undivided(model):  # fsdp calls the hooks for the gathered parameter

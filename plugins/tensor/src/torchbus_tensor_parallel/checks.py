@@ -46,6 +46,18 @@ def refuse_shared(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
                 )
 
 
+def refuse_divided(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
+    """Raise Unsupported if a layer has been divided already, for another model that has it."""
+    for name in styles:
+        for path, one in model.get_submodule(name).named_parameters(name):
+            if isinstance(one, DTensor):
+                raise Unsupported(
+                    f"{path} of {type(model).__name__} is divided already, for another model that"
+                    " has it too. Make the optimizer of the model that contains everything first,"
+                    f" leave {name!r} out of the plan, or use strategy='ddp'"
+                )
+
+
 def refuse_hooks(model: Module, styles: Mapping[str, ParallelStyle]) -> None:
     """Raise Unsupported for hooks on parameters that are to be divided: they would be lost."""
     for name in styles:

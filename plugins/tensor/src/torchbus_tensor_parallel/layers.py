@@ -13,7 +13,13 @@ from torch.nn import Module
 from torchbus.plugin import UsageError, leaves, map_tensors
 
 from torchbus_tensor_parallel._compat import forget_distribution, hooks_after, hooks_before
-from torchbus_tensor_parallel.checks import refuse_hooks, refuse_local_dropout, refuse_shared
+from torchbus_tensor_parallel.checks import (
+    refuse_divided,
+    refuse_hooks,
+    refuse_local_dropout,
+    refuse_shared,
+)
+from torchbus_tensor_parallel.dtensor.gradients import gathered
 from torchbus_tensor_parallel.dtensor.sequence import divide_between
 from torchbus_tensor_parallel.plans.plan import Plan
 
@@ -22,7 +28,8 @@ class Layers:
     """Divides over ``mesh``, which has one dimension.
 
     ``undo`` removes what it puts into modules. ``keeps_logits``: outputs that are divided in their
-    last dimension stay so. ``gather`` makes other outputs whole.
+    last dimension stay so. ``gather`` makes other outputs whole. ``may_mix``: plain outputs of
+    layers may meet DTensors; under fsdp, a parameter's use outside of forward would go unnoticed.
     """
 
     def __init__(
@@ -32,7 +39,9 @@ class Layers:
         undo: ExitStack,
         keeps_logits: bool,
         gather: Callable[[Tensor], Tensor],
+        may_mix: bool,
     ) -> None:
+        self._may_mix = may_mix
         self._plan, self._mesh, self._undo = plan, mesh, undo
         self._keeps_logits, self._gather = keeps_logits, gather
 
@@ -44,6 +53,7 @@ class Layers:
         styles, runs = self._plan.of(model, self._mesh.size())
         if not styles:
             return 0
+        refuse_divided(model, styles)
         refuse_shared(model, styles)
         refuse_hooks(model, styles)
         refuse_local_dropout(model, styles)
@@ -61,7 +71,10 @@ class Layers:
     def _apply(self, model: Module, styles: Mapping[str, ParallelStyle]) -> None:
         before = _hooks(model)
         for name, style in styles.items():
-            parallelize_module(model.get_submodule(name), self._mesh, style)
+            layer = model.get_submodule(name)
+            parallelize_module(layer, self._mesh, style)
+            if self._may_mix:
+                layer.register_forward_hook(_ready_to_mix)
         put = [
             (hooks, keys - old)
             for (hooks, keys), (_, old) in zip(_hooks(model), before, strict=True)
@@ -93,9 +106,11 @@ def _remove(put: Hooks) -> None:
             hooks.pop(key, None)
 
 
-def gathered(one: Tensor) -> Tensor:
-    """The whole of a DTensor, with a graph."""
-    return one.full_tensor() if isinstance(one, DTensor) else one
+def _ready_to_mix(layer: Module, inputs: object, outputs: object) -> None:
+    """What a layer hands on as a plain tensor may meet DTensors in the model's own code."""
+    for one in leaves(outputs):
+        if isinstance(one, Tensor) and not isinstance(one, DTensor):
+            gathered(one)
 
 
 def gathered_copy(one: Tensor) -> Tensor:

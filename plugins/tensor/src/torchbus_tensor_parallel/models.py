@@ -28,11 +28,13 @@ from torchbus_tensor_parallel.checks import (
     refuse_optimizer,
     refuse_second_derivatives,
 )
+from torchbus_tensor_parallel.copies import hooks_of, make_copies_whole
 from torchbus_tensor_parallel.dtensor import gradients
-from torchbus_tensor_parallel.dtensor.loss import refuse_divided_loss
-from torchbus_tensor_parallel.layers import Layers, gathered
+from torchbus_tensor_parallel.dtensor.loss import PlainLoss, refuse_divided_loss
+from torchbus_tensor_parallel.layers import Layers
 from torchbus_tensor_parallel.plans.plan import Plan
 from torchbus_tensor_parallel.ranks import Ranks
+from torchbus_tensor_parallel.translation import translate
 
 
 class DividedModels:
@@ -44,10 +46,13 @@ class DividedModels:
         self._ranks = ranks
         self._plan, self._loss_parallel = plan, loss_parallel
         self._undo = ExitStack()
-        self._layers = Layers(plan, ranks.tensor, self._undo, loss_parallel, gathered)
+        self._layers = Layers(
+            plan, ranks.tensor, self._undo, loss_parallel, gradients.gathered, True
+        )
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._local_steps = dtensors.LocalSteps(session)
+        self._loss = PlainLoss()
         self._replaced: dict[int, nn.Parameter] = {}
         self._adding: list[Node] = []
         self._old: list[Tensor] = []  # so that no new tensor gets one of their ids
@@ -75,6 +80,11 @@ class DividedModels:
         refuse_second_derivatives(call)
         if self._loss_parallel:
             refuse_divided_loss(call)
+        self._loss.begin(call)
+
+    @hookimpl
+    def after_backward(self, call: BackwardCall) -> None:
+        self._loss.end(call)
 
     @hookimpl(trylast=True)
     def clip_gradients(
@@ -100,19 +110,20 @@ class DividedModels:
         """Divide rank 0's values. All ranks call it with the same models."""
         held = [*model.parameters(), *model.buffers()]
         strategies.copy_from_rank0(held, f"the tensors of {type(model).__name__}")
-        before = dict(model.named_parameters())
+        before, hooks = dict(model.named_parameters()), hooks_of(model)
         self._models[model] = self._layers.divide(model)
+        self._adding += map(gradients.make_whole_when_added, gradients.undivided(model))
         if not self._models[model]:
             return
         for name, new in model.named_parameters():
             self._replace(before[name], new)
-        self._adding += map(gradients.make_whole_when_added, gradients.undivided(model))
         gather = dtensors.whole_states(self._session)
         for module in model.modules():
             self._undo.callback(module.register_state_dict_post_hook(gather).remove)
             self._undo.callback(
                 module.register_load_state_dict_pre_hook(dtensors.divided_states).remove
             )
+        self._undo.callback(make_copies_whole(hooks))
 
     def _replace(self, old: nn.Parameter, new: nn.Parameter) -> None:
         if new is old:
@@ -130,6 +141,9 @@ class DividedModels:
         """Leave whole models, and optimizers that hold them. All ranks call it."""
         self._replaced.clear()
         self._adding.clear()
+        refusal = translate(error)
+        if refusal is not None:
+            raise refusal from error
         if error is not None:
             return
         self._plan.refuse_unused()

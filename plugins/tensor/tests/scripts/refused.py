@@ -84,4 +84,43 @@ with opened(2, plan=PLAN):
             act()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
+
+
+def by_hand():
+    model = Mlp()
+    model(torch.ones(2, 5)).sum().backward()
+
+
+def wrapped_later():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    whole = torch.nn.Sequential(model[0], torch.nn.Linear(4, 4))
+    torch.optim.SGD(whole.parameters(), lr=0.1)
+
+
+def not_offered():
+    model = Mlp()
+    whole = model.blocks[0].up.weight.detach().clone()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    whole.fmod_(model.blocks[0].up.weight.detach())
+
+
+def by_parameter():
+    model = Mlp()
+    kept = {p: p.detach().clone() for p in model.parameters()}
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    [kept[p] for p in model.parameters()]
+
+
+for name, loop, plan in (
+    ("by hand", by_hand, PLAN),
+    ("wrapped later", wrapped_later, {"0": "colwise"}),
+    ("not offered", not_offered, PLAN),
+    ("by parameter", by_parameter, PLAN),
+):
+    try:
+        with opened(2, plan=plan):
+            loop()
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))

@@ -1,6 +1,7 @@
-"""Gradients of parameters that the plan leaves whole, in layers whose inputs are divided.
+"""Gradients of whole tensors that the script's code has mixed with DTensors.
 
-Torch gives such a parameter a DTensor, which it can't add to an earlier gradient.
+Torch gives such a tensor a DTensor. It can't add that to an earlier gradient of a parameter, nor
+hand it to a layer that has given a plain tensor.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ def whole(gradient: Tensor) -> Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
+def gathered(one: Tensor) -> Tensor:
+    """The whole of a DTensor, with a graph; a plain tensor itself.
+
+    Either may then be mixed with DTensors.
+    """
+    plain = one.full_tensor() if isinstance(one, DTensor) else one
+    if plain.grad_fn is not None:
+        plain.grad_fn.register_prehook(_all_whole)
+    return plain
+
+
 def make_whole_when_added(parameter: nn.Parameter) -> Node:
     """Make its gradients whole before they are added to earlier ones.
 
@@ -32,9 +44,9 @@ def make_whole_when_added(parameter: nn.Parameter) -> Node:
     hook of the parameter itself would run after the backward, as the loop's own hooks do.
     """
     node = get_gradient_edge(parameter).node
-    node.register_prehook(lambda gradients: tuple(map(_whole_or_none, gradients)))
+    node.register_prehook(_all_whole)
     return node
 
 
-def _whole_or_none(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else whole(gradient)
+def _all_whole(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if one is None else whole(one) for one in gradients)

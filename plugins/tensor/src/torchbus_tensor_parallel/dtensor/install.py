@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch.backends import mha
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import functional
 from torchbus.plugin import Context, dtensors
 
+from torchbus_tensor_parallel.dtensor import reductions
 from torchbus_tensor_parallel.dtensor.attention import by_heads
+from torchbus_tensor_parallel.dtensor.copying import copied
+from torchbus_tensor_parallel.dtensor.in_place import WRITES
+from torchbus_tensor_parallel.dtensor.means import LOSSES
 from torchbus_tensor_parallel.dtensor.random import DROPOUT
+
+MEETING = "Found a non-scalar tensor with numel=1"
+OPERATORS = dtensors.READS | dtensors.DRAWS | WRITES
+METHODS = dtensors.METHODS | reductions.METHODS | {"__deepcopy__": copied}
 
 
 def as_whole(session: Context) -> None:
-    """Until the end of the block, draw, attend and read as if tensors were whole.
+    """Until the end of the block, draw, attend, read, write and copy as if tensors were whole.
 
     A plain tensor beside a DTensor counts as one that all ranks have.
     """
     dtensors.forget_other_meshes(session)
     session.on_close.enter_context(implicit_replication())
-    dtensors.as_whole(session, dtensors.READS | dtensors.DRAWS, dtensors.METHODS)
+    _say_nothing(session)
+    dtensors.as_whole(session, OPERATORS, METHODS)
     compute_divided(session)
 
 
+def _say_nothing(session: Context) -> None:
+    """Until the end of the block, mute what torch says where a plain tensor meets DTensors.
+
+    It is meant so here: every rank has the whole of it.
+    """
+    before = list(warnings.filters)
+    warnings.filterwarnings("ignore", MEETING, UserWarning)
+    for ours in [one for one in warnings.filters if one not in before]:
+        session.on_close.callback(_forget, ours)
+
+
+def _forget(ours: object) -> None:
+    warnings.filters[:] = [one for one in warnings.filters if one is not ours]  # type: ignore[index]
+
+
 def compute_divided(session: Context) -> None:
-    """Until the end of the block, attend and drop out with features that are divided."""
-    dtensors.as_whole(session, DROPOUT, {})
+    """Until the end of the block, attend, drop out and compare with features that are divided."""
+    dtensors.as_whole(session, DROPOUT | LOSSES, {})
     session.replace(functional, "scaled_dot_product_attention", by_heads)
     # one kernel for a whole nn.TransformerEncoderLayer, which knows no DTensors
     session.on_close.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())

@@ -1,15 +1,17 @@
-"""``loss_parallel``: cross entropy of logits that are divided by classes."""
+"""Losses that are DTensors, and ``loss_parallel``: cross entropy of logits divided by classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torchbus.plugin import BackwardCall, Context, Unsupported
+from torchbus.plugin import BackwardCall, Context, Unsupported, dtensors
 
 from torchbus_tensor_parallel._compat import CROSS_ENTROPY, functions_of_nn
+from torchbus_tensor_parallel.dtensor.gradients import gathered
 
 CrossEntropy = Callable[..., Tensor]
 NONE, MEAN, SUM = 0, 1, 2  # as torch numbers reductions
@@ -50,6 +52,34 @@ def by_classes(original: CrossEntropy) -> CrossEntropy:
         return total if reduction == SUM else total / kept
 
     return cross_entropy
+
+
+class PlainLoss:
+    """A backward starts from the whole of a loss that the loop has made a DTensor.
+
+    It gets its value over all ranks as others do.
+    """
+
+    def __init__(self) -> None:
+        self._given: DTensor | None = None
+
+    def begin(self, call: BackwardCall) -> None:
+        self._given = call.loss if isinstance(call.loss, DTensor) else None
+        if self._given is not None:
+            call.tensors = gathered(self._given).clone()  # a view would keep its own value
+
+    @torch.no_grad()
+    def end(self, call: BackwardCall) -> None:
+        given, self._given = self._given, None
+        if given is not None and call.loss is not None:
+            own = dtensors.own_part(given.detach())
+            own.copy_(call.loss if _counts_here(given) else torch.zeros_like(own))
+
+
+def _counts_here(one: DTensor) -> bool:
+    """Whether this rank's number is the whole, or the first of those that are added up."""
+    adds = any(getattr(each, "reduce_op", "") == "sum" for each in one.placements)
+    return not adds or one.device_mesh.get_local_rank() == 0
 
 
 def refuse_divided_loss(call: BackwardCall) -> None:

@@ -45,6 +45,7 @@ class Plan:
         self._patterns = {} if isinstance(option, str) else dict(option)
         self._is_auto = isinstance(option, str)
         self._by_sequence = sequence_parallel
+        self._has_models = False
         self._used: set[str] = set()
         self._seen: dict[str, None] = {}
         self._left: dict[str, None] = {}
@@ -58,7 +59,7 @@ class Plan:
         Also the blocks inside which the sequence is divided, those that follow each other.
         Raises UsageError if a module can't be divided in this way.
         """
-        modules = dict(model.named_modules())
+        modules, self._has_models = dict(model.named_modules()), True
         self._seen.update(dict.fromkeys(f"{short(name)}" for name in modules if name))
         found = self._matching(modules)
         if self._is_auto:
@@ -85,6 +86,12 @@ class Plan:
 
     def refuse_unused(self) -> None:
         """Raise UsageError if a pattern has matched no module of any model so far."""
+        if not self._has_models:
+            raise UsageError(
+                "strategy='tp' has divided no model: it divides one when an optimizer gets its"
+                " parameters, and none has. Make an optimizer before the first backward, or use"
+                " strategy='ddp' for a loop that changes its parameters by hand"
+            )
         unused = [pattern for pattern in self._patterns if pattern not in self._used]
         if unused:
             near = difflib.get_close_matches(unused[0], self._seen, 3, 0.0)

@@ -1,0 +1,22 @@
+"""``copy.deepcopy`` of a divided tensor gives a whole one. All ranks call it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torchbus.plugin import dtensors
+
+
+def copied(tensor: DTensor, memo: dict[int, object]) -> object:
+    """Without its gradient, as torch copies a parameter."""
+    if id(tensor) not in memo:
+        if not tensor.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol"
+            )
+        own: Tensor = dtensors.whole(tensor).clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(own) if is_parameter else own
+        own = memo[id(tensor)] if is_parameter else own  # type: ignore[assignment]
+        own.requires_grad_(tensor.requires_grad)
+    return memo[id(tensor)]
