@@ -17,7 +17,7 @@ def told(ranks: int) -> Any:
 
 
 def test_objects_are_as_small_and_as_few_for_a_large_model_and_for_more_ranks() -> None:
-    """The largest is the state of rank 0's random generators."""
+    """The largest are the states of rank 0's random generators, at the start and once it trains."""
     (calls, size), (calls_of_large, size_of_large) = told(2)
-    assert calls == calls_of_large == told(3)[0][0] and size < 20_000
+    assert calls == calls_of_large == told(3)[0][0] and size < 30_000
     assert size_of_large - size < 100
