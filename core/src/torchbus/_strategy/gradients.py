@@ -208,6 +208,8 @@ class GradientSync:
         if not self._session.random.is_split and self._division.stream is not None:
             self._session.random.split(self._division.stream)
         self._quiet_backwards += 1
+        if self._quiet_backwards == 1 and not self._session.world.divides_anew:
+            self._trained.look_for_dead()
         if self._quiet_backwards == DISCOVERY_BACKWARDS and self._trained.has_optimizers:
             self._session.end_discovery()
 

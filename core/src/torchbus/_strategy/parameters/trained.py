@@ -43,6 +43,7 @@ class Trained:
         self._models: list[weakref.ref[Module]] = []
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._next_number = itertools.count()
+        self._additions = 0
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
         self.own = OwnTensors(session)
@@ -126,6 +127,7 @@ class Trained:
         """Give new parameters and buffers rank 0's values. All ranks call it."""
         refuse_renormalised(self._session, models)
         self._forget_dead(what)
+        self._additions += 1
         new = {id(tensor): tensor for tensor in parameters if id(tensor) not in self._known}
         buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
         for model in models:
@@ -139,10 +141,18 @@ class Trained:
         self.parameters = list(self._known.values())
         self._changed()
 
-    def _forget_dead(self, what: str) -> None:
+    def look_for_dead(self) -> None:
+        """After the first backward with these: ``model = make()`` lets go of the earlier model only
+        when the new one is there. All ranks call it.
+        """
+        if self._additions > 1 and self._forget_dead("parameters that are gone"):
+            self.parameters = list(self._known.values())
+            self._changed()
+
+    def _forget_dead(self, what: str) -> bool:
         """Forget the parameters whose model and optimizer are gone on all ranks.
 
-        Those of an earlier cross-validation fold, for example.
+        Those of an earlier cross-validation fold, for example. Returns whether there were any.
         """
         alive: list[Module | Optimizer] = [*self._alive(), *self._numbers]
         held = {
@@ -155,6 +165,7 @@ class Trained:
         for key in [key for key, is_dead in zip(self._known, dead, strict=True) if is_dead]:
             del self._known[key]
             self._holders.pop(key, None)
+        return any(dead)
 
     def _alive(self) -> list[Module]:
         return [model for model in (reference() for reference in self._models) if model is not None]
