@@ -104,6 +104,7 @@ REFUSALS = {
     "by hand": "UsageError: strategy='tp' has divided no model: it divides one when an optimizer",
     "wrapped later": "Unsupported: 0.weight of Sequential is divided already, for another model",
     "not offered": "(whole.fmod_(model.blocks[0].up.weight.detach())) computes with a divided",
+    "pickled": "Unsupported: pickling Mlp under strategy='tp' (torch.save(model), or a process",
     "by parameter": "a dict has no entry for a parameter that strategy='tp' has divided",
     "losses": "the ranks of a tensor group had different losses",
 }

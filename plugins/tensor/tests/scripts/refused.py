@@ -1,5 +1,6 @@
 """Each refusal: the first line of what the session or the loop raises."""
 
+import io
 import json
 
 import torch
@@ -112,7 +113,14 @@ def by_parameter():
     [kept[p] for p in model.parameters()]
 
 
+def pickled():
+    model = Mlp()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.save(model, io.BytesIO())
+
+
 for name, loop, plan in (
+    ("pickled", pickled, PLAN),
     ("by hand", by_hand, PLAN),
     ("wrapped later", wrapped_later, {"0": "colwise"}),
     ("not offered", not_offered, PLAN),
