@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,13 @@ def test_a_rank_that_fails_in_backward_leaves_nobody_waiting(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ("Returns", "Returns.average returned a list: it must replace each tensor by its mean"),
-        ("Sums", "Sums.average made 1 of the numbers 0 to 1 of the ranks, whose mean is 0.5: it"),
-        ("LeavesOut", "LeavesOut.average made 0 of the numbers 0 to 1 of the ranks, whose mean"),
+        ("Returns", r"Returns\.average returned a list: it must replace each tensor by its mean"),
+        ("Sums", r"Sums\.average made 1 of the numbers 0 to 1 of the ranks, whose mean is 0\.5:"),
+        ("LeavesOut", r"LeavesOut\.average made [01] of the numbers 0 to 1 of the ranks, whose"),
     ],
 )
 def test_an_average_that_is_none_is_refused_in_the_first_backward(
     strategy: str, message: str
 ) -> None:
     result = fork_script(SCRIPTS / "wrong_average.py", strategy, timeout_s=60)
-    assert f"PluginError: {message}" in result.ok(1).stderr, result.stderr
+    assert re.search(f"PluginError: {message}", result.ok(1).stderr), result.stderr
