@@ -66,11 +66,7 @@ class Bus:
             )
         name = name or type(plugin).__name__
         try:
-            self._refuse_taken_verb(plugin, name)
-            self._refuse_conflict(plugin, name)
-            if (specs := getattr(plugin, "declares_events", None)) is not None:
-                self.add_events(specs)
-            self._manager.register(plugin, name)
+            self._take(plugin, name)
         except TorchbusError:
             raise
         except pluggy.PluginValidationError as error:
@@ -82,6 +78,14 @@ class Bus:
         self._name_errors(plugin)
         self._tell_of_change()
         return name
+
+    def _take(self, plugin: object, name: str) -> None:
+        """Raises what the plugin raises when its attributes are read."""
+        self._refuse_taken_verb(plugin, name)
+        self._refuse_conflict(plugin, name)
+        if (specs := getattr(plugin, "declares_events", None)) is not None:
+            self.add_events(specs)
+        self._manager.register(plugin, name)
 
     def _refuse_taken_verb(self, plugin: object, name: str) -> None:
         for verb in getattr(plugin, "verbs", ()):

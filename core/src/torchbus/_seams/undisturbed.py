@@ -20,24 +20,33 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    found = {number: signal.getsignal(number) for number in RAISING}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
-    waits = True
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if waits:
-            came.append((number, frame))
-        else:
-            handlers[signal.Signals(number)](number, frame)
-
+    hold = _Hold()
     try:
-        for number in handlers:
+        for number in hold.handlers:
             signal.signal(number, hold)
         yield
     finally:
-        waits = False  # a handler may raise before all are back
-        for number, handler in handlers.items():
+        hold.release()
+
+
+class _Hold:
+    """A handler that keeps signals for those in whose place it is."""
+
+    def __init__(self) -> None:
+        found = {number: signal.getsignal(number) for number in RAISING}
+        self.handlers = {number: own for number, own in found.items() if callable(own)}
+        self._came: list[tuple[int, FrameType | None]] = []
+        self._keeps = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._keeps:
+            self._came.append((number, frame))
+        else:
+            self.handlers[signal.Signals(number)](number, frame)
+
+    def release(self) -> None:
+        self._keeps = False  # a handler may raise before all are back
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
-        for signalled, frame in came:
-            handlers[signal.Signals(signalled)](signalled, frame)
+        for came, frame in self._came:
+            self(came, frame)

@@ -81,9 +81,8 @@ def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
         return []
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
-    if compared := _compared(node, rows):
-        return compared
-    return [Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN]
+    unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
+    return _compared(node, rows) or [unknown]
 
 
 OF_PLACES = {"DotBackward0": places_of_dot, "SelectBackward0": place_of_select}

@@ -20,15 +20,7 @@ def can_be_divided(model: Module) -> bool:
             " already: under strategy='fsdp' a parameter belongs to one model; use strategy='ddp'"
             " or 'ddp_sharded'"
         )
-    sparse = next(
-        (path for path, part in model.named_modules() if getattr(part, "sparse", False)), None
-    )
-    if sparse is not None:
-        place = ".".join([type(model).__name__, *filter(None, [sparse])])
-        raise UsageError(
-            f"{place} has sparse gradients, which strategy='fsdp' can't divide: use sparse=False,"
-            " or 'ddp'"
-        )
+    _refuse_sparse(model)
     scalar = next((name for name, one in model.named_parameters() if not one.dim()), None)
     if scalar is not None:
         raise UsageError(
@@ -37,3 +29,13 @@ def can_be_divided(model: Module) -> bool:
             " 'ddp_sharded'"
         )
     return True
+
+
+def _refuse_sparse(model: Module) -> None:
+    sparse = [path for path, part in model.named_modules() if getattr(part, "sparse", False)]
+    if sparse:
+        place = f"{type(model).__name__}.{sparse[0]}".rstrip(".")
+        raise UsageError(
+            f"{place} has sparse gradients, which strategy='fsdp' can't divide: use sparse=False,"
+            " or 'ddp'"
+        )

@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-import linecache
-import traceback
 from collections.abc import Iterable
-from types import FrameType
 
-import torch
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torchbus.plugin import Unsupported
+from torchbus.plugin import Unsupported, dtensors
 
 from torchbus_sharded._compat.fsdp2 import names_in, original_class
 from torchbus_sharded.checks.refusals import made_later
 
-OUTSIDE = (
-    "mixed torch.Tensor and DTensor",
-    "sharding strategy",
-    "Sharding propagation failed",
-    "its data is not allocated yet",
-    "for input.numel() == 0",
-    "the local_tensor argument only accepts torch.Tensor but got",
-)
+OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
+"""What torch says of parts outside of forward."""
 ASSIGNED = "(torch.nn.Parameter or None expected)"
 PART_FIRST = "FSDP state has already been lazily initialized"
-INSIDE_TORCH = torch.__path__[0]
 
 
 def translate(error: BaseException | None, models: Iterable[Module]) -> Unsupported | None:
     """What to say instead of torch's own words, if these are about divided tensors."""
-    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], DTensor):
-        return Unsupported(
-            "a dict has no entry for a parameter of a model that strategy='fsdp' has divided: it"
-            " was made with the earlier parameters. Make it after the optimizer, or use"
-            " strategy='ddp'"
-        )
     if isinstance(error, RuntimeError) and PART_FIRST in str(error):
         return Unsupported(
             "a part of a model was called by itself before the model that its optimizer has (such"
             " as model.module of a DataParallel, or a block): under strategy='fsdp' the whole is"
             " called first. Call the whole in both places, or use strategy='ddp'"
         )
-    is_mixture = isinstance(error, RuntimeError | NotImplementedError) and any(
-        sign in str(error) for sign in OUTSIDE
-    )
+    is_mixture = dtensors.has_sign(error, *OUTSIDE)
     is_assigned = isinstance(error, TypeError) and ASSIGNED in str(error)
     new = _new_parameter(models) if is_mixture or is_assigned else ""
     if new:
         return Unsupported(new)
-    return _mixture(error, models) if error is not None and is_mixture else None
+    if error is not None and is_mixture:
+        return _mixture(error, models)
+    return dtensors.no_entry(error, "of a model that strategy='fsdp' has divided")
 
 
 def _new_parameter(models: Iterable[Module]) -> str:
@@ -62,15 +44,10 @@ def _new_parameter(models: Iterable[Module]) -> str:
 
 def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
     """For an operation on parts, which names the method, or else the line."""
-    places = [
-        (frame, number)
-        for frame, number in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith(INSIDE_TORCH)
-    ]
     parts = {
         id(part): original_class(model).__name__ for model in models for part in model.modules()
     }
-    for frame, _ in places:
+    for frame, _ in dtensors.places_of(error):
         owner, method = parts.get(id(frame.f_locals.get("self"))), frame.f_code.co_name
         if owner and method != "forward":
             return Unsupported(
@@ -79,19 +56,8 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
                 " strategy='ddp'"
             )
     return Unsupported(
-        f"{_line(places)} mixes parts of parameters or gradients with whole tensors, which does not"
-        " work under strategy='fsdp': take tensor.full_tensor(), or use strategy='ddp'. For an"
-        " average of the weights, use ema_decay= or swa_start= of torchbus-average"
+        f"{dtensors.line_of(error)} mixes parts of parameters or gradients with whole tensors,"
+        " which does not work under strategy='fsdp': take tensor.full_tensor(), or use"
+        " strategy='ddp'. For an average of the weights, use ema_decay= or swa_start= of"
+        " torchbus-average"
     )
-
-
-def _line(places: list[tuple[FrameType, int]]) -> str:
-    """Return the line that failed. Its frame may have gone on to the end of the block since."""
-    own = [
-        place for place in places if "torchbus" not in (place[0].f_globals.get("__name__") or "")
-    ]
-    if not own:
-        return "something"
-    frame, number = own[-1]
-    file = frame.f_code.co_filename
-    return f"{file}:{number} ({linecache.getline(file, number).strip()})"
