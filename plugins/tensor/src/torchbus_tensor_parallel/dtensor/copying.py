@@ -15,8 +15,6 @@ def copied(tensor: DTensor, memo: dict[int, object]) -> object:
                 "Only Tensors created explicitly by the user support the deepcopy protocol"
             )
         own: Tensor = dtensors.whole(tensor).clone()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(own) if is_parameter else own
-        own = memo[id(tensor)] if is_parameter else own  # type: ignore[assignment]
-        own.requires_grad_(tensor.requires_grad)
+        made = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
+        memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
     return memo[id(tensor)]
