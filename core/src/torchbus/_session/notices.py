@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sysconfig
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import cast
 
 from torchbus._compat.cpython import current_frame
 from torchbus._redaction import redacted
@@ -80,3 +83,15 @@ def going(what: str, since: str, instead: str) -> FutureWarning:
         f"{what} is deprecated since torchbus {since}, and will be gone in"
         f" {major}.{int(minor) + 1}: {instead}"
     )
+
+
+@contextmanager
+def muted(message: str, category: type[Warning]) -> Iterator[None]:
+    """Ignore what a library warns of. The script's own filters stay, also those that it adds."""
+    warnings.filterwarnings("ignore", message, category)
+    own = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the script may have reset them
+            cast("list[object]", warnings.filters).remove(own)

@@ -56,7 +56,7 @@ from torchbus._seams.optimizers.skipping import Answer
 from torchbus._seams.passes import Pass
 from torchbus._session import inventory
 from torchbus._session.context import Context
-from torchbus._session.notices import deprecated, going, users_frame, warn
+from torchbus._session.notices import deprecated, going, muted, users_frame, warn
 from torchbus._session.steps import Steps
 from torchbus._strategy import parts as strategies
 from torchbus._strategy.group.guarded import guarded_groups
@@ -144,6 +144,7 @@ __all__ = [
     "map_leaves",
     "map_tensors",
     "mark_internal",
+    "muted",
     "needs",
     "private",
     "program",

@@ -10,18 +10,17 @@ import gc
 import importlib
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Adagrad, Optimizer
-from torchbus.plugin import mark_internal, require
+from torchbus.plugin import mark_internal, muted, require
 
 COMM = "deepspeed.comm.torch"
 """The module. ``import deepspeed.comm.torch as x`` gives torch itself."""
@@ -70,16 +69,9 @@ def comm_module() -> ModuleType:
     return module
 
 
-@contextmanager
-def no_deprecations() -> Iterator[None]:
+def no_deprecations() -> AbstractContextManager[None]:
     """DeepSpeed calls collectives of torch by names that torch 2.13 deprecates."""
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
-    own = warnings.filters[0]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the script may have reset them
-            cast("list[object]", warnings.filters).remove(own)
+    return muted("`torch.distributed", FutureWarning)
 
 
 def hide_model(engine: Any, model: Module) -> None:

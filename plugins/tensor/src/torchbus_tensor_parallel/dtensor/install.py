@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch.backends import mha
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import functional
-from torchbus.plugin import Context, dtensors
+from torchbus.plugin import Context, dtensors, muted
 
 from torchbus_tensor_parallel.dtensor import reductions
 from torchbus_tensor_parallel.dtensor.attention import by_heads
@@ -17,6 +15,7 @@ from torchbus_tensor_parallel.dtensor.means import LOSSES
 from torchbus_tensor_parallel.dtensor.random import DROPOUT
 
 MEETING = "Found a non-scalar tensor with numel=1"
+"""Torch says so where a plain tensor meets DTensors. Here every rank has the whole of it."""
 OPERATORS = dtensors.READS | dtensors.DRAWS | WRITES
 METHODS = dtensors.METHODS | reductions.METHODS | {"__deepcopy__": copied}
 
@@ -28,24 +27,9 @@ def as_whole(session: Context) -> None:
     """
     dtensors.forget_other_meshes(session)
     session.on_close.enter_context(implicit_replication())
-    _say_nothing(session)
+    session.on_close.enter_context(muted(MEETING, UserWarning))
     dtensors.as_whole(session, OPERATORS, METHODS)
     compute_divided(session)
-
-
-def _say_nothing(session: Context) -> None:
-    """Until the end of the block, mute what torch says where a plain tensor meets DTensors.
-
-    It is meant so here: every rank has the whole of it.
-    """
-    before = list(warnings.filters)
-    warnings.filterwarnings("ignore", MEETING, UserWarning)
-    for ours in [one for one in warnings.filters if one not in before]:
-        session.on_close.callback(_forget, ours)
-
-
-def _forget(ours: object) -> None:
-    warnings.filters[:] = [one for one in warnings.filters if one is not ours]  # type: ignore[index]
 
 
 def compute_divided(session: Context) -> None:
