@@ -3,8 +3,8 @@
     python core/generate.py            # write it
     python core/generate.py --check    # exit status 1 if it is not up to date
 
-``_bus/catalog.py`` names packages for the pip command in error messages. ``_session/verbs.py`` has
-the signatures of their verbs, and ``_session/options.py`` the types of their options, for type
+``distributions.json`` names packages for the pip command in error messages. ``known_verbs.pyi``
+has the signatures of their verbs, and ``known_options.pyi`` the types of their options, for type
 checkers and editors. Options are read from the installed packages: run it in their environment.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -36,16 +37,6 @@ Member = ast.FunctionDef | ast.AnnAssign
 NOTHING = ast.Constant(None)
 Import = tuple[str, str]  # a module, and a name in it or ""
 DOC = '    """What ``s.`` has beside the session\'s own methods."""\n\n'
-CATALOG = f'''\
-"""The packages of this repository by what they contribute, for the pip command in error messages.
-
-{WRITTEN}
-"""
-
-from __future__ import annotations
-
-DISTRIBUTIONS: dict[str, dict[str, str]] = {{
-'''
 VERBS = f'''\
 """The verbs of this repository's packages, for type checkers and editors. Nothing imports it.
 
@@ -69,14 +60,13 @@ def points(project: dict[str, Any], kind: str) -> dict[str, str]:
     return dict(project.get("entry-points", {}).get(GROUPS[kind], {}))
 
 
-def catalog() -> str:
-    lines = [CATALOG]
-    for kind in GROUPS:
-        lines.append(f'    "{kind}": {{\n')
-        for _, project in projects():
-            lines += [f'        "{name}": "{project["name"]}",\n' for name in points(project, kind)]
-        lines.append("    },\n")
-    return "".join([*lines, "}\n"])
+def distributions() -> str:
+    """The distribution of each name that a package contributes, by kind."""
+    found = {
+        kind: {name: project["name"] for _, project in projects() for name in points(project, kind)}
+        for kind in GROUPS
+    }
+    return json.dumps(found, indent=1) + "\n"
 
 
 def verbs() -> str:
@@ -233,9 +223,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and compare")
     written = {
-        SOURCES / "_bus/catalog.py": catalog(),
-        SOURCES / "_session/verbs.py": verbs(),
-        SOURCES / "_session/options.py": options(),
+        SOURCES / "_bus/distributions.json": distributions(),
+        SOURCES / "known_verbs.pyi": verbs(),
+        SOURCES / "known_options.pyi": options(),
     }
     if parser.parse_args().check:
         old = [path.name for path, text in written.items() if path.read_text("utf-8") != text]

@@ -11,11 +11,14 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus._bus import discovery
 from torchbus._cli.options.known import Option, known_options
 
 PAGE = Path(__file__).resolve().parent / "options.md"
-OURS = {"torchbus", *(name for names in DISTRIBUTIONS.values() for name in names.values())}
+OURS = {
+    "torchbus",
+    *(name for kind in discovery.KINDS for name in discovery.distributions(kind).values()),
+}
 HEAD = "| option | type | default | meaning |\n| --- | --- | --- | --- |"
 INTRODUCTION = """\
 # Options of `session`

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from torchbus import session
-from torchbus._bus import catalog, discovery, elsewhere
+from torchbus._bus import discovery
 from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.session import Session
 
 
-@pytest.mark.parametrize(("name", "hint"), elsewhere.HERE["option"].items())
+@pytest.mark.parametrize(("name", "hint"), discovery.hints("option").items())
 def test_an_option(name: str, hint: str) -> None:
     if name in discovery.installed("option"):  # a strategy's own, which nobody has asked for
         with pytest.raises(
@@ -17,7 +17,7 @@ def test_an_option(name: str, hint: str) -> None:
         ):
             session(**{name: "bf16"})
         return
-    if name in catalog.DISTRIBUTIONS["option"]:
+    if name in discovery.distributions("option"):
         with pytest.raises(PluginNotInstalled, match=rf"pip install .* \({hint}\)$"):
             session(**{name: 1})
         return
@@ -26,7 +26,7 @@ def test_an_option(name: str, hint: str) -> None:
     assert str(error.value) == f"unknown option {name!r}: {hint}"
 
 
-@pytest.mark.parametrize(("name", "hint"), elsewhere.HERE["verb"].items())
+@pytest.mark.parametrize(("name", "hint"), discovery.hints("verb").items())
 def test_a_verb(name: str, hint: str) -> None:
     with session() as s:
         with pytest.raises(AttributeError) as error:
@@ -37,7 +37,7 @@ def test_a_verb(name: str, hint: str) -> None:
 
 @pytest.mark.parametrize("kind", ["strategy", "logger"])
 def test_a_strategy_or_logger(kind: str) -> None:
-    for name, hint in elsewhere.HERE[kind].items():
+    for name, hint in discovery.hints(kind).items():
         with pytest.raises(UsageError) as error:
             session(**{kind: name})
         assert str(error.value) == f"unknown {kind} {name!r}: {hint}"
@@ -45,11 +45,10 @@ def test_a_strategy_or_logger(kind: str) -> None:
 
 def test_what_a_hint_names_is_there() -> None:
     """Every option and verb that a hint names exists."""
-    known = catalog.DISTRIBUTIONS
-    options = {*known["option"], *vars(session()._context)["options"]}
-    verbs = {*known["verb"], *dir(Session)}
-    for hints in elsewhere.HERE.values():
-        for hint in hints.values():
+    options = {*discovery.distributions("option"), *vars(session()._context)["options"]}
+    verbs = {*discovery.distributions("verb"), *dir(Session)}
+    for kind in ("option", "verb", "strategy", "logger"):
+        for hint in discovery.hints(kind).values():
             words = hint.replace("(", " ").replace(",", " ").replace(")", " ").split()
             for word in words:
                 if word.startswith("s.") and not word.startswith("s.world"):

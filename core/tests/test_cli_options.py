@@ -90,7 +90,7 @@ def test_stubs_of_plugins_of_others(
     folder = tmp_path / "torchbus-stubs"
     assert capsys.readouterr().out == f"written: {folder}\n"
     assert (folder / "py.typed").read_text() == "partial\n"
-    text = (folder / "_session" / "installed.pyi").read_text()
+    text = (folder / "installed.pyi").read_text()
     compile(text, "installed.pyi", "exec")
     assert 'third_mode: typing.Literal["a", "b"]' in text
     assert "def third(self, x: torch.Tensor, *, times: int = ...) -> list[int]: ..." in text

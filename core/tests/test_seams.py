@@ -17,7 +17,7 @@ from torchbus._seams import Seams
 from torchbus._seams.patch import replace
 from torchbus.testing import ALL_EVENTS, assert_torch_unchanged, torch_state
 
-PLACES = {event: seam.PLACE for seam in seams.ALL for event in seam.EVENTS}
+PLACES = {event: seam.place for seam in seams.ALL for event in seam.events}
 PLACES["optimizer_ready"] = PLACES["parameters_added"]  # the rest is there while one waits
 ALWAYS = (
     "launch",

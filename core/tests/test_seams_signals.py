@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
 import torch
-from torchbus import hookimpl, session
+from torchbus import _seams, hookimpl, session
 from torchbus._seams.modules import calls
 from torchbus._seams.undisturbed import undisturbed
 from torchbus.testing import assert_torch_unchanged, torch_state
@@ -21,11 +22,11 @@ class Hears:
 @pytest.fixture
 def interrupted(monkeypatch):
     """Ctrl-C arrives just before the seam's change is noted, or just before it is undone."""
-    install = calls.install
+    whole = calls.every_forward
     came = []
 
     def installed(ears):
-        undo = install(ears)
+        undo = whole.install(ears)
         if "installs" in came:
             signal.raise_signal(signal.SIGINT)
 
@@ -37,7 +38,9 @@ def interrupted(monkeypatch):
 
         return undone
 
-    monkeypatch.setattr(calls, "install", installed)
+    changed = dataclasses.replace(whole, install=installed)
+    patches = tuple(changed if patch is whole else patch for patch in _seams.ALL)
+    monkeypatch.setattr(_seams, "ALL", patches)
     return came
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from torchbus import session
 from torchbus._bus import discovery
-from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus._bus import discovery
 from torchbus.errors import UsageError
 
-OPTIONS = sorted(DISTRIBUTIONS["option"])
+OPTIONS = sorted(discovery.distributions("option"))
 STRATEGIES = {entry.value for entry in discovery.every("strategy")}
 OF_A_STRATEGY = [name for name in OPTIONS if discovery.find("option", name).value in STRATEGIES]
 WITHOUT_MAIN = {

@@ -25,18 +25,24 @@ from torchbus._ranks.world import World
 from torchbus._session import active
 from torchbus._session.context import Context
 from torchbus._session.explain import explain
-from torchbus._session.installed import MoreLoggers, MoreStrategies
-from torchbus._session.options import KnownOptions, LoggerName, StrategyName
-from torchbus._session.user import User
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from torchbus.installed import MoreLoggers, MoreStrategies, MoreVerbs
+    from torchbus.known_options import KnownOptions, LoggerName, StrategyName
+    from torchbus.known_verbs import KnownVerbs
+
+    class Verbs(KnownVerbs, MoreVerbs): ...
+
+else:
+    Verbs = object
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Session(Ranks, User, metaclass=misuse.NeedsParentheses):
+class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
     """The line around a loop. Plugins act on the loop inside, and on nothing outside.
 
     Use ``with session(...) as s:``, or ``@session(...)`` on a function, or ``s =

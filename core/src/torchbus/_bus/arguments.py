@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 
-from torchbus._bus import discovery, elsewhere, misuse
+from torchbus._bus import discovery, misuse
 from torchbus._bus.bus import Bus
 from torchbus._bus.options import CORE_OPTIONS
 from torchbus.errors import PluginConflict, PluginError, UsageError
@@ -146,7 +146,7 @@ def _refuse_options_of_no_strategy(unasked: list[str], wanted: Wanted) -> None:
     """Raise UsageError for an option of one of these, unless it is ddp's, the usual strategy."""
     for name in [name for name in unasked if name != "ddp" and wanted[name][1]]:
         options = ", ".join(wanted[name][1])
-        hints = [elsewhere.hint("option", option) for option in wanted[name][1]]
+        hints = [discovery.hint("option", option) for option in wanted[name][1]]
         raise UsageError(
             f"{options}: an option of strategy={name!r}: say strategy={name!r}, or leave it out"
             + "".join(f" ({hint})" for hint in hints if hint)

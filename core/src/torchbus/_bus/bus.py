@@ -13,7 +13,6 @@ from typing import Any
 import pluggy
 
 from torchbus._bus import discovery
-from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus._bus.listeners import Compiled, Manager, Muted, by_position
 from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
 
@@ -127,7 +126,7 @@ class Bus:
         known = discovery.installed("event")
         if event in known:
             return discovery.load(known[event])
-        distribution = DISTRIBUTIONS["event"].get(event)
+        distribution = discovery.distributions("event").get(event)
         if distribution is not None:
             raise UsageError(
                 f"plugin {name} listens to {event!r}, an event of {distribution}, which is not"

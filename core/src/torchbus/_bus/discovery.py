@@ -17,13 +17,13 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
-from torchbus._bus import elsewhere
-from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
 
 KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event", "companion")
@@ -67,21 +67,46 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
     if entry is not None:
         refuse_contested(kind, name)
         return entry
-    distribution = DISTRIBUTIONS.get(kind, {}).get(name)
-    what, called = _what(kind, name), elsewhere.hint(kind, name)
+    distribution = distributions(kind).get(name)
+    what, called = _what(kind, name), hint(kind, name)
     if distribution is not None:
         raise PluginNotInstalled(
             f"{what} needs a plugin that is not installed: pip install {distribution}"
             + (f" ({called})" if called else "")
         )
-    known = sorted({*installed(kind), *DISTRIBUTIONS.get(kind, {}), *also})
+    known = sorted({*installed(kind), *distributions(kind), *also})
     near = difflib.get_close_matches(name.lower(), known, 3, 0.5)
-    hint = called or (
+    remedy = called or (
         f"did you mean {' or '.join(repr(word) for word in near)}?"
         if near
         else f"known are {', '.join(known) or 'none'}"
     )
-    raise UsageError(f"unknown {what}: {hint}")
+    raise UsageError(f"unknown {what}: {remedy}")
+
+
+def distributions(kind: str) -> dict[str, str]:
+    """Return which distribution brings each known name of a kind, for errors and lists.
+
+    A file that the packages' metadata generate: a session that has all it needs never reads it.
+    """
+    return _read("distributions.json").get(kind, {})
+
+
+def hints(kind: str) -> dict[str, str]:
+    """Return what to write for the names of other libraries, which are never accepted."""
+    return _read("hints.json").get(kind, {})
+
+
+def hint(kind: str, name: str) -> str:
+    """Return what to write for a name of another library, or ""."""
+    known = hints(kind)
+    return known.get(name, known.get(name.lower(), ""))
+
+
+@cache
+def _read(name: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / name).read_text("utf-8"))
+    return found
 
 
 def refuse_contested(kind: str, name: str) -> None:

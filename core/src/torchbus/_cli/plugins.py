@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 import torchbus
-from torchbus._bus.catalog import DISTRIBUTIONS
+from torchbus._bus import discovery
 from torchbus._cli.fits import misfits
 from torchbus._cli.installed import InstalledPlugin, installed_plugins
 from torchbus._cli.parser import Parser
@@ -57,9 +57,8 @@ def _check(found: list[InstalledPlugin], as_json: bool) -> int:
 
 def _text(found: list[InstalledPlugin]) -> str:
     if not found:
-        return (
-            f"no plugin is installed; pip install {' or '.join(DISTRIBUTIONS['plugin'].values())}"
-        )
+        known = discovery.distributions("plugin").values()
+        return f"no plugin is installed; pip install {' or '.join(known)}"
     return table([("NAME", "PACKAGE", "PROVIDES", "LISTENS TO"), *map(_row, found)])
 
 

@@ -1,48 +1,43 @@
-"""Seams: the places in torch where a session hears a loop. One module each.
+"""Patches of torch that are active during a session; each emits a fixed set of events.
 
-A seam names the events that it sends. Its ``install(ears)`` returns the function that removes it.
-Only seams with a listener are installed. ``Seams.close`` puts torch back as it was.
+Only patches with a listener are installed. ``Seams.close`` puts torch back as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from typing import Protocol
 
 from torchbus._bus.bus import Bus
 from torchbus._compat.modules import forget_replaced
-from torchbus._seams import backward, loader, save
-from torchbus._seams.ears import Ears
-from torchbus._seams.modules import calls, mode, model
-from torchbus._seams.optimizers import clipping, optimizer, scheduler, skipping
+from torchbus._seams.backward import backward_calls
+from torchbus._seams.ears import Ears, Patch
+from torchbus._seams.loader import data_loaders
+from torchbus._seams.modules.calls import every_forward
+from torchbus._seams.modules.mode import train_mode
+from torchbus._seams.modules.model import first_forward
+from torchbus._seams.optimizers.clipping import clipping
+from torchbus._seams.optimizers.optimizer import optimizer_parameters, optimizer_steps
+from torchbus._seams.optimizers.scheduler import plateau_step
+from torchbus._seams.optimizers.skipping import clearing_gradients, scheduler_steps, step_methods
 from torchbus._seams.patch import replace
+from torchbus._seams.save import torch_save
 from torchbus._seams.undisturbed import undisturbed
 
-
-class Seam(Protocol):
-    """What each module of this package offers."""
-
-    PLACE: str
-    EVENTS: tuple[str, ...]
-
-    def install(self, ears: Ears) -> Callable[[], None]: ...
-
-
-ALL: tuple[Seam, ...] = (
-    backward,  # type: ignore[assignment]
-    loader,
-    model,
-    calls,
-    mode,
-    optimizer.parameters,
-    skipping.zero_grad,
+ALL: tuple[Patch, ...] = (
+    backward_calls,
+    data_loaders,
+    first_forward,
+    every_forward,
+    train_mode,
+    optimizer_parameters,
+    clearing_gradients,
     clipping,
-    skipping.step,
-    optimizer.step,
-    scheduler,
-    skipping.scheduler,
-    save,
+    step_methods,
+    optimizer_steps,
+    plateau_step,
+    scheduler_steps,
+    torch_save,
 )
 
 
@@ -51,25 +46,25 @@ class Seams:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._installed: list[tuple[Seam, Callable[[], None]]] = []
+        self._installed: list[tuple[Patch, Callable[[], None]]] = []
         self._retired: set[str] = set()
         self._replaced: list[str] = []
 
     @undisturbed()
     def refresh(self) -> None:
         """Install exactly the seams that some plugin listens to now."""
-        heard = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.EVENTS)]
+        heard = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.events)]
         self._remove([seam for seam, _ in self._installed if seam not in heard])
-        there = {seam.PLACE for seam, _ in self._installed} | self._retired
+        there = {seam.place for seam, _ in self._installed} | self._retired
         for seam in heard:
-            if seam.PLACE not in there:
+            if seam.place not in there:
                 self._installed.append((seam, seam.install(Ears(self._bus))))
 
     @undisturbed()
     def retire(self, event: str) -> None:
         """Remove for good the seam that sends an event."""
-        retired = [seam for seam in ALL if event in seam.EVENTS]
-        self._retired.update(seam.PLACE for seam in retired)
+        retired = [seam for seam in ALL if event in seam.events]
+        self._retired.update(seam.place for seam in retired)
         self._remove(retired)
 
     @undisturbed()
@@ -92,7 +87,7 @@ class Seams:
 
     def places(self) -> list[str]:
         """Return the places that are heard, and what plugins have replaced."""
-        return [seam.PLACE for seam, _ in self._installed] + self._replaced
+        return [seam.place for seam, _ in self._installed] + self._replaced
 
     @undisturbed()
     def close(self) -> None:
@@ -101,7 +96,7 @@ class Seams:
         self._retired.clear()
         forget_replaced()
 
-    def _remove(self, seams: Collection[Seam]) -> None:
+    def _remove(self, seams: Collection[Patch]) -> None:
         for entry in [entry for entry in reversed(self._installed) if entry[0] in seams]:
             self._installed.remove(entry)
             entry[1]()

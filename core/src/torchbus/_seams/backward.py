@@ -11,12 +11,11 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from torchbus._compat.autograd import current_graph_task_id, version
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 
 if TYPE_CHECKING:
     from torchbus._loss.count import Count
 
-PLACE = "torch.autograd.backward"
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
 # used in every step: a union, made anew each time, costs half a microsecond
 ONE = (torch.Tensor, GradientEdge)
@@ -145,7 +144,8 @@ def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Te
         return torch.full((), factor, dtype=dtype, device=device)
 
 
-def install(ears: Ears) -> Callable[[], None]:
+@emits("torch.autograd.backward", *EVENTS)
+def backward_calls(ears: Ears) -> Callable[[], None]:
     return ears.replace(torch.autograd, "backward", Outermost(ears).heard)
 
 

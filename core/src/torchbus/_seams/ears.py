@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torchbus._bus.bus import Bus
@@ -46,3 +47,20 @@ class _Nobody:
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         return lambda **arguments: None
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patch of torch: its place, the events that it emits, and how it is installed.
+
+    ``install`` returns the function that removes the patch.
+    """
+
+    place: str
+    events: tuple[str, ...]
+    install: Callable[[Ears], Callable[[], None]]
+
+
+def emits(place: str, *events: str) -> Callable[[Callable[[Ears], Callable[[], None]]], Patch]:
+    """Make the decorated ``install`` function a ``Patch``."""
+    return lambda install: Patch(place, events, install)

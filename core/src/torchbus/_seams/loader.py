@@ -16,21 +16,9 @@ from torchbus._batches.taken import Origin
 from torchbus._bus.bus import Bus
 from torchbus._compat import loaders
 from torchbus._seams import sequential, subclasses
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 from torchbus._seams.passes import Pass, Skipping, replaced
 
-PLACE = "DataLoader.__iter__, __len__"
-EVENTS = (
-    "skip_pass",
-    "loader_start",
-    "loader_opened",
-    "loader_length",
-    "batch_wanted",
-    "batch_ready",
-    "batches_skipped",
-    "loader_end",
-    "loader_bypassed",
-)
 Iter = Callable[..., Iterator[object]]
 
 
@@ -198,12 +186,24 @@ class LoaderIterator:
         return self._inner.__reduce_ex__(protocol)
 
 
-def install(ears: Ears) -> Callable[[], None]:
+@emits(
+    "DataLoader.__iter__, __len__",
+    "skip_pass",
+    "loader_start",
+    "loader_opened",
+    "loader_length",
+    "batch_wanted",
+    "batch_ready",
+    "batches_skipped",
+    "loader_end",
+    "loader_bypassed",
+)
+def data_loaders(ears: Ears) -> Callable[[], None]:
     loaders.check()
     heard = subclasses.Heard()
     make_iter = partial(_heard_iter, ears, heard)
     undo = ExitStack()
-    undo.callback(subclasses.install(ears, make_iter, heard))
+    undo.callback(subclasses.replace_own_iter(ears, make_iter, heard))
     undo.callback(ears.replace(DataLoader, "__iter__", make_iter))
     undo.callback(ears.replace(DataLoader, "__len__", partial(_heard_len, ears)))
     return undo.close

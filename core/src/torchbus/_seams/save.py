@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from torchbus._seams.ears import Ears
-
-PLACE = "torch.save"
-EVENTS = ("save_file",)
+from torchbus._seams.ears import Ears, emits
 
 
-def install(ears: Ears) -> Callable[[], None]:
+@emits("torch.save", "save_file")
+def torch_save(ears: Ears) -> Callable[[], None]:
     """Hear saves to a path. Those into an open file or buffer are left alone."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:

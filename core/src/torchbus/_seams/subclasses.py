@@ -41,7 +41,7 @@ class Heard:
         return self.passes > passes or loader in self._loaders
 
 
-def install(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
+def replace_own_iter(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
     """Hear these subclasses. Return the function that undoes it."""
     undos: list[Callable[[], None]] = []
 

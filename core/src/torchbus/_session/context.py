@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from torchbus._batches.feeding import Batches, Fed
 from torchbus._batches.share import Share
@@ -25,7 +25,12 @@ from torchbus._seams import Seams
 from torchbus._session.adoption import Adopted
 from torchbus._session.block import Block
 from torchbus._session.steps import Steps
-from torchbus._session.user import User
+
+
+class User(Protocol):
+    """The object that the loop's author holds. It has the verbs of all plugins."""
+
+    def explain(self) -> str: ...
 
 
 class Context(Fed):

@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Any
 
 from torchbus._bus import discovery
-from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus.testing.counted_store import CountedStore
 from torchbus.testing.disks import SmallDisk, small_disk
 from torchbus.testing.environments import empty_environment
@@ -64,6 +63,6 @@ def __getattr__(name: str) -> Any:
 
     Raises PluginNotInstalled with the pip line where the package is missing.
     """
-    if name in {*DISTRIBUTIONS["testing"], *discovery.installed("testing")}:
+    if name in {*discovery.distributions("testing"), *discovery.installed("testing")}:
         return discovery.load(discovery.find("testing", name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

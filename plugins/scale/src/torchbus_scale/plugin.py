@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch.optim import Optimizer
@@ -184,7 +184,7 @@ class Scale:
                 function,
                 start,
                 self._session,
-                self._session.user.no_sync if several else nullcontext,
+                cast(Any, self._session.user).no_sync if several else nullcontext,
             )
         finally:
             self._searching = False

@@ -51,8 +51,11 @@ def main(argv: list[str]) -> int:
 
 def _look(self_test_s: float | None) -> Iterator[Finding]:
     yield Finding("torchbus", {"version": torchbus.__version__})
-    for part in (machine, accelerators, environment, loopback, packages):
-        yield from part.look()
+    yield from machine.look()
+    yield from accelerators.look()
+    yield from environment.look()
+    yield from loopback.look()
+    yield from packages.look()
     if self_test_s is not None:
         yield self_test.run(self_test_s)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 {imports}
 
-from torchbus._session.installed import MoreOptions
+from torchbus.installed import MoreOptions
 
 {strategies}
 {loggers}
@@ -64,7 +64,7 @@ def known_text(options: Iterable[Option], names: Names, written: str) -> str:
 def installed_text(
     options: Iterable[Option], names: Names, verbs: Mapping[str, object], written: str
 ) -> str:
-    """Return the stub of ``torchbus._session.installed``. ``verbs``: what has each of them."""
+    """Return the stub of ``torchbus.installed``. ``verbs``: what has each of them."""
     members, modules = _options(options)
     methods = [_verb(name, maker, modules) for name, maker in sorted(verbs.items())]
     return INSTALLED.format(

@@ -7,7 +7,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from torchbus._bus import discovery
-from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus._cli.options import stubs
 from torchbus._cli.options.known import known_options
 from torchbus._cli.parser import Parser
@@ -21,7 +20,10 @@ Run it again when plugins come or go; delete the folder to undo it.
 EXAMPLES = """  torchbus stubs
   torchbus stubs --to .venv/lib/python3.12/site-packages
 """
-OURS = {"torchbus", *(name for names in DISTRIBUTIONS.values() for name in names.values())}
+OURS = {
+    "torchbus",
+    *(name for kind in discovery.KINDS for name in discovery.distributions(kind).values()),
+}
 WRITTEN = "Written by `torchbus stubs` from the installed plugins."
 
 
@@ -54,7 +56,7 @@ def write(folder: Path) -> None:
     options = [one for one in known_options() if one.package not in OURS]
     texts = {
         "py.typed": "partial\n",
-        "_session/installed.pyi": stubs.installed_text(options, names, verbs, WRITTEN),
+        "installed.pyi": stubs.installed_text(options, names, verbs, WRITTEN),
     }
     for name, text in texts.items():
         path = folder / name

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torchbus
 from torchbus._bus import discovery
-from torchbus._bus.catalog import DISTRIBUTIONS
 from torchbus._cli.parser import Parser, complain
 from torchbus._cli.scaffold.package import KINDS, Names, write
 from torchbus.errors import TorchbusError, UsageError
@@ -63,7 +62,9 @@ def _names(given: str) -> Names:
 
 def _refuse_taken(given: str, name: str, kind: str) -> None:
     there = discovery.installed(kind).get(name)
-    owner = discovery.version(there) if there is not None else DISTRIBUTIONS.get(kind, {}).get(name)
+    owner = (
+        discovery.version(there) if there is not None else discovery.distributions(kind).get(name)
+    )
     if owner is not None:
         raise UsageError(f"the name {given!r} is taken: {owner} has a {kind} {name!r}. Use another")
 

@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from torch.nn import Module
 
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 from torchbus._seams.modules.module_hook import ModuleHook
 
-PLACE = "forward of every module"
-EVENTS = ("module_called",)
 
-
-def install(ears: Ears) -> Callable[[], None]:
+@emits("forward of every module", "module_called")
+def every_forward(ears: Ears) -> Callable[[], None]:
     def called(module: Module, inputs: tuple[object, ...]) -> None:
         ears.hook.module_called(module=module, inputs=inputs)
 

@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 from torch.nn import Module
 
-from torchbus._seams.ears import Ears
-
-PLACE = "Module.train"
-EVENTS = ("mode_changed",)
+from torchbus._seams.ears import Ears, emits
 
 
-def install(ears: Ears) -> Callable[[], None]:
+@emits("Module.train", "mode_changed")
+def train_mode(ears: Ears) -> Callable[[], None]:
     depth = 0
 
     def make(original: Callable[[Module, bool], Module]) -> Callable[[Module, bool], Module]:

@@ -11,14 +11,12 @@ from torch.nn.parameter import is_lazy
 
 from torchbus._compat.autograd import outside_transforms
 from torchbus._compat.modules import detect_fake_mode
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 from torchbus._seams.modules.module_hook import ModuleHook
 
-PLACE = "first forward of each module"
-EVENTS = ("model_found",)
 
-
-def install(ears: Ears) -> Callable[[], None]:
+@emits("first forward of each module", "model_found")
+def first_forward(ears: Ears) -> Callable[[], None]:
     """Hear first calls until the models are known (``Seams.retire``).
 
     The hook costs about a microsecond per module call.

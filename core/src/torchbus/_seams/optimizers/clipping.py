@@ -12,14 +12,18 @@ from torch.nn.utils import clip_grad
 
 from torchbus._compat.optimizers import real_clipping
 from torchbus._seams.backward import as_list
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 
-PLACE = "clip_grad_norm_, clip_grad_value_"
-EVENTS = ("clip_gradients", "clip_gradient_values", "gradient_norm")
 Make = Callable[[Callable[..., Any]], Callable[..., object]]
 
 
-def install(ears: Ears) -> Callable[[], None]:
+@emits(
+    "clip_grad_norm_, clip_grad_value_",
+    "clip_gradients",
+    "clip_gradient_values",
+    "gradient_norm",
+)
+def clipping(ears: Ears) -> Callable[[], None]:
     """Replace the real functions inside torch's wrappers, since scripts import the wrappers by
     name.
 

@@ -15,31 +15,24 @@ from torch.optim.optimizer import (
 
 from torchbus._bus.listeners import Listeners
 from torchbus._compat.cpython import current_frame
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 from torchbus._seams.internal import is_marked
 from torchbus._seams.optimizers.closures import Closure, Given
 
 
-class parameters:
-    """Parameters that an optimizer gets.
-
-    Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
+@emits("Optimizer.add_param_group, __setstate__", "parameters_added")
+def optimizer_parameters(ears: Ears) -> Callable[[], None]:
+    """Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
     ``torch.load`` or ``copy.deepcopy`` makes gets them by ``__setstate__``.
     """
+    added = ears.replace(Optimizer, "add_param_group", _adding(ears))
+    copied = ears.replace(Optimizer, "__setstate__", _copying(ears))
 
-    PLACE = "Optimizer.add_param_group, __setstate__"
-    EVENTS = ("parameters_added",)
+    def undo() -> None:
+        copied()
+        added()
 
-    @staticmethod
-    def install(ears: Ears) -> Callable[[], None]:
-        added = ears.replace(Optimizer, "add_param_group", _adding(ears))
-        copied = ears.replace(Optimizer, "__setstate__", _copying(ears))
-
-        def undo() -> None:
-            copied()
-            added()
-
-        return undo
+    return undo
 
 
 def _adding(ears: Ears) -> Callable[[Any], object]:
@@ -69,23 +62,21 @@ def _copying(ears: Ears) -> Callable[[Any], object]:
     return make
 
 
-class step:
+STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step")
+
+
+@emits("Optimizer.step", *STEP_EVENTS)
+def optimizer_steps(ears: Ears) -> Callable[[], None]:
     """Every optimizer's step, through torch's own global hooks."""
+    hooks = StepHooks(*(ears.listeners(event) for event in STEP_EVENTS))
+    before = register_optimizer_step_pre_hook(hooks.before)
+    after = register_optimizer_step_post_hook(hooks.after)
 
-    PLACE = "Optimizer.step"
-    EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step")
+    def undo() -> None:
+        before.remove()
+        after.remove()
 
-    @staticmethod
-    def install(ears: Ears) -> Callable[[], None]:
-        hooks = StepHooks(*(ears.listeners(event) for event in step.EVENTS))
-        before = register_optimizer_step_pre_hook(hooks.before)
-        after = register_optimizer_step_post_hook(hooks.after)
-
-        def undo() -> None:
-            before.remove()
-            after.remove()
-
-        return undo
+    return undo
 
 
 class StepHooks:

@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torchbus._seams.ears import Ears
-
-PLACE = "ReduceLROnPlateau.step"
-EVENTS = ("scheduler_metric",)
+from torchbus._seams.ears import Ears, emits
 
 
-def install(ears: Ears) -> Callable[[], None]:
+@emits("ReduceLROnPlateau.step", "scheduler_metric")
+def plateau_step(ears: Ears) -> Callable[[], None]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def step(self: ReduceLROnPlateau, metrics: object, *args: object, **kwargs: object) -> None:
             replaced = ears.hook.scheduler_metric(metric=metrics)

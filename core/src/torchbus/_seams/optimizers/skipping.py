@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchbus._compat import optimizers
-from torchbus._seams.ears import Ears
+from torchbus._seams.ears import Ears, emits
 from torchbus._seams.internal import is_marked
 from torchbus._seams.optimizers.closures import Given
 from torchbus._session import inventory
@@ -28,18 +28,17 @@ class Answer:
         self.result = result
 
 
-class step:
+STEP_EVENTS = ("step_called", "step_failed")
+CLEARING_EVENTS = ("before_zero_grad", "gradients_cleared")
+
+
+@emits("Optimizer.step (skipped or not)", *STEP_EVENTS)
+def step_methods(ears: Ears) -> Callable[[], None]:
     """The method of each optimizer class, outside torch's own step hooks.
 
     A step that is left out runs none of them. If one of them raises, no later one runs.
     """
-
-    PLACE = "Optimizer.step (skipped or not)"
-    EVENTS = ("step_called", "step_failed")
-
-    @staticmethod
-    def install(ears: Ears) -> Callable[[], None]:
-        return StepMethods(ears).install()
+    return StepMethods(ears).install()
 
 
 Method = Callable[..., object]
@@ -50,7 +49,7 @@ class StepMethods:
 
     def __init__(self, ears: Ears) -> None:
         self._ears = ears
-        self._listeners, self._failed = map(ears.listeners, step.EVENTS)
+        self._listeners, self._failed = map(ears.listeners, STEP_EVENTS)
         self._running: set[int] = set()
         self._patched: dict[object, object] = {}
         self._undo = ExitStack()
@@ -124,53 +123,46 @@ class StepMethods:
             self._running.discard(id(optimizer))
 
 
-class zero_grad:
-    PLACE = "Optimizer.zero_grad"
-    EVENTS = ("before_zero_grad", "gradients_cleared")
+@emits("Optimizer.zero_grad", *CLEARING_EVENTS)
+def clearing_gradients(ears: Ears) -> Callable[[], None]:
+    """``zero_grad``, which a plugin may leave out."""
+    before, after = map(ears.listeners, CLEARING_EVENTS)
 
-    @staticmethod
-    def install(ears: Ears) -> Callable[[], None]:
-        before, after = map(ears.listeners, zero_grad.EVENTS)
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(self: Optimizer, *args: object, **kwargs: object) -> None:
+            if is_marked(self):
+                return original(self, *args, **kwargs)
+            skipped = False
+            for listener in before.now:
+                skipped |= listener(self) is True
+            if not skipped:
+                original(self, *args, **kwargs)
+            for listener in after.now:
+                listener(self, skipped)
 
-        def make(original: Callable[..., None]) -> Callable[..., None]:
-            def zero_grad(self: Optimizer, *args: object, **kwargs: object) -> None:
-                if is_marked(self):
-                    return original(self, *args, **kwargs)
-                kept = False
-                for listener in before.now:
-                    kept |= listener(self) is True
-                if not kept:
-                    original(self, *args, **kwargs)
-                for listener in after.now:
-                    listener(self, kept)
+        return zero_grad
 
-            return zero_grad
-
-        return ears.replace(Optimizer, "zero_grad", make)
+    return ears.replace(Optimizer, "zero_grad", make)
 
 
-class scheduler:
+@emits("LRScheduler.step", "skip_scheduler")
+def scheduler_steps(ears: Ears) -> Callable[[], None]:
     """Existing schedulers, and later ones that call ``LRScheduler.step``."""
 
-    PLACE = "LRScheduler.step"
-    EVENTS = ("skip_scheduler",)
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def step(self: LRScheduler, *args: object, **kwargs: object) -> None:
+            begun = optimizers.has_begun(self)
+            if not (begun and ears.hook.skip_scheduler(scheduler=self)):
+                original(self, *args, **kwargs)
 
-    @staticmethod
-    def install(ears: Ears) -> Callable[[], None]:
-        def make(original: Callable[..., None]) -> Callable[..., None]:
-            def step(self: LRScheduler, *args: object, **kwargs: object) -> None:
-                begun = optimizers.has_begun(self)
-                if not (begun and ears.hook.skip_scheduler(scheduler=self)):
-                    original(self, *args, **kwargs)
+        return step
 
-            return step
-
-        optimizers.require_step_count()
-        stack = ExitStack()
-        for cls in [LRScheduler, *subclasses(LRScheduler)]:
-            if "step" in vars(cls):
-                stack.callback(ears.replace(cls, "step", make))
-        return stack.close
+    optimizers.require_step_count()
+    stack = ExitStack()
+    for cls in [LRScheduler, *subclasses(LRScheduler)]:
+        if "step" in vars(cls):
+            stack.callback(ears.replace(cls, "step", make))
+    return stack.close
 
 
 def subclasses(cls: type) -> list[type]:

@@ -12,7 +12,7 @@ import typing
 
 import torch.nn
 
-from torchbus._session.installed import MoreOptions
+from torchbus.installed import MoreOptions
 
 StrategyName = typing.Literal[
     "ddp",

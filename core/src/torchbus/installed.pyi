@@ -9,10 +9,8 @@ import typing
 MoreStrategies = typing.NoReturn
 MoreLoggers = typing.NoReturn
 
-
 class MoreOptions(typing.TypedDict, total=False):
     """Options of ``session``."""
-
 
 class MoreVerbs:
     """Verbs of ``s.``."""
