@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "core/src/torchbus"
 KINDS = (
     "strategy", "combination", "logger", "option", "verb", "event", "companion", "command",
-    "testing",
+    "testing", "service", "always", "default",
 )  # fmt: skip
 GROUPS = {"plugin": "torchbus"} | {kind: f"torchbus.{kind}" for kind in KINDS}
 """The groups of entry points, by what a package contributes."""
@@ -61,10 +61,16 @@ def points(project: dict[str, Any], kind: str) -> dict[str, str]:
 
 
 def distributions() -> str:
-    """The distribution of each name that a package contributes, by kind."""
+    """The distribution of each name that a package contributes, by kind; a default's value."""
     found = {
         kind: {name: project["name"] for _, project in projects() for name in points(project, kind)}
         for kind in GROUPS
+        if kind != "always"
+    }
+    found["default"] = {
+        name: value
+        for _, project in projects()
+        for name, value in points(project, "default").items()
     }
     return json.dumps(found, indent=1) + "\n"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchbus import find_usable_devices, session
-from torchbus._ranks.devices import DevicePlan, plan_devices
+from torchbus import session
+from torchbus._ranks.devices import DevicePlan, find_usable_devices, plan_devices
 from torchbus.errors import UsageError
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from torchbus import session
 from torchbus._bus import discovery
-from torchbus._bus import discovery
 from torchbus.errors import UsageError
 
 OPTIONS = sorted(discovery.distributions("option"))

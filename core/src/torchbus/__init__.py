@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torchbus._launch.start import inherited
+from torchbus import bootstrap
 
-inherited.read()
+bootstrap.read()
 
 from torchbus._bus.markers import hookimpl, hookspec  # noqa: E402
-from torchbus._ranks.devices import find_usable_devices  # noqa: E402
 from torchbus._ranks.world import World  # noqa: E402
 from torchbus.session import Session, current, session  # noqa: E402
 
-__all__ = ["Session", "World", "current", "find_usable_devices", "hookimpl", "hookspec", "session"]
+__all__ = ["Session", "World", "current", "hookimpl", "hookspec", "session"]
 __version__ = "0.1.0"

@@ -10,18 +10,14 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torchbus import events
-from torchbus._builtin import standard_plugins
 from torchbus._bus import misuse
 from torchbus._bus.attributes import Plugin
+from torchbus._bus.bus import Bus
 from torchbus._bus.options import check as check_options
 from torchbus._bus.options import plain
 from torchbus._compat.cpython import current_frame
-from torchbus._launch import Call
-from torchbus._launch.join import places
-from torchbus._launch.start import relaunch
-from torchbus._ranks.devices import Devices
 from torchbus._ranks.ranks import Ranks
-from torchbus._ranks.world import World
+from torchbus._ranks.world import Devices, World
 from torchbus._session import active
 from torchbus._session.context import Context
 from torchbus._session.explain import explain
@@ -108,9 +104,8 @@ class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
             plain({**options}),
         )
         check_options(self._arguments | self._options)
-        self._context = Context(
-            self, plugins, self._arguments, self._options, events, standard_plugins
-        )
+        bus = Bus(events, dir(type(self)))
+        self._context = Context(self, bus, plugins, self._arguments, self._options)
 
     # Ways in and out -----------------------------------------------------------------------------
 
@@ -121,8 +116,7 @@ class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
         Raises UsageError at an interactive prompt if there are several ranks: they would never see
         the end of the block.
         """
-        if self._context.has_many_ranks() and places.world_size_seen() == 1:
-            relaunch.refuse_start_at_a_prompt()
+        self._context.launcher.refuse_prompt()
         self._context.block.enter(current_frame(1))
         atexit.register(self._context.block.leave_at_exit)
         return self
@@ -155,7 +149,7 @@ class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             words = self._arguments | self._options
             inner = type(self)(*self._plugins, **cast(Any, words))
-            inner._context.call = Call(run, function, args, kwargs, (self._plugins, words))
+            inner._context.launcher.decorate(run, function, args, kwargs, (self._plugins, words))
             with inner:
                 return function(*args, **kwargs)
 

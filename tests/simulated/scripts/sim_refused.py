@@ -1,7 +1,8 @@
 """What the session says of devices, backends and forks before anything starts."""
 
 import torch
-from torchbus import find_usable_devices, session
+from torchbus import session
+from torchbus._ranks.devices import find_usable_devices
 from torchbus.errors import TorchbusError
 from torchbus.testing import accelerator
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torchbus._batches.copies import Copies
 from torchbus._batches.kept import Kept
-from torchbus._batches.share import Sharing
 from torchbus._batches.taken import (
     Counting,
     Origin,
@@ -23,6 +22,7 @@ from torchbus._batches.taken import (
 )
 from torchbus._batches.unknown import refuse
 from torchbus._bus.markers import hookimpl
+from torchbus._session.context import Context
 
 
 class Batches:
@@ -32,7 +32,7 @@ class Batches:
     the batches that feed it, and ``session.share`` is theirs. A loop without loaders has none.
     """
 
-    def __init__(self, session: Sharing) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._kept = Kept()
         self._thread = threading.get_ident()
@@ -240,9 +240,3 @@ class Batches:
                 one.origin.kept = True
             one.origin.fed = True
         self._session.share = share_of(chosen) or self._session.share
-
-
-class Fed(Sharing):
-    """Ranks that know which batches feed a backward."""
-
-    batches: Batches

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from torchbus._ranks.ranks import Ranks
-
-if TYPE_CHECKING:
-    from torchbus._bus.bus import Bus
 
 
 @dataclass(frozen=True)
@@ -29,10 +23,3 @@ class Share:
     position: int = 0
     indices: Sequence[object] = ()
     count: int = 0
-
-
-class Sharing(Ranks):
-    """Ranks that take shares of batches. ``bus``: on which they hear of them."""
-
-    bus: Bus
-    share: Share

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._batches.taken import Taken, is_plain
 from torchbus._compat import saved
@@ -18,6 +17,7 @@ from torchbus._loss.apart import Apart
 from torchbus._loss.graph.reading import terms_of
 from torchbus._loss.graph.term import Term
 from torchbus._loss.term_weights import of_batches, unique
+from torchbus._session.context import Context
 
 NODES_AT_MOST = 20_000
 
@@ -29,7 +29,7 @@ class Behind:
     ``is_told``: the graph shows which of them each term reads.
     """
 
-    def __init__(self, session: Fed) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self.unlike = ""
         self.is_told = True

@@ -41,6 +41,14 @@ def bring_a_strategy(plugins: Iterable[object]) -> bool:
     return any("strategy" in getattr(one, "owns", ()) for one in [*given, *along])
 
 
+def default_strategy() -> str:
+    """Return the strategy of several ranks: the one that a package declares as the usual one."""
+    declared = discovery.installed("default").get("strategy")
+    return (
+        declared.value if declared is not None else discovery.distributions("default")["strategy"]
+    )
+
+
 def resolve(
     plugins: tuple[object, ...], strategy: object, logger: object, options: Mapping[str, object]
 ) -> Named:
@@ -71,7 +79,8 @@ def resolve(
         wanted.options_of(_owner(name, chosen))[name] = value
     named += [(name, _make(entry, given, named)) for name, (entry, given) in wanted.items()]
     _refuse_options_of_another_strategy(named, wanted, chosen)
-    return named + _companions(named, ("log",) if loggers else ())
+    serving = [entry.value for entry in discovery.every("default") if entry.name == "logger"]
+    return named + _companions(named, tuple(serving) if loggers else ())
 
 
 def _strategy(name: str, options: Iterable[str]) -> EntryPoint:
@@ -143,8 +152,9 @@ def _refuse_options_of_another_strategy(
 
 
 def _refuse_options_of_no_strategy(unasked: list[str], wanted: Wanted) -> None:
-    """Raise UsageError for an option of one of these, unless it is ddp's, the usual strategy."""
-    for name in [name for name in unasked if name != "ddp" and wanted[name][1]]:
+    """Raise UsageError for an option of one of these, unless it is the usual strategy's."""
+    usual = [entry.value for entry in discovery.every("default") if entry.name == "strategy"]
+    for name in [name for name in unasked if name not in usual and wanted[name][1]]:
         options = ", ".join(wanted[name][1])
         hints = [discovery.hint("option", option) for option in wanted[name][1]]
         raise UsageError(

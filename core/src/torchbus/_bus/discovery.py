@@ -10,6 +10,10 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 - ``torchbus.verb``: methods of the session that need a plugin.
 - ``torchbus.event``: events that a package declares, by the module that declares them.
 - ``torchbus.companion``: plugins that come along if the script has imported this module.
+- ``torchbus.service``: what a session's context offers beside the core: "launcher", "batches",
+  "random".
+- ``torchbus.always``: functions that return the plugins of every session.
+- ``torchbus.default``: names of the usual "strategy", and of what serves every "logger".
 - ``torchbus.command``: commands of ``torchbus``.
 - ``torchbus.testing``: names of ``torchbus.testing``.
 """
@@ -67,13 +71,9 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
     if entry is not None:
         refuse_contested(kind, name)
         return entry
-    distribution = distributions(kind).get(name)
+    if name in distributions(kind):
+        raise missing(kind, name)
     what, called = _what(kind, name), hint(kind, name)
-    if distribution is not None:
-        raise PluginNotInstalled(
-            f"{what} needs a plugin that is not installed: pip install {distribution}"
-            + (f" ({called})" if called else "")
-        )
     known = sorted({*installed(kind), *distributions(kind), *also})
     near = difflib.get_close_matches(name.lower(), known, 3, 0.5)
     remedy = called or (
@@ -82,6 +82,15 @@ def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
         else f"known are {', '.join(known) or 'none'}"
     )
     raise UsageError(f"unknown {what}: {remedy}")
+
+
+def missing(kind: str, name: str) -> PluginNotInstalled:
+    """Return the error for a known name whose package is not installed."""
+    what, called = _what(kind, name), hint(kind, name)
+    return PluginNotInstalled(
+        f"{what} needs a plugin that is not installed: pip install {distributions(kind)[name]}"
+        + (f" ({called})" if called else "")
+    )
 
 
 def distributions(kind: str) -> dict[str, str]:
@@ -127,6 +136,7 @@ def _what(kind: str, name: str) -> str:
         "verb": f"s.{name}()",
         "option": f"option {name!r}",
         "testing": f"torchbus.testing.{name}",
+        "service": "more than one rank" if name == "launcher" else f"session.{name}",
     }.get(kind, f"{kind} {name!r}")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from torchbus._launch.request import FORMS
 from torchbus.errors import UsageError
 
+FORMS = ("auto", "script", "fork", "spawn")
 CORE_OPTIONS = (
     "strategy",
     "devices",

@@ -14,7 +14,7 @@ from torchbus._files.paths import is_special
 from torchbus._session.notices import warn
 
 if TYPE_CHECKING:
-    from torchbus._launch.store.sealed import SealedStore
+    from torchbus._ranks.world import SharedStore
     from torchbus._session.context import Context
 
 WAIT_FOR_RANK0_S = 20.0
@@ -88,7 +88,7 @@ class WriteOnce:
     def _has_saved(self, keys: tuple[str, str]) -> bool:
         """Wait, and return whether rank 0 has written this path as often as this rank tried to."""
 
-        def count(store: SealedStore, key: str) -> bool:
+        def count(store: SharedStore, key: str) -> bool:
             return int(store.add(key, 0)) >= self._saves[key]
 
         self._job.wait_until(lambda store: any(count(store, key) for key in keys), WAIT_FOR_RANK0_S)

@@ -6,9 +6,8 @@ import time
 
 from torchbus._launch.store.news import ALL_ENDED, ENDED, News
 from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.ended import Ended
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 
 
 class Ending:
@@ -17,7 +16,7 @@ class Ending:
     The number of a rank's requests does not depend on the number of ranks.
     """
 
-    def __init__(self, world: World, store: SealedStore, news: News) -> None:
+    def __init__(self, world: World, store: SharedStore, news: News) -> None:
         self._rank = world.rank
         self._store = store
         self._news = news

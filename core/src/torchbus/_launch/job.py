@@ -21,7 +21,6 @@ from torchbus._launch.start.children import Child
 from torchbus._launch.store import polling
 from torchbus._launch.store.news import News
 from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import orphan
 from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.guard import Guard
@@ -29,7 +28,7 @@ from torchbus._launch.watch.lookout import GONE, Lookout
 from torchbus._launch.watch.place import Place, find, waited_workers
 from torchbus._launch.watch.sockets import connected_to, shut
 from torchbus._ranks import collectives
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import RankFailed, RanksDiverged
 
 
@@ -140,7 +139,7 @@ class Job:
         return self.guard.reason is not None
 
     def wait_until(
-        self, met: Callable[[SealedStore], bool], seconds: float, asks: bool = True
+        self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
     ) -> bool:
         """Wait without a collective until the shared store meets a condition.
 

@@ -8,8 +8,6 @@ from datetime import timedelta
 from torchbus._ranks.devices import DevicePlan
 from torchbus._ranks.world import DEFAULT_TIMEOUT
 
-FORMS = ("auto", "script", "fork", "spawn")
-
 
 @dataclass(frozen=True)
 class Request:

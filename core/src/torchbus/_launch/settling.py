@@ -9,21 +9,20 @@ import time
 
 from torchbus._launch.frozen.freeze import LOST
 from torchbus._launch.store import polling
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import failure
 from torchbus._launch.watch.failure import Failure
 from torchbus._launch.watch.fair import FairClock
 from torchbus._launch.watch.guard import Guard
 from torchbus._launch.watch.lookout import GONE, Lookout, received
 from torchbus._launch.watch.say import say
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import RankFailed, RanksDiverged
 
 
 class Settling:
     """Settles what a rank that ends with an error raises and prints."""
 
-    def __init__(self, world: World, store: SealedStore, guard: Guard, lookout: Lookout) -> None:
+    def __init__(self, world: World, store: SharedStore, guard: Guard, lookout: Lookout) -> None:
         self._world = world
         self._store = store
         self._guard = guard

@@ -7,13 +7,13 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._loss.apart import Apart
 from torchbus._loss.graph.reading import terms_of
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.messages import BY_KIND, MIXED, SILENT, TIMES_ROWS
 from torchbus._loss.term_weights import of_one_batch, unique
+from torchbus._session.context import Context
 
 ALIKE_FOR = 3
 """Losses in a row with the number of rows as a factor, until it is no chance."""
@@ -109,7 +109,7 @@ def _is(number: Number, other: float) -> bool:
 class BySamples:
     """Looks at losses that are weighted by samples, because their backward communicates nothing."""
 
-    def __init__(self, session: Fed) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._before: list[float] | None = None
         self._looks = 0

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbus._batches.feeding import Fed
 from torchbus._loss.graph.term import Divisors, Number, same
 from torchbus._loss.messages import NEITHER
+from torchbus._session.context import Context
 
 ALIKE_FOR = 3
 
@@ -24,7 +24,7 @@ class ConstantDivisors:
     ``own``: the number. ``sizes``: the shape of what was summed.
     """
 
-    def __init__(self, session: Fed) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._of_all: set[float] = set()
         self._of_each: set[float] = set()

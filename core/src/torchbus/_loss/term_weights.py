@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._batches.taken import Taken
 from torchbus._compat import accelerators
@@ -24,6 +23,7 @@ from torchbus._loss.apart import Apart
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.graph.values import value_of, weighed
 from torchbus._loss.graph.weighing import weigh
+from torchbus._session.context import Context
 
 LOOKS = 10
 WAITS = 3
@@ -41,7 +41,7 @@ class TermWeights:
     averages a tensor of ``NUMBERS`` float64 values over ranks, on the session's device.
     """
 
-    def __init__(self, session: Fed, mean: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, session: Context, mean: Callable[[Tensor], Tensor]) -> None:
         self._session = session
         self._mean = mean
         self.apart = False

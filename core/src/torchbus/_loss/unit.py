@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbus._batches.feeding import Fed
 from torchbus._loss.count import (
     ALL,
     ALL_SQUARED,
@@ -25,6 +24,7 @@ from torchbus._loss.count import (
 from torchbus._loss.divisors import CommonDivisor, ConstantDivisors
 from torchbus._loss.graph.term import UNKNOWN, Divisors, Number, Term
 from torchbus._loss.messages import REPEATED
+from torchbus._session.context import Context
 
 SPREAD = 1e-5  # of squares that are told in float32
 
@@ -36,7 +36,7 @@ class Unit:
     counted is kept until the ranks have exchanged their numbers.
     """
 
-    def __init__(self, session: Fed) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._constants = ConstantDivisors(session)
         self._common = CommonDivisor()

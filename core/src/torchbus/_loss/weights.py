@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbus._batches.feeding import Fed
 from torchbus._batches.share import Share
 from torchbus._batches.zipped import Behind
 from torchbus._compat import saved
@@ -23,6 +22,7 @@ from torchbus._loss.deciding import BySamples, Deciding
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.term_weights import TermWeights
 from torchbus._loss.unit import SPREAD, Unit, unless_clamped
+from torchbus._session.context import Context
 from torchbus._session.notices import warn
 from torchbus.errors import UsageError
 
@@ -35,7 +35,7 @@ class LossWeights:
     """
 
     def __init__(
-        self, session: Fed, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None
+        self, session: Context, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         saved.check()
         self._session = session

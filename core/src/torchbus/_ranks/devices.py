@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from torchbus._compat import accelerators
+from torchbus._ranks.world import Devices
 from torchbus.errors import UsageError
 
-Devices = int | str | list[int]
 OF_TORCH = ("cuda", "xpu")
 BROUGHT_BY = {
     "npu": "torch_npu",

@@ -6,12 +6,15 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchbus._compat import accelerators
 from torchbus._ranks.collectives import broadcast_object
+
+if TYPE_CHECKING:
+    from torchbus._session.context import Context
 
 
 class RandomStreams:
@@ -175,6 +178,11 @@ class RandomStreams:
             yield
         finally:
             self.use(before)
+
+
+def of_session(session: Context) -> RandomStreams:
+    """Return the streams of a session, whose clock is the number of synchronised backwards."""
+    return RandomStreams(lambda: session.job.backwards if session.job is not None else 0)
 
 
 def read() -> dict[str, object]:

@@ -4,26 +4,93 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
     from torch.distributed.device_mesh import DeviceMesh
 
-    from torchbus._launch.store.sealed import SealedStore
 
+Devices = int | str | list[int]
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 DATA = "dp"
 """What names of dimensions begin with over which the data is divided."""
 ROWS = "rows"
 """The dimension over which the rows of one batch are divided."""
+
+
+class SharedStore(Protocol):
+    """The key-value store that all ranks of a job share. It ignores values of others.
+
+    All methods raise RuntimeError if the store has gone.
+    """
+
+    key: bytes
+
+    @property
+    def port(self) -> int:
+        """The port of the store."""
+
+    def set(self, name: str, value: str | bytes) -> None: ...
+    def set_all(self, values: Mapping[str, str | bytes]) -> None:
+        """Set the values in one request."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value, or None if there is none; do not wait."""
+
+    def get(self, name: str) -> bytes:
+        """Wait for the value, and return it."""
+
+    def wait(self, name: str) -> None:
+        """Wait for any value."""
+
+    def multi_get(self, names: Sequence[str]) -> list[bytes]:
+        """Wait for the values, and return them."""
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Return whether all of these values are there."""
+
+    def read_all(self, names: Sequence[str]) -> list[bytes] | None:
+        """Return the values, or None if one of them is missing; do not wait."""
+
+    def unsigned(self, name: str) -> bytes:
+        """Return what somebody has written, with a wrong tag; b"" if there is nothing."""
+
+    def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set the value if it is as expected ("": missing); return the value that it has now."""
+
+    def leave(self, name: str, value: str | bytes) -> None:
+        """Set the value if the store has none, not even an unsigned one."""
+
+    def add(self, name: str, amount: int) -> int:
+        """Add to a counter, and return the sum."""
+
+    def count(self, name: str, amount: int) -> int:
+        """Add to an untagged counter, and return the sum, in one request."""
+
+    def secret(self, name: str) -> bytes:
+        """Return bytes that only ranks of this job can compute."""
+
+    def delete_key(self, name: str) -> bool: ...
+    def within(self, word: str) -> SharedStore:
+        """Return the part of the store whose names begin with a word."""
+
+    def connection(self, timeout: timedelta) -> SharedStore:
+        """Return the same store over a connection of its own."""
+
+    def of_groups(self, word: str) -> Store:
+        """Return torch's own store for the messages of process groups."""
+
+    def close(self) -> None:
+        """Release torch's store, also for all parts of this store."""
 
 
 class DataPlace(NamedTuple):
@@ -56,7 +123,7 @@ class World:
     node_rank: int = 0
     launched_by: str = "nobody"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    store: SealedStore | None = None
+    store: SharedStore | None = None
     data_place: DataPlace | None = None
     member: int = 0
     one_host: bool = False
@@ -138,7 +205,7 @@ class World:
         return any(size > 1 for name, size in sizes.items() if name.startswith((DATA, ROWS)))
 
     @property
-    def shared(self) -> SealedStore:
+    def shared(self) -> SharedStore:
         """The store. Only a world of several ranks has one, until the session ends."""
         assert self.store is not None
         return self.store

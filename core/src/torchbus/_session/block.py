@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
+from torchbus._bus import discovery
 from torchbus._session import active
 from torchbus._session.notices import Mark
 from torchbus.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchbus._bus.bus import Bus
-    from torchbus._launch import Job
-    from torchbus._ranks.random_streams import RandomStreams
     from torchbus._ranks.world import World
-    from torchbus._seams import Seams
-    from torchbus._session.adoption import Adopted
-
-
-class Entered(active.Running, Protocol):
-    """What a block needs of its session."""
-
-    bus: Bus
-    seams: Seams
-    adopted: Adopted
-    random: RandomStreams
-    on_close: ExitStack
-    options: Mapping[str, Any]
-
-    @property
-    def job(self) -> Job | None: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def ranks_asked_for(self) -> int: ...
-    def builtin_plugins(self) -> list[object]: ...
-    def forget(self) -> None: ...
+    from torchbus._session.context import Context
 
 
 class Block:
@@ -48,7 +24,7 @@ class Block:
     others from running. ``has_begun``: ``session_start`` was sent. ``runs``: the loop is inside.
     """
 
-    def __init__(self, session: Entered) -> None:
+    def __init__(self, session: Context) -> None:
         self._session = session
         self._stack = ExitStack()
         self._used = False
@@ -78,8 +54,9 @@ class Block:
             stack.push(self._part_from_ranks)
             stack.push(session.on_close)
             stack.push(self._meet_ranks)
-            for plugin in session.builtin_plugins():
-                session.bus.register(plugin)
+            for entry in discovery.every("always"):
+                for plugin in discovery.load(entry)(session):
+                    session.bus.register(plugin)
             self.has_begun = True
             session.bus.hook.session_start(session=session)
             stack.callback(session.seams.close)
@@ -106,7 +83,8 @@ class Block:
         """
         if self.runs:
             self._session.seams.close()
-            self._session.random.forget()
+            if "random" in vars(self._session):
+                self._session.random.forget()
             if self._session.job is not None:
                 self._session.job.guard.forget()
             active.set_current(None)
@@ -134,7 +112,7 @@ class Block:
                 job.end_process(error)
 
 
-def refuse_missing_ranks(session: Entered, answer: World | None) -> None:
+def refuse_missing_ranks(session: Context, answer: World | None) -> None:
     """Raise UsageError if the session should have several ranks and has not got them.
 
     The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy

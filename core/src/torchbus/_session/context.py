@@ -1,4 +1,4 @@
-"""What plugins get of a session, and a loop's author does not need."""
+"""The context of a session: what plugins get of it, and how it is entered and left."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from types import FrameType, ModuleType
+from functools import cached_property
+from types import FrameType
 from typing import Any, Protocol
 
-from torchbus._batches.feeding import Batches, Fed
 from torchbus._batches.share import Share
 from torchbus._bus import arguments
 from torchbus._bus.bus import Bus
 from torchbus._bus.verbs import Verbs
-from torchbus._launch import Call, Job, Request, start
-from torchbus._launch.join import places
-from torchbus._launch.start import inherited
-from torchbus._ranks.devices import DevicePlan, plan_devices
-from torchbus._ranks.random_streams import RandomStreams
+from torchbus._ranks.ranks import Ranks
 from torchbus._ranks.world import World
 from torchbus._redaction import Redactor
 from torchbus._seams import Seams
 from torchbus._session.adoption import Adopted
 from torchbus._session.block import Block
+from torchbus._session.services import BatchService, JobService, RandomService, make, make_launcher
 from torchbus._session.steps import Steps
 
 
@@ -33,46 +30,40 @@ class User(Protocol):
     def explain(self) -> str: ...
 
 
-class Context(Fed):
+class Context(Ranks):
     """The parts of one session, and what its plugins may do with them.
 
     ``user``: the ``Session`` that the loop's author holds. ``bus``: who listens to what. ``seams``:
-    what is replaced in torch. ``job``: the tie to the other ranks, None if there is one rank.
-    ``share``: of the global batch, this rank's. ``batches``: which of them feeds a backward.
-    ``steps``: how many real ones the loop has made. ``random``: the streams of random numbers.
-    ``on_close``: undone at the end of the block, the last first. ``options``: the words of the
-    call. ``redactor``: takes secrets out of what is written down.
+    what is replaced in torch. ``launcher``: starts or joins the ranks. ``job``: the link to the
+    other ranks, None if there is one rank. ``share``: of the global batch, this rank's.
+    ``batches``: which of them feeds a backward. ``steps``: how many real ones the loop has made.
+    ``random``: the streams of random numbers. ``on_close``: undone at the end of the block, the
+    last first. ``options``: the words of the call. ``redactor``: takes secrets out of what is
+    written down.
     """
 
     def __init__(
         self,
         user: User,
+        bus: Bus,
         plugins: tuple[object, ...],
         words: Mapping[str, Any],
         options: Mapping[str, object],
-        declared: ModuleType,
-        builtins: Callable[[Context], list[object]],
     ) -> None:
         """``words``: the session's own, checked. ``options``: those of plugins."""
         self.user = user
-        self.builtin_plugins = lambda: builtins(self)
-        self._devices = inherited.device_plan() or plan_devices(
-            words["devices"], words["accelerator"]
-        )
-        self._request = _request(words, self._devices)
-        self.call: Call | None = None
-        self.world = World(device=self._devices.device(0))
-        self.job: Job | None = None
-        self.bus = Bus(declared, dir(type(user)))
+        self.options: Mapping[str, Any] = {**words, **options}
+        self.launcher = make_launcher(self)
+        self.world = World(device=self.launcher.device)
+        self.job: JobService | None = None
+        self.bus = bus
         self.verbs = Verbs(self)
         self.seams = Seams(self.bus)
         self.under_command = False  # `torchbus run`
         self.adopted = Adopted(self.bus, words["capture"])
         self.block = Block(self)
-        self.random = RandomStreams(lambda: self.job.backwards if self.job is not None else 0)
         self.share = Share()
         self.redactor = Redactor()
-        self.batches = Batches(self)
         self.steps = Steps(self.bus)
         self.on_close = ExitStack()
         self.gathers_states = True
@@ -80,8 +71,19 @@ class Context(Fed):
         """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
         each rank.
         """
-        self.options: Mapping[str, Any] = {**words, **options}
         self._register(plugins, words, options)
+
+    @cached_property
+    def batches(self) -> BatchService:
+        """The batches that the loop takes, and which of them feed a backward."""
+        batches: BatchService = make("batches", self)
+        return batches
+
+    @cached_property
+    def random(self) -> RandomService:
+        """The streams of random numbers: a common one, and one for this rank."""
+        random: RandomService = make("random", self)
+        return random
 
     def _register(
         self, plugins: tuple[object, ...], words: Mapping[str, Any], options: Mapping[str, object]
@@ -89,8 +91,8 @@ class Context(Fed):
         """Register the plugins that the call gives and names."""
         strategy = words["strategy"]
         if strategy == "auto":
-            is_ddp = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
-            strategy = "ddp" if is_ddp else None
+            is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
+            strategy = arguments.default_strategy() if is_needed else None
         named = arguments.resolve(plugins, strategy, words["logger"], options)
         self.bus.on_change.append(self._plugins_changed)
         for name, plugin in named:
@@ -105,7 +107,7 @@ class Context(Fed):
     @property
     def timeout(self) -> timedelta:
         """How long torch waits before it gives up a collective."""
-        return self._request.timeout
+        return self.launcher.timeout
 
     def start_ranks(self, launch: str | None = None, *, alone: bool = False) -> World:
         """For strategies: join or start the ranks, and return this rank's world.
@@ -116,10 +118,7 @@ class Context(Fed):
         """
         if not (alone or self.has_many_ranks()):
             return self.world
-        self.job = start(
-            self._request if launch is None else dataclasses.replace(self._request, launch=launch),
-            self.call,
-        )
+        self.job = self.launcher.start(launch)
         self.job.evaluates = lambda: self.random.current == "evaluation"
         self.world = self.job.world
         return self.world
@@ -156,16 +155,11 @@ class Context(Fed):
     @property
     def ranks_asked_for(self) -> int:
         """How many ranks the call names or, with a strategy, a launcher's variables."""
-        named = (
-            self._devices.count * self._request.num_nodes
-            if self._request.explicit_devices
-            else self._request.num_nodes
-        )
-        return named if self.options["strategy"] is None else max(named, places.world_size_seen())
+        return self.launcher.ranks_asked_for
 
     def has_many_ranks(self) -> bool:
         """Whether the call, or a launcher, asks for more than one rank."""
-        return self._devices.count * self._request.num_nodes > 1 or places.world_size_seen() > 1
+        return self.launcher.has_many_ranks()
 
     @property
     def frame(self) -> FrameType | None:
@@ -234,21 +228,7 @@ class Context(Fed):
     def forget(self) -> None:
         """Let go of everything of the caller's, after the end."""
         self.world = dataclasses.replace(self.world, store=None, open_mesh=None)
-        self.call = None
         self.verbs.forget()
         self.adopted.clear()
-        self.batches.clear()
-
-
-def _request(words: Mapping[str, Any], devices: DevicePlan) -> Request:
-    """Return what the session asks of the launcher."""
-    return Request(
-        devices,
-        words["num_nodes"],
-        words["launch"],
-        words["devices"] != "auto",
-        words["print_all_ranks"],
-        timedelta(seconds=words["timeout_s"]),
-        words["hang_timeout"],
-        words["freeze_timeout"],
-    )
+        if "batches" in vars(self):
+            self.batches.clear()

@@ -32,7 +32,6 @@ from torchbus._compat.required import absent, private, require
 from torchbus._files.locks import OpenHere, try_lock
 from torchbus._launch.environment import environment_variables
 from torchbus._launch.start.relaunch import visible_device
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import thread_frames
 from torchbus._launch.watch.place import END
 from torchbus._loss import count as loss_count
@@ -46,7 +45,7 @@ from torchbus._ranks import random_streams
 from torchbus._ranks.collectives import all_gather_object, broadcast_object
 from torchbus._ranks.devices import threads_per_rank
 from torchbus._ranks.random_streams import RandomStreams
-from torchbus._ranks.world import DataPlace, World
+from torchbus._ranks.world import DataPlace, SharedStore, World
 from torchbus._redaction import Redactor, redacted
 from torchbus._seams.backward import BackwardCall, as_list
 from torchbus._seams.internal import making_internal, mark_internal
@@ -57,6 +56,7 @@ from torchbus._seams.passes import Pass
 from torchbus._session import inventory
 from torchbus._session.context import Context
 from torchbus._session.notices import deprecated, going, muted, users_frame, warn
+from torchbus._session.services import BatchService, RandomService
 from torchbus._session.steps import Steps
 from torchbus._strategy import parts as strategies
 from torchbus._strategy.group.guarded import guarded_groups
@@ -79,6 +79,7 @@ __all__ = [
     "VERSION",
     "Answer",
     "BackwardCall",
+    "BatchService",
     "Batches",
     "Constants",
     "Context",
@@ -99,15 +100,16 @@ __all__ = [
     "Plugin",
     "PluginError",
     "Program",
+    "RandomService",
     "RandomStreams",
     "RankFailed",
     "RanksDiverged",
     "Redactor",
     "Scales",
-    "SealedStore",
     "Session",
     "Settings",
     "Share",
+    "SharedStore",
     "Steps",
     "Strategy",
     "Surround",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from torchbus.plugin import Context, SealedStore
+from torchbus.plugin import Context, SharedStore
 
 from torchbus_profile.result import Profiled
 from torchbus_profile.shares import Shares
@@ -15,7 +15,7 @@ class Told:
 
     def __init__(self, session: Context) -> None:
         self._rank, self._count = session.rank, session.world_size
-        self._store: SealedStore | None = (
+        self._store: SharedStore | None = (
             session.world.shared.within("profile") if session.world_size > 1 else None
         )
 

@@ -17,7 +17,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torchbus.plugin import RandomStreams, Share
+from torchbus.plugin import RandomService, Share
 
 from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.orders.array import checksum_of, digest
@@ -45,7 +45,7 @@ class DividedOrder:
         num_ranks: int,
         batches_per_step: int,
         batched: bool,
-        random: RandomStreams,
+        random: RandomService,
         pad: bool = True,
         dataset: object = None,
         first_own: bool = False,

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torchbus.plugin import DataPlace, RandomStreams, Share
+from torchbus.plugin import DataPlace, RandomService, RandomStreams, Share
 
 from torchbus_sampler._compat import auto_collation, pin_memory
 from torchbus_sampler.content.first_item import Beginning
@@ -43,7 +43,7 @@ class DividedStream(IterableDataset[object]):
         drop_last: bool,
         batched: bool,
         begun: Beginning | None,
-        random: RandomStreams,
+        random: RandomService,
     ) -> None:
         self.dataset = dataset
         self.shares: deque[Share] = deque()
@@ -54,7 +54,7 @@ class DividedStream(IterableDataset[object]):
         self._batched = batched
         self._begun = begun
         self._random = random
-        self._random_of_worker: RandomStreams | None = None
+        self._random_of_worker: RandomService | None = None
 
     def __iter__(self) -> Iterator[object]:
         random = self._streams()
@@ -78,11 +78,11 @@ class DividedStream(IterableDataset[object]):
             )
             yield from last
 
-    def _read(self, source: Iterator[object], random: RandomStreams) -> list[object]:
+    def _read(self, source: Iterator[object], random: RandomService) -> list[object]:
         with random.order():
             return list(islice(source, self._chunk_items))
 
-    def _streams(self) -> RandomStreams:
+    def _streams(self) -> RandomService:
         """Return this process's streams. A worker's begin with the seed that all ranks drew."""
         if get_worker_info() is None:
             return self._random
@@ -126,7 +126,7 @@ def divided_stream(
     place: DataPlace,
     batches_per_step: int,
     begun: Beginning | None,
-    random: RandomStreams,
+    random: RandomService,
 ) -> dict[str, object]:
     """Return new attributes for a loader, with which it reads this rank's share of its stream."""
     batched, items = auto_collation(loader), (loader.batch_size or 1) * batches_per_step

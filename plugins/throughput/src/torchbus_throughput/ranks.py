@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from torchbus.plugin import Context, SealedStore
+from torchbus.plugin import Context, SharedStore
 
 from torchbus_throughput.windows import Part
 
@@ -26,7 +26,7 @@ class Told:
 
     def __init__(self, session: Context) -> None:
         self._rank, self._count = session.rank, session.world_size
-        self._store: SealedStore | None = (
+        self._store: SharedStore | None = (
             session.world.shared.within("throughput") if session.world_size > 1 else None
         )
         self.every = 1 + (self._count - 1) // RANKS_THAT_TELL_ALL

@@ -9,11 +9,10 @@ from torchbus._launch.frozen.neighbours import Neighbours
 from torchbus._launch.frozen.pulse import Pulse
 from torchbus._launch.frozen.standstill import Standstill
 from torchbus._launch.request import Request
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.failure import Failure
 from torchbus._launch.watch.fair import FairClock
 from torchbus._launch.watch.say import say
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import RankFailed
 
 REMEDY = "If a rank may be away for so long, pass freeze_timeout=seconds, or math.inf"
@@ -36,7 +35,7 @@ class Freeze:
 
     def __init__(
         self,
-        store: SealedStore,
+        store: SharedStore,
         world: World,
         request: Request,
         waited: Callable[[], tuple[list[int], object]],

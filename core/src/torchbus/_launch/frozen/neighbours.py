@@ -7,7 +7,7 @@ import time
 
 from torchbus._launch.frozen import process
 from torchbus._launch.frozen.process import ENDED, STOPPED, Process
-from torchbus._launch.store.sealed import SealedStore
+from torchbus._ranks.world import SharedStore
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 
@@ -18,7 +18,7 @@ class Neighbours:
     ``at_most``: how many ranks may be on this host, including this one.
     """
 
-    def __init__(self, store: SealedStore, rank: int, at_most: int) -> None:
+    def __init__(self, store: SharedStore, rank: int, at_most: int) -> None:
         self._store = store
         self._mine = process.this()
         self._at_most = at_most if self._mine.host else 0

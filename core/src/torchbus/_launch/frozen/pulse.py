@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.fair import FairClock
+from torchbus._ranks.world import SharedStore
 
 LONGEST_PAUSE_S = 30.0  # one request in 10 s: less than one a second for all ranks of a host
 HEARS_ALL_AFTER = 0.4
@@ -23,7 +23,7 @@ class Pulse:
 
     def __init__(
         self,
-        store: SealedStore,
+        store: SharedStore,
         rank: int,
         next_rank: int,
         heard: Sequence[int],

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from torchbus._launch.store.news import ASKED, News
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.place import Place
+from torchbus._ranks.world import SharedStore
 
 ANSWERS_WITHIN_S = 2.0
 ALL_ANSWER = 1024
@@ -26,7 +26,7 @@ class Questions:
 
     def __init__(
         self,
-        store: SealedStore,
+        store: SharedStore,
         news: News,
         rank: int,
         world_size: int,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from torchbus._launch.hang.questions import Questions
 from torchbus._launch.hang.report import RANK_CODE, report
 from torchbus._launch.store.news import REPORTED, News
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.place import END, Place
 from torchbus._launch.watch.say import say
+from torchbus._ranks.world import SharedStore
 from torchbus.errors import RanksDiverged
 
 ASK_EVERY_S = 5.0
@@ -33,7 +33,7 @@ class HangWatch:
 
     def __init__(
         self,
-        store: SealedStore,
+        store: SharedStore,
         news: News,
         rank: int,
         world_size: int,

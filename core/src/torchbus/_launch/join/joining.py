@@ -14,7 +14,7 @@ from torchbus._launch.request import Request
 from torchbus._launch.start import inherited
 from torchbus._launch.store import listening, secret
 from torchbus._launch.store.sealed import SealedStore
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import LaunchError
 
 # the store exists before this rank starts: either it answers soon, or rank 0 has gone
@@ -48,7 +48,7 @@ def _unreached(place: Place, error: Exception) -> LaunchError:
     )
 
 
-def _world(place: Place, device: torch.device, store: SealedStore) -> World:
+def _world(place: Place, device: torch.device, store: SharedStore) -> World:
     return World(
         place.rank,
         place.world_size,
@@ -62,13 +62,13 @@ def _world(place: Place, device: torch.device, store: SealedStore) -> World:
     )
 
 
-def _started_by_us(place: Place, request: Request) -> SealedStore:
+def _started_by_us(place: Place, request: Request) -> SharedStore:
     raw = dist.TCPStore(place.address, place.port, is_master=False, timeout=SERVED_WITHIN)
     raw.set_timeout(request.timeout)
     return SealedStore(raw, inherited.key())
 
 
-def _started_by_another(place: Place, request: Request) -> SealedStore:
+def _started_by_another(place: Place, request: Request) -> SharedStore:
     """Open the launcher's store: torchrun's agent serves it, otherwise rank 0 does.
 
     The agent's store outlives a session.

@@ -14,7 +14,7 @@ from torchbus._launch.join.variables import integer
 from torchbus._launch.request import Request
 from torchbus._launch.store import listening, secret
 from torchbus._launch.store.sealed import SealedStore
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import LaunchError, UsageError
 
 
@@ -36,7 +36,7 @@ class Nodes:
     def first_rank(self) -> int:
         return self.node_rank * self.local_world_size
 
-    def open_store(self, request: Request) -> SealedStore:
+    def open_store(self, request: Request) -> SharedStore:
         """Serve the store on the first node; connect to it on the others.
 
         Local rank 0 of every node calls it.
@@ -64,7 +64,7 @@ class Nodes:
         return listening.reach(self.address, self.port, request.timeout, session)
 
     def world(
-        self, local_rank: int, request: Request, store: SealedStore, launched_by: str
+        self, local_rank: int, request: Request, store: SharedStore, launched_by: str
     ) -> World:
         """Return the world as local rank ``local_rank`` of this node sees it."""
         return World(

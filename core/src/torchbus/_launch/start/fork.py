@@ -22,8 +22,7 @@ from torchbus._launch.start.device_use import (
 from torchbus._launch.start.forking import fork, write_to_no_file_of_the_parent
 from torchbus._launch.start.relaunch import wait_until_joined
 from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import UsageError
 
 JOINS_WITHIN_S = 60.0
@@ -68,12 +67,12 @@ def start(request: Request) -> Job:
     return Job(world, request, children=children)
 
 
-def _join(world: World, request: Request, parent_pid: int, keep: SealedStore) -> Job:
+def _join(world: World, request: Request, parent_pid: int, keep: SharedStore) -> Job:
     RollCall(world.shared, "joined", world.rank, world.world_size).say()
     return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=keep)
 
 
-def _become_a_rank(request: Request, store: SealedStore, error_fd: int) -> SealedStore:
+def _become_a_rank(request: Request, store: SharedStore, error_fd: int) -> SharedStore:
     """Leave what belongs to the parent, and connect to the store anew."""
     # The child lacks the parent's OpenMP threads. Without this line, its first parallel region
     # would wait for them for ever.

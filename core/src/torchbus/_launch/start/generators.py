@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchbus.bootstrap import States, generator_states
 from torchbus.errors import RanksDiverged
 
 POOL = 624  # position of a Mersenne Twister after seeding, before the first draw
@@ -28,27 +29,10 @@ UNLIKE = (
     " the top of the script, or import torchbus before anything is drawn, or use launch='fork' or"
     " `torchbus run`, where nothing before the block runs twice"
 )
-States = dict[str, Any]
-
-
-def read() -> States:
-    """Return the state of each generator in a form for JSON.
-
-    NumPy's generator is included only if NumPy is imported and its generator is a Mersenne Twister.
-    """
-    version, numbers, gauss = random.getstate()
-    states = {
-        "torch": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
-        "random": [version, list(numbers), gauss],
-    }
-    if "numpy" in sys.modules:
-        kind, key, *rest = sys.modules["numpy"].random.get_state()
-        states |= {"numpy": [kind, key.tolist(), *rest]} if kind == "MT19937" else {}
-    return states
 
 
 def write(name: str, state: Any) -> None:
-    """Set one generator to a state that ``read`` returned."""
+    """Set one generator to a state that ``generator_states`` returned."""
     if name == "torch":
         torch.set_rng_state(_torch_state(state))
     elif name == "random":
@@ -76,7 +60,7 @@ def take_over(given: States) -> list[str]:
     Returns the generators that this rank or rank 0 had drawn from, and whose states differ.
     """
     drawn = []
-    for name, mine in read().items():
+    for name, mine in generator_states().items():
         theirs = given.get(name, mine)
         if theirs == mine:
             continue
@@ -91,7 +75,7 @@ def digests() -> dict[str, list[int]]:
     """Return a checksum of each generator's state, and whether the generator is fresh."""
     return {
         name: [zlib.crc32(json.dumps(state).encode()), int(is_fresh(name, state))]
-        for name, state in read().items()
+        for name, state in generator_states().items()
     }
 
 

@@ -12,30 +12,25 @@ import json
 import os
 from typing import Any
 
+from torchbus import bootstrap
 from torchbus._launch.start import generators
 from torchbus._launch.watch import orphan
 from torchbus._ranks.devices import DevicePlan
 
-VARIABLE = "TORCHBUS_LAUNCH"
 START_DIRECTORY = os.getcwd()
 _given: dict[str, Any] | None = None
 _taken = False
-_imported: generators.States = {}
 _drawn_before: list[str] = []
 
 
-def read() -> None:
-    """Read the variable.
+def take_over(given: dict[str, Any]) -> None:
+    """Become the rank at the place that the session of another process has given.
 
     The generators continue from rank 0's states at this point, so that an unseeded script draws the
     same numbers on every rank.
     """
-    global _given, _imported, _drawn_before
-    text = os.environ.pop(VARIABLE, None)
-    if text is None:
-        _imported = generators.read()
-        return
-    _given = given = json.loads(text)
+    global _given, _drawn_before
+    _given = given
     orphan.leave_with(parent_pid())
     _drawn_before = generators.take_over(given["generators"])
 
@@ -88,11 +83,12 @@ def variable(place: dict[str, object], key: bytes, kind: str, runs_again: bool) 
     """
     at_entry = generators.digests() if runs_again else None
     given = {
+        "taken_over_by": __name__,
         "place": place,
         "key": key.hex(),
         "pid": os.getpid(),
         "kind": kind,
-        "generators": _imported,
+        "generators": bootstrap.imported,
         "at_entry": at_entry,
     }
-    return {VARIABLE: json.dumps(given)}
+    return {bootstrap.VARIABLE: json.dumps(given)}

@@ -21,9 +21,8 @@ from torchbus._launch.start import inherited
 from torchbus._launch.start.children import Child, end, error_file, standard_input
 from torchbus._launch.store import polling, secret
 from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.fair import FairClock
-from torchbus._ranks.world import World
+from torchbus._ranks.world import SharedStore, World
 from torchbus.errors import LaunchError, UsageError
 
 _started = False
@@ -92,7 +91,7 @@ def refuse_start_at_a_prompt() -> None:
 
 
 def wait_until_joined(
-    store: SealedStore,
+    store: SharedStore,
     world: World,
     children: list[Child],
     within_s: float = math.inf,
@@ -120,7 +119,7 @@ def wait_until_joined(
         time.sleep(polling.pause_s(0.005, world.num_nodes))
 
 
-def _compare_keys(store: SealedStore, world: World, children: list[Child]) -> None:
+def _compare_keys(store: SharedStore, world: World, children: list[Child]) -> None:
     """Compare the keys of the processes that the user started, one on each node."""
     try:
         secret.compare(store, world.rank, range(0, world.world_size, world.local_world_size))
@@ -132,7 +131,7 @@ def _compare_keys(store: SealedStore, world: World, children: list[Child]) -> No
 def start_child(
     words: list[str],
     nodes: Nodes,
-    store: SealedStore,
+    store: SharedStore,
     local_rank: int,
     request: Request,
     told: bytes | None = None,
@@ -175,7 +174,7 @@ def _place(nodes: Nodes, local_rank: int, port: int) -> Place:
 
 
 def _environment(
-    place: Place, store: SealedStore, request: Request, runs_again: bool
+    place: Place, store: SharedStore, request: Request, runs_again: bool
 ) -> dict[str, str]:
     """Return this process's variables, and those that tell the rank its place and its device."""
     given = asdict(place)

@@ -10,9 +10,9 @@ import threading
 import time
 from datetime import timedelta
 
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch.looking import leave_to_no_debugger
 from torchbus._launch.watch.sockets import connected_to, shut
+from torchbus._ranks.world import SharedStore
 
 FAILED, ALL_ENDED = "failed", "all ended"
 ENDED, ASKED, REPORTED = "ended ", "asked ", "reported "  # what follows belongs to the item
@@ -32,7 +32,7 @@ class News:
     ``lost``: whether the store has gone.
     """
 
-    def __init__(self, store: SealedStore) -> None:
+    def __init__(self, store: SharedStore) -> None:
         before = connected_to(store.port)
         self._store = store.connection(LONGEST_WAIT)
         self._sockets = connected_to(store.port) - before
@@ -53,7 +53,7 @@ class News:
             shut(self._sockets)
             self._thread.join(LEAVES_WITHIN_S)
 
-    def tell(self, store: SealedStore, item: str) -> None:
+    def tell(self, store: SharedStore, item: str) -> None:
         """Let all ranks hear an item, once, also if several ranks tell it.
 
         ``store``: the caller's connection. Raises RuntimeError if the store has gone.

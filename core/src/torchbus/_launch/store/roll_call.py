@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from torchbus._launch.store.sealed import SealedStore
+from torchbus._ranks.world import SharedStore
 
 NUMBER_BYTES = 5  # the sum of those of 2**23 ranks fits into the 64 bits of the store's counters
 
@@ -15,7 +15,7 @@ class RollCall:
     Only the job knows the numbers, so nobody else can complete it. A rank must say the word once.
     """
 
-    def __init__(self, store: SealedStore, word: str, rank: int, world_size: int) -> None:
+    def __init__(self, store: SharedStore, word: str, rank: int, world_size: int) -> None:
         self._store = store
         self._word = word
         self._rank = rank

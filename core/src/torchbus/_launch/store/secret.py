@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore, tag
+from torchbus._launch.store.sealed import tag
+from torchbus._ranks.world import SharedStore
 from torchbus.errors import LaunchError, UsageError
 
 VARIABLE = "TORCHBUS_KEY"
@@ -46,7 +47,7 @@ def derived(port: int, world_size: int, job: str, environ: Mapping[str, str] = o
     return tag(_of_the_user(environ), json.dumps([port, world_size, job]).encode())
 
 
-def compare(store: SealedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
+def compare(store: SharedStore, rank: int, ranks: Sequence[int], takes_seat: bool = True) -> None:
     """Check that these ranks have rank 0's key; each of them calls it once. Rank 0 waits for all.
 
     Raises LaunchError on rank 0 and on each rank with a different key: later they could not tell
@@ -66,7 +67,7 @@ def compare(store: SealedStore, rank: int, ranks: Sequence[int], takes_seat: boo
         raise _unlike(store.unsigned(COMPARED).decode(errors="replace"))
 
 
-def _take_seat(store: SealedStore, rank: int) -> None:
+def _take_seat(store: SharedStore, rank: int) -> None:
     mine = secrets.token_bytes(8)
     if store.compare_set(_seat(rank), "", mine) != mine:
         raise LaunchError(
@@ -87,7 +88,7 @@ def _seat(rank: int) -> str:
     return f"torchbus key/{rank}"
 
 
-def _has_signed(store: SealedStore, name: str) -> bool:
+def _has_signed(store: SharedStore, name: str) -> bool:
     store.wait(name)
     deadline = time.monotonic() + STRANGER_S
     while not (found := store.read(name) is not None) and time.monotonic() < deadline:

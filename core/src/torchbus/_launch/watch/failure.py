@@ -7,7 +7,7 @@ import traceback
 from dataclasses import asdict, dataclass
 
 from torchbus._launch.store.news import FAILED, News
-from torchbus._launch.store.sealed import SealedStore
+from torchbus._ranks.world import SharedStore
 from torchbus._redaction import redacted, redacted_source
 from torchbus.errors import PluginError, RankFailed, RanksDiverged
 
@@ -55,14 +55,14 @@ def of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
 
 
-def publish(store: SealedStore, news: News, failure: Failure) -> Failure:
+def publish(store: SharedStore, news: News, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
     recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
     news.tell(store, FAILED)  # whoever recorded it may have died before it could tell
     return recorded
 
 
-def read(store: SealedStore) -> Failure | None:
+def read(store: SharedStore) -> Failure | None:
     """Return the recorded failure, if any."""
     text = store.read(KEY)
     return None if text is None else parse(text)

@@ -11,13 +11,13 @@ from torchbus._launch.frozen.freeze import Freeze
 from torchbus._launch.hang.watch import HangWatch
 from torchbus._launch.start.children import Child
 from torchbus._launch.store.news import ENDED, FAILED, News
-from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import failure
 from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.failure import Failure
 from torchbus._launch.watch.place import END, Place
 from torchbus._launch.watch.say import say
 from torchbus._ranks import collectives
+from torchbus._ranks.world import SharedStore
 from torchbus.errors import RankFailed, RanksDiverged
 
 GONE = "rank 0, which serves the store, has gone"
@@ -31,7 +31,7 @@ class Lookout:
 
     def __init__(
         self,
-        store: SealedStore,
+        store: SharedStore,
         news: News,
         rank: int,
         world_size: int,
@@ -83,7 +83,7 @@ class Lookout:
             return found.as_error()
         return self._ended_peer() or self._deadlock()
 
-    def publish(self, store: SealedStore, found: Failure) -> Failure:
+    def publish(self, store: SharedStore, found: Failure) -> Failure:
         """Record a failure over the caller's connection; return the one that came first."""
         return failure.publish(store, self._news, found)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.plugin import Batches, Origin, Taken
+from torchbus.plugin import BatchService, Origin, Taken
 
 from torchbus_accumulate.place import schedule
 
@@ -19,7 +19,7 @@ class Position:
     this epoch. ``last``: the batch ends its window.
     """
 
-    def __init__(self, windows: Mapping[int, int], batches: Batches) -> None:
+    def __init__(self, windows: Mapping[int, int], batches: BatchService) -> None:
         self._schedule = windows
         self._batches = batches
         self._pass: Origin | None = None

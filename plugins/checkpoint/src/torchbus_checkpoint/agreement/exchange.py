@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from torchbus.plugin import Context, SealedStore, TorchbusError
+from torchbus.plugin import Context, SharedStore, TorchbusError
 
 from torchbus_checkpoint.agreement import wire
 from torchbus_checkpoint.errors import CheckpointError
@@ -92,7 +92,7 @@ class Exchange:
         return found
 
 
-def _first_missing(store: SealedStore, names: Sequence[str]) -> int:
+def _first_missing(store: SharedStore, names: Sequence[str]) -> int:
     """Return the place of the first value that is not there, by halves: few requests for many."""
     first, end = 0, len(names)
     while end - first > 1:
@@ -106,7 +106,7 @@ def wait_for(session: Context, *keys: str) -> list[bytes] | None:
     assert session.job is not None
     found: list[bytes] = []
 
-    def is_there(store: SealedStore) -> bool:
+    def is_there(store: SharedStore) -> bool:
         found[:] = store.read_all(keys) or ()
         return len(found) == len(keys)
 

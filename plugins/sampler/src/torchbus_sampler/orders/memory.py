@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from hashlib import blake2b
 
-from torchbus.plugin import SealedStore, World, warn
+from torchbus.plugin import SharedStore, World, warn
 
 from torchbus_sampler.orders.array import OrderArray, own
 from torchbus_sampler.orders.draws import Draws
@@ -30,7 +30,7 @@ class Memory:
     for one that does not draw.
     """
 
-    def __init__(self, store: SealedStore | None = None, shared_from: int = SHARED_FROM) -> None:
+    def __init__(self, store: SharedStore | None = None, shared_from: int = SHARED_FROM) -> None:
         self._store = store
         self._shared_from = shared_from
         self._drawn: Counter[str] = Counter()
@@ -50,7 +50,7 @@ class Memory:
                 pass
         return own(length, draws.fill)
 
-    def _shared(self, store: SealedStore, length: int, draws: Draws) -> OrderArray:
+    def _shared(self, store: SharedStore, length: int, draws: Draws) -> OrderArray:
         self._forget(store)
         name = self._name(length, draws)
         found = shared(store, name, length, draws)
@@ -58,7 +58,7 @@ class Memory:
             self._offered.append((name, weakref.ref(found)))
         return found
 
-    def _forget(self, store: SealedStore) -> None:
+    def _forget(self, store: SharedStore) -> None:
         """Remove from the store the arrays that this rank has drawn and released."""
         over = [name for name, array in self._offered if array() is None]
         self._offered = [(name, array) for name, array in self._offered if name not in over]

@@ -15,7 +15,7 @@ import weakref
 
 import torch
 from torch import Generator
-from torchbus.plugin import SealedStore
+from torchbus.plugin import SharedStore
 
 from torchbus_sampler.orders.array import ITEM_BYTES, OrderArray, words, write
 from torchbus_sampler.orders.draws import Draws
@@ -33,7 +33,7 @@ class NoRoom(Exception):
     """There is too little shared memory. The message gives the reason."""
 
 
-def shared(store: SealedStore, name: str, length: int, draws: Draws) -> SharedArray:
+def shared(store: SharedStore, name: str, length: int, draws: Draws) -> SharedArray:
     """Return the array of that name, which the first rank that asks for it draws.
 
     Raises NotShared or NoRoom before anything is drawn.

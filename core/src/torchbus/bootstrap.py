@@ -1,0 +1,52 @@
+"""What a process must know when it imports torchbus, before its script draws random numbers.
+
+A session that launches ranks hands its generators' states of this moment to them. Each launched
+rank finds its place in one variable, which names the module that takes it over.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import random
+import sys
+from typing import Any
+
+import torch
+
+VARIABLE = "TORCHBUS_LAUNCH"
+States = dict[str, Any]
+imported: States = {}
+"""The states of the generators when a process that the user started imported torchbus."""
+
+
+def read() -> None:
+    """Read the generators' states, or become the rank that the variable describes.
+
+    The variable is removed, so that no process that the script starts takes itself for a rank.
+    """
+    global imported
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        imported = generator_states()
+        return
+    place = json.loads(text)
+    importlib.import_module(place["taken_over_by"]).take_over(place)
+
+
+def generator_states() -> States:
+    """Return the state of each generator in a form for JSON.
+
+    NumPy's generator is included only if NumPy is imported and its generator is a Mersenne Twister.
+    """
+    version, numbers, gauss = random.getstate()
+    states: States = {
+        "torch": base64.b64encode(bytes(torch.get_rng_state().tolist())).decode(),
+        "random": [version, list(numbers), gauss],
+    }
+    if "numpy" in sys.modules:
+        kind, key, *rest = sys.modules["numpy"].random.get_state()
+        states |= {"numpy": [kind, key.tolist(), *rest]} if kind == "MT19937" else {}
+    return states
