@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from torchbus._compat.autograd import current_graph_task_id, version
 from torchbus._seams.ears import Ears, emits
-
-if TYPE_CHECKING:
-    from torchbus._loss.count import Count
 
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
 # used in every step: a union, made anew each time, costs half a microsecond
@@ -28,7 +25,8 @@ class BackwardCall:
     the data says. ``factor``: multiplies the gradient and not the loss. ``sync``: whether to
     synchronise gradients. ``loss``: the tensor, if ``backward`` was called on a single one; of
     several losses that are single numbers, their sum.
-    ``count``: what the loss counts, if a plugin has found out before the strategy.
+    ``count``: what the loss counts (a ``Count`` of the strategies' package), if a plugin has found
+    out before the strategy.
     """
 
     __slots__ = (
@@ -57,7 +55,7 @@ class BackwardCall:
         self.create_graph = create_graph
         self.inputs = inputs
         self.weight: float | None = None
-        self.count: Count | None = None
+        self.count: Any = None
         self.factor: float | torch.Tensor = 1.0
         self.sync = True
 
