@@ -5,7 +5,7 @@ Every message names the offender, the facts and what to do.
 
 from __future__ import annotations
 
-from torchbus._redaction import redacted
+from torchbus.redacting import redacted
 
 
 class TorchbusError(Exception):

@@ -16,7 +16,7 @@ from torchbus._bus.bus import Bus
 from torchbus._bus.options import check as check_options
 from torchbus._bus.options import plain
 from torchbus._compat.cpython import current_frame
-from torchbus._ranks.ranks import Ranks
+from torchbus._ranks.ranks import Collectives, Ranks
 from torchbus._ranks.world import Devices, World
 from torchbus._session import active
 from torchbus._session.context import Context
@@ -177,6 +177,10 @@ class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
         All ranks call it alike.
         """
         self._context.add_plugin(plugin, name)
+
+    @property
+    def collectives(self) -> Collectives:
+        return self._context.collectives
 
     # Ranks ---------------------------------------------------------------------------------------
 

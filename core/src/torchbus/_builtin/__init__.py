@@ -1,46 +1,24 @@
-"""What every session brings along, as plugins like any other.
-
-Each is there only if it has something to do.
-"""
+"""The plugins that the core itself brings to every session that needs them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from torchbus._builtin import optimizers_ready
-from torchbus._builtin.between_runs import RestBetweenRuns
-from torchbus._builtin.models_to_device import ModelsToDevice
-from torchbus._builtin.printing import Rank0Prints
 from torchbus._builtin.seeds import Seeds
-from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._builtin.verbose import ExplainFirstEpoch
-from torchbus._files.folders import SharedFolders
-from torchbus._files.shadows import Shadows
-from torchbus._files.write_once import WriteOnce
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
 
 
-def standard_plugins(session: Context) -> list[object]:
-    """Return the built-in plugins that this session needs."""
+def first(session: Context) -> list[object]:
+    """Return the plugins that come before those of other packages."""
     optimizers_ready.on_demand(session)
-    plugins: list[object] = []
-    if isinstance(session.options["seed"], int):
-        plugins.append(Seeds(session.options["seed"]))
-    if session.device.type != "cpu":
-        plugins.append(BatchesToDevice(session))
-    if session.device.type != "cpu" and (session.world_size > 1 or _was_asked_for(session)):
-        plugins.append(ModelsToDevice(session))
-    if session.world_size > 1:
-        plugins += [Rank0Prints(session), WriteOnce(session), RestBetweenRuns(session)]
-    if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
-        plugins += [Shadows(session), SharedFolders(session)]
-    if session.options["verbose"]:
-        plugins.append(ExplainFirstEpoch(session))
-    return plugins
+    seed = session.options["seed"]
+    return [Seeds(seed)] if isinstance(seed, int) else []
 
 
-def _was_asked_for(session: Context) -> bool:
-    """Whether the call names a device. If not, a script may mean the CPU by saying nothing."""
-    return any(session.options[name] != "auto" for name in ("devices", "accelerator"))
+def last(session: Context) -> list[object]:
+    """Return the plugins that come after those of other packages."""
+    return [ExplainFirstEpoch(session)] if session.options["verbose"] else []

@@ -92,3 +92,8 @@ class RestBetweenRuns:
 
     def _collector_runs(self, phase: str, info: dict[str, Any]) -> None:
         self._collecting = phase == "start"
+
+
+def always(session: Context) -> list[object]:
+    """Return what watches the end of a training run, for a session of several ranks."""
+    return [RestBetweenRuns(session)] if session.world_size > 1 else []

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._bus.markers import hookimpl
 from torchbus._compat import accelerators
 from torchbus._session import inventory
@@ -97,3 +98,18 @@ def _move_state(optimizer: Optimizer, device: torch.device) -> None:
         for value in state.values():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
                 move_data([value], device)
+
+
+def always(session: Context) -> list[object]:
+    """Return what moves batches and models, for a session on an accelerator."""
+    if session.device.type == "cpu":
+        return []
+    plugins: list[object] = [BatchesToDevice(session)]
+    if session.world_size > 1 or _was_asked_for(session):
+        plugins.append(ModelsToDevice(session))
+    return plugins
+
+
+def _was_asked_for(session: Context) -> bool:
+    """Whether the call names a device. If not, a script may mean the CPU by saying nothing."""
+    return any(session.options[name] != "auto" for name in ("devices", "accelerator"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import torch
+
 from torchbus._bus.markers import hookimpl
-from torchbus._ranks import random_streams
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
@@ -27,8 +30,16 @@ class Seeds:
     def session_start(self, session: Context) -> None:
         if find_spec("numpy") is not None:
             import numpy  # noqa: F401  (a loop that imports it later draws from it, too)
-        random_streams.seed(self._seed)
+        seed(self._seed)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         return {"seed": [f"{self._seed}: torch on all devices, random and NumPy, on all ranks"]}
+
+
+def seed(number: int) -> None:
+    """Seed the generators of this process."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number % 2**32)

@@ -10,7 +10,7 @@ import hmac
 import math
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,31 @@ from torchbus._launch.store.sealed import TAG_BYTES, tag
 from torchbus._session import active
 from torchbus.errors import RankFailed, UsageError
 
+if TYPE_CHECKING:
+    from torchbus._session.context import Context
+
 OPERATIONS = {
     "mean": dist.ReduceOp.SUM,
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
+
+
+class SessionCollectives:
+    """The collectives of one session, over all its ranks."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+
+    def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor:
+        return reduce(value, op, self._session.device, self._session.world_size)
+
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        return all_gather(value, self._session.device, self._session.world_size)
+
+    def all_gather_object(self, value: object) -> list[Any]:
+        return all_gather_object(value, self._session.world_size)
 
 
 def reduce(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchbus._builtin.seeds import seed
 from torchbus._compat import accelerators
 from torchbus._ranks.collectives import broadcast_object
 
@@ -226,11 +227,3 @@ def _equal(one: object, other: Any) -> bool:
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool((one == other) if not hasattr(one, "tobytes") else one.tobytes() == other.tobytes())
-
-
-def seed(number: int) -> None:
-    """Seed the generators of this process."""
-    torch.manual_seed(number)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number % 2**32)

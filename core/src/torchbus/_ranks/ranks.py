@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from torchbus._ranks import collectives
 from torchbus._ranks.world import World
+
+
+class Collectives(Protocol):
+    """What the ranks compute together. All ranks call each method alike."""
+
+    def reduce(self, value: torch.Tensor | float, op: str) -> torch.Tensor:
+        """Return the "mean", "sum", "max" or "min" over ranks of a tensor or a number."""
+
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensor of every rank, in rank order."""
+
+    def all_gather_object(self, value: object) -> list[Any]:
+        """Return a small picklable object of every rank, in rank order."""
 
 
 class Ranks:
     """What a session knows of its ``world``."""
 
     world: World
+
+    @property
+    def collectives(self) -> Collectives:
+        raise NotImplementedError
 
     @property
     def rank(self) -> int:
@@ -45,18 +61,18 @@ class Ranks:
 
         Numbers are reduced in float64. All ranks call it.
         """
-        return collectives.reduce(value, op, self.device, self.world_size)
+        return self.collectives.reduce(value, op)
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensor of every rank, in rank order. Sizes in dim 0 may differ.
 
         All ranks call it.
         """
-        return collectives.all_gather(value, self.device, self.world_size)
+        return self.collectives.all_gather(value)
 
     def all_gather_object(self, value: object) -> list[Any]:
         """Return a small picklable object of every rank, in rank order. All ranks call it."""
-        return collectives.all_gather_object(value, self.world_size)
+        return self.collectives.all_gather_object(value)
 
     def barrier(self) -> None:
         """Wait until every rank is here. All ranks call it."""

@@ -23,3 +23,8 @@ def redacted(text: str) -> str:
 def redacted_source(text: str) -> str:
     """Return a traceback without secret values; lines of code such as ``login(key=key)`` stay."""
     return Redactor().values(text)
+
+
+def of_session(session: object) -> Redactor:
+    """Return a redactor, which learns the secrets that a session meets."""
+    return Redactor()

@@ -11,17 +11,17 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torchbus._batches.share import Share
-from torchbus._bus import arguments
+from torchbus._bus import arguments, discovery
 from torchbus._bus.bus import Bus
 from torchbus._bus.verbs import Verbs
-from torchbus._ranks.ranks import Ranks
+from torchbus._ranks.ranks import Collectives, Ranks
 from torchbus._ranks.world import World
-from torchbus._redaction import Redactor
 from torchbus._seams import Seams
 from torchbus._session.adoption import Adopted
 from torchbus._session.block import Block
 from torchbus._session.services import BatchService, JobService, RandomService, make, make_launcher
 from torchbus._session.steps import Steps
+from torchbus.redacting import Unredacted
 
 
 class User(Protocol):
@@ -63,7 +63,6 @@ class Context(Ranks):
         self.adopted = Adopted(self.bus, words["capture"])
         self.block = Block(self)
         self.share = Share()
-        self.redactor = Redactor()
         self.steps = Steps(self.bus)
         self.on_close = ExitStack()
         self.gathers_states = True
@@ -78,6 +77,18 @@ class Context(Ranks):
         """The batches that the loop takes, and which of them feed a backward."""
         batches: BatchService = make("batches", self)
         return batches
+
+    @cached_property
+    def redactor(self) -> Any:
+        """Takes secrets out of what is written down."""
+        is_there = "redactor" in discovery.installed("service")
+        return make("redactor", self) if is_there else Unredacted()
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """What the ranks compute together."""
+        collectives: Collectives = make("collectives", self)
+        return collectives
 
     @cached_property
     def random(self) -> RandomService:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import cast
 
 from torchbus._compat.cpython import current_frame
-from torchbus._redaction import redacted
+from torchbus.redacting import redacted
 
 INSIDE = ("torchbus", "pluggy", "torch.", "contextlib")
 LIBRARIES = (

@@ -14,7 +14,6 @@ import torch
 
 from torchbus._batches.taken import Origin
 from torchbus._bus import discovery
-from torchbus._compat import accelerators
 from torchbus._ranks.world import SharedStore, World
 
 
@@ -219,7 +218,9 @@ class SingleProcess:
         wanted = session.options
         if wanted["num_nodes"] != 1 or wanted["devices"] not in ("auto", 0, 1, "0", "1"):
             raise discovery.missing("strategy", discovery.distributions("default")["strategy"])
-        kind = accelerators.current() if wanted["accelerator"] != "cpu" else None
+        is_there = torch.accelerator.is_available() and wanted["accelerator"] != "cpu"
+        found = torch.accelerator.current_accelerator() if is_there else None
+        kind = None if found is None else found.type
         if wanted["accelerator"] not in ("auto", "cpu", "gpu", kind):
             raise discovery.missing("strategy", discovery.distributions("default")["strategy"])
         self.device = torch.device("cpu") if kind is None else torch.device(kind, 0)
