@@ -23,7 +23,7 @@ Get = Callable[[Node], Any]
 PREFIX = "_saved_"
 REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
 SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
-DIM, TENSOR = "_saved_dim", "_saved_tensor"
+DIM, KEEPDIM, TENSOR = "_saved_dim", "_saved_keepdim", "_saved_tensor"
 NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
 """Plain numbers that a loss function was given."""
 FACTORS = (OTHER, SELF)
@@ -44,7 +44,10 @@ delta: Get = attrgetter("_saved_delta")
 exponent: Get = attrgetter("_saved_exponent")
 indices: Get = attrgetter("_saved_indices")
 dim: Get = attrgetter(DIM)
-keepdim: Get = attrgetter("_saved_keepdim")
+keepdim: Get = attrgetter(KEEPDIM)
+swapped: Get = attrgetter("_saved_dim0", "_saved_dim1")
+diagonal: Get = attrgetter("_saved_dim1", "_saved_dim2")
+order: Get = attrgetter("_saved_dims")
 index: Get = attrgetter("_saved_index")
 sides_of_dot: Get = attrgetter(SELF, TENSOR)
 

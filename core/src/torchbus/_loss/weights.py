@@ -20,6 +20,7 @@ from torchbus._loss import messages
 from torchbus._loss.apart import Apart
 from torchbus._loss.count import HAVE_RATIO, RATIO, RATIO_SQUARED, UNTOLD, Count, Scales, spread
 from torchbus._loss.deciding import BySamples, Deciding
+from torchbus._loss.graph.reading import is_sum, terms_of
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.term_weights import TermWeights
 from torchbus._loss.unit import SPREAD, Unit, unless_clamped
@@ -31,15 +32,21 @@ class LossWeights:
     """The weights of a session's losses. All ranks use it alike.
 
     ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
-    way if ``session.reduce`` might meet another collective.
+    way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
+    over samples, as its graph says, is summed over ranks; without, it counts as a mean.
     """
 
     def __init__(
-        self, session: Fed, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None
+        self,
+        session: Fed,
+        mode: str = "auto",
+        mean: Callable[[Tensor], Tensor] | None = None,
+        sums: bool = False,
     ) -> None:
         saved.check()
         self._session = session
         self.mode = mode
+        self._sums = sums
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
         self._deciding = Deciding()
@@ -81,6 +88,8 @@ class LossWeights:
 
         Nobody knows what the other ranks count. Warns if the loss does not count samples.
         """
+        if self.is_sum(loss):
+            return self.of_sum(loss)
         if self.mode != "samples" and (text := self._silent.look(loss)):
             self._say(text)
         return self.take(Count(self._session.share.weight))
@@ -138,6 +147,12 @@ class LossWeights:
         may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
         term, ratio, apart = self._find(loss, rows, may_meet)
         expected = expected or (share.count / parts if share.count else 1.0)
+        if self._sums and self.mode != "samples" and loss is not None:
+            if self._deciding.is_sum:
+                self.note = self.note or messages.SUM
+                return self.of_sum(loss)
+        if loss is not None and self._is_nothing(loss):
+            return self._of_nothing()
         if loss is None or term is None or term.number is None:
             return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
         ratio = ratio if self._behind.is_told else UNTOLD
@@ -149,6 +164,18 @@ class LossWeights:
         self.take(count)
         return self._in_time(count, term, settles) if count.counted else count
 
+    def _is_nothing(self, loss: Tensor) -> bool:
+        """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
+        if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
+            return False
+        return not loss.item()
+
+    def _of_nothing(self) -> Count:
+        count = Count(0.0, True)
+        count.term = Term("mean", 1.0, (1.0,))
+        self._unit.forget_own()
+        return count
+
     def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
         """The count, or one by samples if the host does not wait for what other ranks count."""
         kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
@@ -156,6 +183,10 @@ class LossWeights:
         if settles or self._waits or self._unit.settles_on_device:
             return count
         return self.take(Count(self._shared.weight, True))
+
+    def is_sum(self, loss: Tensor | None) -> bool:
+        """Whether the loss is one that is summed over ranks."""
+        return self._sums and self.mode != "samples" and loss is not None and is_sum(terms_of(loss))
 
     def of_sum(self, loss: Tensor | None) -> Count:
         """Return the count of a sum over samples.

@@ -17,7 +17,7 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
     Returns the warning, or "".
     """
     assert session.job is not None
-    if session.job.backwards or not session.is_main or loss is None:
+    if session.job.backwards or not session.is_main or loss is None or loss_reduction == "auto":
         return ""
     saved.check()
     other = "sum" if loss_reduction == "mean" else "mean"
