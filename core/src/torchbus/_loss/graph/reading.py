@@ -99,12 +99,15 @@ def is_sum(terms: Sequence[Term]) -> bool:
 
 
 def relates_samples(term: Term) -> bool:
-    """Whether a term puts the samples that it is made of in relation to each other."""
+    """Whether a term puts the samples that it is made of in relation to each other.
+
+    A sum of means over samples (``x.mean(0).sum()``) does not.
+    """
     node = term.node
     if node is None or term.place is not None or node.next_functions[0][0] is None:
         return False
-    found = samples_in(below(node), sizes_of(node))
-    return found.related and bool(found.dims)
+    is_of_means = bool(term.sizes) and term.sizes != sizes_of(node)
+    return not is_of_means and samples_in(below(node), sizes_of(node)).related
 
 
 def below(node: Node) -> Node:

@@ -18,6 +18,7 @@ from torchbus._loss.graph.of_parameters import may_be_of_parameters
 
 Sizes = Sequence[int]
 NODES_AT_MOST = 64
+JOINED_WITHIN = 4
 LINEAR = ("MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1")
 REDUCING = (
     *LINEAR,
@@ -55,8 +56,10 @@ LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
 
 
 class Samples(NamedTuple):
-    """``dims``: the dimensions of a tensor that hold samples. ``related``: something below it puts
-    samples in relation to each other: a statistic over them, their order, a product of pairs.
+    """``dims``: the dimensions of a tensor that hold samples. Of several, all but the first may hold
+    something else: the graph does not show how a dimension that was split had been joined.
+    ``related``: something below it puts samples in relation to each other: a statistic over them,
+    their order, a product of pairs.
     """
 
     dims: frozenset[int] = frozenset()
@@ -92,7 +95,8 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """A node that leaves dimensions as they are, as functions of each element and layers do."""
     place = LAYERS.get(type(node).__name__)
     if place is not None:
-        return samples_in(node.next_functions[place][0], sizes, budget)
+        found = samples_in(node.next_functions[place][0], sizes, budget)
+        return found._replace(dims=found.dims - {1})  # its columns, or channels
     children = [child for child, _ in node.next_functions if child is not None]
     found = _joined(samples_in(child, sizes, budget) for child in children)
     return found if found != NONE or may_be_of_parameters(node) else DATA
@@ -146,8 +150,10 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 
 def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    result = getattr(node, saved.RESULT, None)
+    sizes = sizes_of(node, sizes if result is None else result.shape)
     found, over = _first(node, sizes, budget), _dims(node, len(sizes))
-    return found._replace(related=found.related or not found.dims.isdisjoint(over))
+    return found._replace(related=found.related or (bool(found.dims) and min(found.dims) in over))
 
 
 def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -162,6 +168,7 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     if first is None:
         dims = right.dims
     related = {rows, columns} <= dims or (columns in left.dims and rows in right.dims)
+    related &= min(dims, default=rows) >= rows  # else each sample has a product of its own
     return Samples(dims, related or left.related or right.related)
 
 
@@ -173,7 +180,8 @@ def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         for child, _ in node.next_functions[:2]
     ]
     dims = first.dims | {dim + 1 if dim == rows else dim for dim in second.dims}
-    return Samples(dims, {rows, rows + 1} <= dims or first.related or second.related)
+    related = {rows, rows + 1} <= dims and min(dims) == rows
+    return Samples(dims, related or first.related or second.related)
 
 
 def _swapped(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -204,8 +212,11 @@ def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     else:
         over = _dims(node, len(before))
         gone = {dim for dim in over if before[dim] == 1}
+    found = _first(node, before, budget)
+    if found.dims and min(found.dims) in gone:  # one sample
+        return found._replace(dims=NONE.dims)
     return _moved(
-        _first(node, before, budget),
+        found,
         lambda dim: None if dim in gone else dim - sum(one < dim for one in gone),
     )
 
@@ -214,12 +225,17 @@ def _unbound(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     gone = saved.signed(saved.dim(node)) % (len(sizes) + 1)
     before = [*sizes[:gone], 1, *sizes[gone:]]
     found = _first(node, before, budget)
-    return _moved(found, lambda dim: None if dim == gone else dim - (dim > gone))
+    if found.dims and min(found.dims) == gone:
+        return found._replace(dims=NONE.dims)
+    return _moved(found, lambda dim: dim - (dim > gone))
 
 
 def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """The elements stay in order: a dimension is found again by those that are inside it."""
     before = sizes_of(node)
+    joined = _joined_before(node, sizes)
+    if joined is not None:
+        return samples_in(joined, sizes, budget)
     found = _first(node, before, budget)
     dims = {
         dim
@@ -229,6 +245,21 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         if sizes[dim] > 1 and _overlap(before, old, sizes, dim)
     }
     return found._replace(dims=frozenset(dims))
+
+
+def _joined_before(node: Any, sizes: Sizes) -> Any:
+    """The node before the view that has joined the dimensions which this one splits again, as a
+    linear layer does with all but the last. None if there is none.
+    """
+    for _ in range(JOINED_WITHIN):
+        place = LAYERS.get(type(node).__name__, 0)
+        node = node.next_functions[place][0] if place < len(node.next_functions) else None
+        if node is None or type(node).__name__ not in (*VIEWS, *LAYERS):
+            return None
+        if type(node).__name__ in VIEWS:
+            same = len(sizes) > 2 and sizes_of(node)[:-1] == tuple(sizes[:-1])
+            return node.next_functions[0][0] if same else None
+    return None
 
 
 def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
