@@ -24,7 +24,7 @@ from torchbus._loss.graph.reading import is_sum, terms_of
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.term_weights import TermWeights
 from torchbus._loss.unit import SPREAD, Unit, unless_clamped
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 from torchbus.errors import UsageError
 
 
@@ -47,6 +47,9 @@ class LossWeights:
         self._session = session
         self.mode = mode
         self._sums = sums
+        self._may_reduce = mean is None
+        self._first: Count | None = None
+        self._has_unit = False
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
         self._deciding = Deciding()
@@ -68,6 +71,7 @@ class LossWeights:
         count = self._of(loss, settles, expected)
         # alike on all ranks: all must keep earlier gradients apart, or none
         count.anew = self.mode != "samples"
+        self._first = None if self._has_unit else count
         return count
 
     def of_number(self, number: float, expected: float) -> Count:
@@ -98,6 +102,18 @@ class LossWeights:
         """Agree on what one sample counts. All ranks call it once, at the first of windows."""
         self._unit.agree(count)
 
+    def _begin(self, count: Count) -> None:
+        """Agree on the unit before the first backward of batches that no loader has counted.
+
+        Without, the gradients of tensors that no optimizer holds would be multiplied by the rows.
+        """
+        self._first, self._has_unit = None, True
+        if self._session.share.count:
+            return
+        self.agree_on_unit(Count(0.0) if self._deciding.is_sum else count)
+        by = self._unit.value
+        count.weight, count.norm, count.total = count.weight / by, count.norm / by, count.total / by
+
     @property
     def meets(self) -> bool:
         """Whether the ranks exchange numbers ahead of the next backward; alike on all of them."""
@@ -110,6 +126,8 @@ class LossWeights:
         All ranks call it alike. It is one collective in the first backwards, and for good if terms
         are means over different counts. Otherwise it is none.
         """
+        if count is self._first and self.meets and self._may_reduce:
+            self._begin(count)
         apart = count.apart
         weights = self._each.meet(apart) if self.meets else None
         self._have_met = weights is not None
@@ -277,4 +295,4 @@ class LossWeights:
             self._said.add(text[:40])
             self.note = text
             if self._session.is_main:
-                warn(text)
+                warn_of_gradients(text)

@@ -8,7 +8,7 @@ from torchbus._compat import saved
 from torchbus._loss.graph.reading import terms_of
 from torchbus._loss.graph.term import Term
 from torchbus._session.context import Context
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 
 
 def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) -> str:
@@ -28,7 +28,7 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
         f" gradients are {'too small' if other == 'sum' else 'too large'} by the number of ranks."
         f" If so, say loss_reduction={other!r}"
     )
-    warn(words)
+    warn_of_gradients(words)
     return words
 
 
