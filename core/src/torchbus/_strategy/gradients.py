@@ -194,13 +194,13 @@ class GradientSync:
     def _have_like_buffers(self, told: Header) -> bool:
         """Whether all ranks' buffers have the same shapes.
 
-        The host waits for a GPU in the first backwards, and as long as some rank's have changed.
+        The host waits for a GPU in the first backwards, and for good if they differed in these.
         """
         if isinstance(told, DeviceHeader) and not self._buffers_vary and self._job.backwards > LOOKS:
             return True
-        mean = told.mean()
-        self._buffers_vary |= mean[header.BUFFERS] != 0.0
-        return header.buffers_agree(mean, told.slots)
+        alike = header.buffers_agree(told.mean(), told.slots)
+        self._buffers_vary |= not alike
+        return alike
 
     def _divide(self, reduction: Reduction, count: Count) -> Number:
         """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
