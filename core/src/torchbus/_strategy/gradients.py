@@ -63,6 +63,7 @@ class GradientSync:
         self.steps = self._quiet_backwards = 0
         self._loss_note = ""
         self._buffers_vary = False
+        self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._local = Local()
         self._lock = threading.Lock()
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
@@ -196,7 +197,11 @@ class GradientSync:
 
         The host waits for a GPU in the first backwards, and for good if they differed in these.
         """
-        if isinstance(told, DeviceHeader) and not self._buffers_vary and self._job.backwards > LOOKS:
+        if (
+            isinstance(told, DeviceHeader)
+            and not self._buffers_vary
+            and self._job.backwards > LOOKS
+        ):
             return True
         alike = header.buffers_agree(told.mean(), told.slots)
         self._buffers_vary |= not alike
@@ -243,8 +248,8 @@ class GradientSync:
     def session_end(self, error: BaseException | None) -> None:
         if error is None:
             self._check.finish()
-            if not self._job.backwards:
-                refuse_unlike(self._session, self._trained.parameters)
+            if not self._may_differ:
+                refuse_unlike(self._session, self._trained.parameters, self._job.backwards)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:

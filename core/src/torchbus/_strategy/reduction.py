@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchbus._compat.autograd import version
 from torchbus._compat.dtensors import is_sharded, own_part
-from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward import header
+from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward.header import WEIGHT, Header, Slots, make_header
 from torchbus._strategy.parameters.averaging import settled
 from torchbus._strategy.parameters.rank0_values import Buffers

@@ -104,9 +104,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _joined(found: Iterable[Samples]) -> Samples:
     each = list(found)
-    return Samples(
-        frozenset().union(*[one.dims for one in each]), any(one.related for one in each)
-    )
+    return Samples(frozenset().union(*[one.dims for one in each]), any(one.related for one in each))
 
 
 def _first(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -142,9 +140,7 @@ def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     kept = getattr(node, saved.KEEPDIM, False)
     left = _moved(
         found,
-        lambda dim: (
-            None if dim in over else dim if kept else dim - sum(one < dim for one in over)
-        ),
+        lambda dim: None if dim in over else dim if kept else dim - sum(one < dim for one in over),
     )
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))
 
@@ -193,7 +189,9 @@ def _swapped(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _permuted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     order = [saved.signed(one) % len(sizes) for one in saved.order(node)]
-    return _moved(_first(node, sizes, budget), lambda dim: order.index(dim) if dim in order else None)
+    return _moved(
+        _first(node, sizes, budget), lambda dim: order.index(dim) if dim in order else None
+    )
 
 
 def _inserted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -288,7 +286,9 @@ def _indexed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         made = max(made, 1 if is_mask else index.dim())
     return _moved(
         found,
-        lambda dim: dim if dim < start else start if dim < start + covered else dim - covered + made,
+        lambda dim: (
+            dim if dim < start else start if dim < start + covered else dim - covered + made
+        ),
     )
 
 
