@@ -165,10 +165,9 @@ class LossWeights:
         may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
         term, ratio, apart = self._find(loss, rows, may_meet)
         expected = expected or (share.count / parts if share.count else 1.0)
-        if self._sums and self.mode != "samples" and loss is not None:
-            if self._deciding.is_sum:
-                self.note = self.note or messages.SUM
-                return self.of_sum(loss)
+        if self._sums and self.mode != "samples" and self._deciding.is_sum:
+            self.note = self.note or messages.SUM
+            return self.of_sum(loss)
         if loss is not None and self._is_nothing(loss):
             return self._of_nothing()
         if loss is None or term is None or term.number is None:
@@ -228,6 +227,7 @@ class LossWeights:
     def _find(
         self, loss: Tensor | None, rows: int, may_meet: bool
     ) -> tuple[Term | None, float, Apart | None]:
+        self._deciding.is_sum = self._deciding.is_empty = False
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
         found = self._deciding.find(loss, rows, self._shared, may_meet and self._each.meets)

@@ -108,10 +108,13 @@ class GradientSync:
             )
         parameters = self._trained.parameters
         held = user_hooks.take_off(parameters)
-        before = set_apart(parameters) if count.anew and not call.create_graph else []
+        hooks = user_hooks.TensorHooks(parameters)
+        alone = bool(hooks) and not (call.create_graph or count.left or self._local)
+        apart = alone or (count.anew and not call.create_graph)
+        before = set_apart(parameters) if apart else []
         try:
             try:
-                self._synchronised(call, engine, count)
+                self._with_hooks(hooks if alone else None, call, engine, count)
             finally:
                 add_again(before)
             self.before_step.synchronised()
@@ -120,6 +123,23 @@ class GradientSync:
             self._lock.release()
             user_hooks.put_back(held)
         user_hooks.run(held)
+
+    def _with_hooks(
+        self,
+        hooks: user_hooks.TensorHooks | None,
+        call: BackwardCall,
+        engine: Engine,
+        count: Count,
+    ) -> None:
+        """The hooks get the gradients of this backward, once they are common to all ranks."""
+        if not hooks:
+            return self._synchronised(call, engine, count)
+        hooks.take_off()
+        try:
+            self._synchronised(call, engine, count)
+        finally:
+            hooks.put_back()
+        hooks.run()
 
     def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         """The next synchronised backward, or ``optimizer.step``, averages these gradients."""

@@ -56,8 +56,8 @@ LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
 
 
 class Samples(NamedTuple):
-    """``dims``: the dimensions of a tensor that hold samples. Of several, all but the first may hold
-    something else: the graph does not show how a dimension that was split had been joined.
+    """``dims``: the dimensions of a tensor that hold samples. Of several, all but the first may
+    hold something else: the graph does not show how a dimension that was split had been joined.
     ``related``: something below it puts samples in relation to each other: a statistic over them,
     their order, a product of pairs.
     """
