@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, _utils

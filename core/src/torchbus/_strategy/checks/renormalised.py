@@ -13,7 +13,6 @@ from torchbus._session.context import Context
 from torchbus._session.notices import warn_of_gradients
 from torchbus.errors import Unsupported
 
-
 BY_FREQUENCY = (
     "scale_grad_by_freq=True of {} in {}: each rank divides a row's gradient by how often its own"
     " share of the batch has the row, where one process divides by how often the whole batch has"

@@ -28,7 +28,7 @@ from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_e
 
 UNLIKE = (
     "the loop has put other tensors into the groups of {} on each rank: all get rank 0's values,"
-    " but an optimizer's state stays each rank's own. What is added or removed must be chosen alike:"
+    " but an optimizer's state stays each rank's own. Choose alike what is added or removed:"
     " make the statistics common by s.reduce(statistics), and draw from a generator that all ranks"
     " seed alike"
 )
