@@ -176,7 +176,8 @@ class Batches:
         """
         current = self.feeding[-1] if self.feeding else None
         trains = [one for one in fresh if not one.origin.evaluates]
-        if not trains and current is not None and current.lives and not current.origin.evaluates:
+        evaluated = bool(fresh) and not trains
+        if evaluated and current is not None and current.lives and not current.origin.evaluates:
             return list(self.feeding)
         fresh = trains or fresh
         newest = [one for one in fresh if one.origin is fresh[-1].origin]
