@@ -48,7 +48,7 @@ class LossWeights:
         self.mode = mode
         self._sums = sums
         self._may_reduce = mean is None
-        self._first: Count | None = None
+        self._first = 0  # an id: a count that is held would keep the graph alive
         self._has_unit = False
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
@@ -71,7 +71,7 @@ class LossWeights:
         count = self._of(loss, settles, expected)
         # alike on all ranks: all must keep earlier gradients apart, or none
         count.anew = self.mode != "samples"
-        self._first = None if self._has_unit else count
+        self._first = 0 if self._has_unit else id(count)
         return count
 
     def of_number(self, number: float, expected: float) -> Count:
@@ -107,7 +107,7 @@ class LossWeights:
 
         Without, the gradients of tensors that no optimizer holds would be multiplied by the rows.
         """
-        self._first, self._has_unit = None, True
+        self._first, self._has_unit = 0, True
         if self._session.share.count:
             return
         self.agree_on_unit(Count(0.0) if self._deciding.is_sum else count)
@@ -126,7 +126,7 @@ class LossWeights:
         All ranks call it alike. It is one collective in the first backwards, and for good if terms
         are means over different counts. Otherwise it is none.
         """
-        if count is self._first and self.meets and self._may_reduce:
+        if id(count) == self._first and self.meets and self._may_reduce:
             self._begin(count)
         apart = count.apart
         weights = self._each.meet(apart) if self.meets else None
