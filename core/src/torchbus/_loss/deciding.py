@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from itertools import accumulate
 
 from torch import Tensor
@@ -57,6 +58,8 @@ class Deciding:
             return None, 0.0, None
         if len(terms) == 1 and terms[0].number is not None:
             return terms[0], 0.0, None
+        if terms and all(_is_one_of(len(terms), term) for term in terms):
+            return replace(terms[0], number=float(len(terms))), 0.0, None
         if self._has_one_for_each_row(terms, rows):
             return None, 0.0, None
         if not terms or any(term.number is None for term in terms):
@@ -107,6 +110,12 @@ class Deciding:
             and rows not in self._numbers_of_terms
             and all(_is_divided_by(rows, term) for term in terms)
         )
+
+
+def _is_one_of(count: int, term: Term) -> bool:
+    """Whether it is one thing in a mean over so many, as in ``sum(losses) / len(losses)``."""
+    is_one = term.number is not None and _is(term.number, 1.0)
+    return is_one and not term.divisors and _is_divided_by(count, term)
 
 
 def _is_divided_by(rows: int, term: Term) -> bool:
