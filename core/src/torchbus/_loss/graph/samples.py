@@ -182,16 +182,22 @@ def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _swapped(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     pair = (0, 1) if type(node).__name__ == "TBackward0" else saved.swapped(node)
-    one, other = [saved.signed(dim) % max(len(sizes), 2) for dim in pair]
-    swap = {one: other, other: one}
-    return _moved(_first(node, sizes, budget), lambda dim: swap.get(dim, dim))
+    order = list(range(len(sizes)))
+    if len(order) > 1:
+        one, other = [saved.signed(dim) % len(order) for dim in pair]
+        order[one], order[other] = order[other], order[one]
+    return _in_order(node, sizes, order, budget)
 
 
 def _permuted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
-    order = [saved.signed(one) % len(sizes) for one in saved.order(node)]
-    return _moved(
-        _first(node, sizes, budget), lambda dim: order.index(dim) if dim in order else None
-    )
+    order = [saved.signed(dim) % len(sizes) for dim in saved.order(node)]
+    return _in_order(node, sizes, order, budget)
+
+
+def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> Samples:
+    """Each dimension of the tensor was that one of ``order`` before."""
+    before = [size for _, size in sorted(zip(order, sizes, strict=True))]
+    return _moved(_first(node, before, budget), lambda dim: order.index(dim) if dim in order else 0)
 
 
 def _inserted(node: Any, sizes: Sizes, budget: Budget) -> Samples:

@@ -197,7 +197,8 @@ class DeviceHeader(Header):
 
 def make_header(first: Tensor, parameters: int) -> Header:
     """A header for so many parameters, with the first one's device and, if it fits, its dtype."""
-    dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
+    real = first.dtype.to_real()
+    dtype = real if real in (torch.float32, torch.float64) else torch.float32
     return (
         Header(parameters, dtype)
         if first.device.type == "cpu"
