@@ -89,10 +89,10 @@ def found(hook):
 
 if __name__ == "__main__":
     alone = {hook: found(hook) for hook in (False, True)}
-    with session(devices=RANKS, strategy="ddp", accelerator="cpu", launch="fork", batch="global"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            together = {hook: found(hook) for hook in (False, True)}
+    asked = {"devices": RANKS, "strategy": "ddp", "accelerator": "cpu", "launch": "fork"}
+    with session(**asked, batch="global"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        together = {hook: found(hook) for hook in (False, True)}
     print(
         json.dumps(
             {

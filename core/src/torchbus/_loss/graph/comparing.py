@@ -43,5 +43,5 @@ def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
     return (
         unlike
         and any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, len(weights)))
-        and samples_in(node, weights.shape).dims == {0}
+        and samples_in(node, weights.shape).dims == (0,)
     )

@@ -238,7 +238,7 @@ def _length(made_by: Node, sizes: Sequence[int], rows: int) -> float:
     if rows not in sizes[1:] or sizes[0] == rows:
         return float(sizes[0])
     dims = samples_in(made_by, sizes).dims
-    return float(sizes[min(dims)] if dims and max(dims) < len(sizes) else sizes[0])
+    return float(sizes[dims[0]] if dims and dims[0] < len(sizes) else sizes[0])
 
 
 def _stacked(places: list[Place], rows: int, divisors: Divisors, depth: int) -> list[Term]:

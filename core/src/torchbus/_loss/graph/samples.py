@@ -62,11 +62,11 @@ class Samples(NamedTuple):
     their order, a product of pairs.
     """
 
-    dims: frozenset[int] = frozenset()
+    dims: tuple[int, ...] = ()
     related: bool = False
 
 
-DATA, NONE = Samples(frozenset((0,))), Samples()
+DATA, NONE = Samples((0,)), Samples()
 
 
 class Budget:
@@ -86,7 +86,7 @@ def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples
     if name == "AccumulateGrad":
         return NONE if isinstance(node.variable, nn.Parameter) else DATA
     if name in TIME_FIRST:
-        return Samples(frozenset((1,)))
+        return Samples((1,))
     made = MADE_BY.get(name, _alike)
     return made(node, sizes, budget)
 
@@ -96,7 +96,7 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     place = LAYERS.get(type(node).__name__)
     if place is not None:
         found = samples_in(node.next_functions[place][0], sizes, budget)
-        return found._replace(dims=found.dims - {1})  # its columns, or channels
+        return found._replace(dims=_without(found.dims, 1))  # its columns, or channels
     children = [child for child, _ in node.next_functions if child is not None]
     found = _joined(samples_in(child, sizes, budget) for child in children)
     return found if found != NONE or may_be_of_parameters(node) else DATA
@@ -104,7 +104,12 @@ def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 
 def _joined(found: Iterable[Samples]) -> Samples:
     each = list(found)
-    return Samples(frozenset().union(*[one.dims for one in each]), any(one.related for one in each))
+    dims = dict.fromkeys(dim for one in each for dim in one.dims)
+    return Samples(tuple(dims), any(one.related for one in each))
+
+
+def _without(dims: tuple[int, ...], gone: int) -> tuple[int, ...]:
+    return tuple([dim for dim in dims if dim != gone])
 
 
 def _first(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -114,7 +119,7 @@ def _first(node: Any, sizes: Sizes, budget: Budget) -> Samples:
 def _moved(found: Samples, place: Callable[[int], int | None]) -> Samples:
     """Where the samples are if each dimension goes to another ``place``, or disappears (None)."""
     places = [place(dim) for dim in found.dims]
-    return found._replace(dims=frozenset(one for one in places if one is not None))
+    return found._replace(dims=tuple([one for one in places if one is not None]))
 
 
 def sizes_of(node: Any, default: Sizes = ()) -> tuple[int, ...]:
@@ -149,7 +154,7 @@ def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     result = getattr(node, saved.RESULT, None)
     sizes = sizes_of(node, sizes if result is None else result.shape)
     found, over = _first(node, sizes, budget), _dims(node, len(sizes))
-    return found._replace(related=found.related or (bool(found.dims) and min(found.dims) in over))
+    return found._replace(related=found.related or (bool(found.dims) and found.dims[0] in over))
 
 
 def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -158,14 +163,14 @@ def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     left = DATA if first is None else samples_in(first, sizes, budget)
     right = NONE if second is None else samples_in(second, sizes, budget)
     rows, columns = len(sizes) - 2, len(sizes) - 1
-    if first is None and not right.dims - {rows}:
+    if first is None and not _without(right.dims, rows):
         return DATA._replace(related=right.related)
-    dims = (left.dims - {columns}) | (right.dims - {rows})
+    dims = (*_without(left.dims, columns), *_without(right.dims, rows))
     if first is None:
         dims = right.dims
-    related = {rows, columns} <= dims or (columns in left.dims and rows in right.dims)
+    related = {rows, columns} <= set(dims) or (columns in left.dims and rows in right.dims)
     related &= min(dims, default=rows) >= rows  # else each sample has a product of its own
-    return Samples(dims, related or left.related or right.related)
+    return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
 
 
 def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -175,8 +180,9 @@ def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         NONE if child is None else samples_in(child, sizes, budget)
         for child, _ in node.next_functions[:2]
     ]
-    dims = first.dims | {dim + 1 if dim == rows else dim for dim in second.dims}
-    related = {rows, rows + 1} <= dims and min(dims) == rows
+    moved = [dim + 1 if dim == rows else dim for dim in second.dims]
+    dims = tuple(dict.fromkeys((*first.dims, *moved)))
+    related = {rows, rows + 1} <= set(dims) and min(dims) == rows
     return Samples(dims, related or first.related or second.related)
 
 
@@ -217,7 +223,7 @@ def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
         over = _dims(node, len(before))
         gone = {dim for dim in over if before[dim] == 1}
     found = _first(node, before, budget)
-    if found.dims and min(found.dims) in gone:  # one sample
+    if found.dims and found.dims[0] in gone:  # one sample
         return found._replace(dims=NONE.dims)
     return _moved(
         found,
@@ -229,7 +235,7 @@ def _unbound(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     gone = saved.signed(saved.dim(node)) % (len(sizes) + 1)
     before = [*sizes[:gone], 1, *sizes[gone:]]
     found = _first(node, before, budget)
-    if found.dims and min(found.dims) == gone:
+    if found.dims and found.dims[0] == gone:
         return found._replace(dims=NONE.dims)
     return _moved(found, lambda dim: dim - (dim > gone))
 
@@ -241,14 +247,14 @@ def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     if joined is not None:
         return samples_in(joined, sizes, budget)
     found = _first(node, before, budget)
-    dims = {
+    dims = [
         dim
         for old in found.dims
         if old < len(before)
         for dim in range(len(sizes))
         if sizes[dim] > 1 and _overlap(before, old, sizes, dim)
-    }
-    return found._replace(dims=frozenset(dims))
+    ]
+    return found._replace(dims=tuple(dict.fromkeys(dims)))
 
 
 def _joined_before(node: Any, sizes: Sizes) -> Any:
