@@ -69,11 +69,11 @@ class TensorHooks:
     def take_off(self) -> None:
         for parameter, hooks in self._held:
             for key in hooks:
-                del tensor_hooks(parameter)[key]
+                _table(parameter).pop(key, None)
 
     def put_back(self) -> None:
         for parameter, hooks in self._held:
-            tensor_hooks(parameter).update(hooks)
+            _table(parameter).update(hooks)
 
     def run(self) -> None:
         """Call them with the gradients that a backward has made, and take what they return."""
@@ -81,6 +81,12 @@ class TensorHooks:
             for hook in hooks.values() if parameter.grad is not None else ():
                 changed = hook(parameter.grad)
                 parameter.grad = parameter.grad if changed is None else changed
+
+
+def _table(parameter: Any) -> dict[int, Any]:
+    table = tensor_hooks(parameter)
+    assert table is not None  # the hooks were only taken out of it
+    return table
 
 
 def _is_users(hook: Any) -> bool:
