@@ -28,7 +28,11 @@ SUMMED = "the loss is a sum over samples, as its graph says"
 @pytest.mark.parametrize(
     ("strategy", "kind", "said"),
     [
-        *[(one, kind, "auto") for one in ("ddp", "fsdp", "ddp_sharded") for kind in ("sum", "mean")],
+        *[
+            (one, kind, "auto")
+            for one in ("ddp", "fsdp", "ddp_sharded")
+            for kind in ("sum", "mean")
+        ],
         ("ddp", "sum", "mean"),
         ("fsdp", "sum", "mean"),
     ],
