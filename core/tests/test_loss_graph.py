@@ -61,8 +61,8 @@ def losses() -> Tensor:
         (lambda: (V.exp() * losses()).sum(), [("mean", 4), ("mean", 2)]),
         (lambda: (torch.stack([V[0], -V[1]]) * losses()).sum(), [("mean", 4), ("mean", 2)]),
         (lambda: (P[0].exp() * losses()).sum(), [("mean", 4), ("mean", 2)]),
-        (lambda: (losses() * losses()).sum(), [("sum", None)]),
-        (lambda: (W / losses()).sum(), [("sum", None)]),
+        (lambda: (losses() * losses()).sum(), [("nonlinear", None)]),
+        (lambda: (W / losses()).sum(), [("nonlinear", None)]),
         (lambda: (X[0, :2] * losses()).sum(), [("sum", None)]),
         (lambda: (X.mean(1) * W.sum()).sum(), [("sum", None)]),
         # weight decay is alike on all ranks

@@ -1,4 +1,4 @@
-"""A plain sum over samples is said, whichever strategy takes it for a mean."""
+"""A plain sum over samples is summed, and a loss that was said to be something else is told."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torchbus import session
 
 options = {"shard_gradients": True} if sys.argv[1] == "ddp_sharded" else {}
+if sys.argv[3] != "auto":
+    options["loss_reduction"] = sys.argv[3]
 with session(strategy=sys.argv[1], devices=2, launch="fork", accelerator="cpu", **options) as s:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -20,12 +22,26 @@ with session(strategy=sys.argv[1], devices=2, launch="fork", accelerator="cpu", 
     print(s.explain())
 """
 SAID = "the loss looks like a sum over samples, but is treated as a mean"
+SUMMED = "the loss is a sum over samples, as its graph says"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "ddp_sharded"])
-@pytest.mark.parametrize("kind", ["sum", "mean"])
-def test_a_sum_is_said_once_and_in_explain(strategy: str, kind: str) -> None:
-    result = fork_script(SCRIPT, strategy, kind, timeout_s=60).ok()
-    expected = 1 if kind == "sum" else 0
-    assert result.stderr.count(SAID) == expected, result.stderr
-    assert " ".join(result.stdout.split()).count(SAID) == expected
+@pytest.mark.parametrize(
+    ("strategy", "kind", "said"),
+    [
+        *[
+            (one, kind, "auto")
+            for one in ("ddp", "fsdp", "ddp_sharded")
+            for kind in ("sum", "mean")
+        ],
+        ("ddp", "sum", "mean"),
+        ("fsdp", "sum", "mean"),
+    ],
+)
+def test_a_sum_is_in_explain_and_another_word_is_warned_of(
+    strategy: str, kind: str, said: str
+) -> None:
+    result = fork_script(SCRIPT, strategy, kind, said, timeout_s=60).ok()
+    warned, summed = int(said == "mean"), int((kind, said) == ("sum", "auto"))
+    assert result.stderr.count(SAID) == warned, result.stderr
+    words = " ".join(result.stdout.split())
+    assert (words.count(SAID), words.count(SUMMED)) == (warned, summed)

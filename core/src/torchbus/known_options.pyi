@@ -105,7 +105,7 @@ class KnownOptions(MoreOptions, total=False):
     log_dir: str | os.PathLike[str]
     log_every_n_steps: int
     loss_parallel: bool
-    loss_reduction: typing.Literal["mean", "sum"] | typing.Literal["mean", "sum"] | None
+    loss_reduction: typing.Literal["auto", "mean", "sum"] | typing.Literal["mean", "sum"] | None
     loss_weight: typing.Literal["auto", "samples", "tokens"]
     memory_snapshot: bool
     microbatches: int

@@ -26,6 +26,7 @@ CASES = [
     "loss inside forward",
     "loss inside forward, divided",
     "gradients of gradients",
+    "prototypes",
 ]
 
 

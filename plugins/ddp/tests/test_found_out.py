@@ -108,3 +108,35 @@ def test_ranks_that_wait_in_a_step_and_in_a_backward_are_found_out() -> None:
     assert "RanksDiverged: the ranks wait for each other in different places" in result.stderr
     assert "rank 0 waits in SGD.step() after backward 0" in result.stderr
     assert "rank 1 waits in backward 1" in result.stderr
+
+
+def test_a_parameter_that_is_put_into_a_group_by_hand_is_synchronised() -> None:
+    found = facts(
+        run("""
+        points = nn.Parameter(data[0].clone())
+        optimizer = torch.optim.SGD([points], lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            (points - data[s.rank].mean()).square().mean().backward()
+            optimizer.step()
+            if step == 1:
+                points = nn.Parameter(torch.cat([points.detach(), points.detach()[:2]]))
+                optimizer.param_groups[0]["params"][0] = points
+        found["equal"] = torch.equal(*s.all_gather(points.detach()))
+    """)
+    )
+    assert found == {"equal": True}
+
+
+def test_parameters_that_differ_after_the_last_backward_are_found_out() -> None:
+    result = run(
+        """
+        net = nn.Linear(3, 1)
+        net(data[s.rank]).mean().backward()
+        with torch.no_grad():
+            net.weight.add_(s.rank)
+    """,
+        fails=True,
+    )
+    assert result.status == 1
+    assert "RanksDiverged: a parameter is not the same on all ranks any more" in result.stderr

@@ -194,3 +194,28 @@ def test_the_model_is_as_it_was() -> None:
     """)
     )
     assert found == {"calls": ["forward", "gradient"], "same": True, "saved": True, "copied": True}
+
+
+def test_a_buffer_of_the_size_of_a_share_stays_each_ranks_own() -> None:
+    found = facts(
+        run("""
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Linear(3, 1)
+                self.register_buffer("last", torch.zeros(1, 1))
+                self.register_buffer("mean", torch.zeros(1))
+
+            def forward(self, x):
+                self.last = self.body(x).detach()
+                self.mean = self.last.mean(0)
+                return self.body(x)
+
+        net = Net()
+        for _ in range(2):
+            net(data.reshape(16, 3)[: 2 + s.rank]).square().mean().backward()
+        found["rows"] = s.all_gather_object(len(net.last))
+        found["equal"] = torch.equal(*s.all_gather(net.mean))
+    """)
+    )
+    assert found == {"rows": [2, 3], "equal": True}

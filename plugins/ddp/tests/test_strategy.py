@@ -59,7 +59,10 @@ def test_two_strategies_are_refused():
         ({"backend": 1}, "backend=1 is a int: it must be the name of a torch.distributed backend"),
         ({"bucket_cap_mb": "big"}, "bucket_cap_mb='big' is a str: it must be a number of MiB"),
         ({"sync_loss": 1}, "sync_loss=1 is a int: it must be True or False"),
-        ({"loss_reduction": "median"}, "loss_reduction='median' is unknown: use 'mean' or 'sum'"),
+        (
+            {"loss_reduction": "median"},
+            "loss_reduction='median' is unknown: use 'auto', 'mean' or 'sum'",
+        ),
     ],
 )
 def test_wrong_options(options, words):

@@ -40,7 +40,8 @@ class Horovod(Strategy):
         compression: "fp16" sends gradients in 16 bits; "none" sends them as they are.
         adasum: Horovod's Adasum combines the gradients, instead of their mean. The number of ranks
             must be a power of two.
-        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
@@ -61,7 +62,7 @@ class Horovod(Strategy):
         *,
         compression: Compression = "none",
         adasum: bool = False,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         backend: str | None = None,

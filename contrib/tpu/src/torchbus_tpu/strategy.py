@@ -39,7 +39,8 @@ class TPU(Strategy):
 
     Args:
         backend: torch.distributed backend; None: the one that torch_tpu registers.
-        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
@@ -58,7 +59,7 @@ class TPU(Strategy):
         self,
         *,
         backend: str | None = None,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
     ) -> None:

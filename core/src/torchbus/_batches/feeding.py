@@ -171,9 +171,15 @@ class Batches:
         """Choose if no graph has saved any of the batches.
 
         The one that feeds already, while the loop holds it, may feed another backward. Otherwise it
-        is the only new one, or the oldest if all are still alive.
+        is the only new one, or the oldest if all are still alive. One that was evaluated feeds none
+        while there is another.
         """
         current = self.feeding[-1] if self.feeding else None
+        trains = [one for one in fresh if not one.origin.evaluates]
+        evaluated = bool(fresh) and not trains
+        if evaluated and current is not None and current.lives and not current.origin.evaluates:
+            return list(self.feeding)
+        fresh = trains or fresh
         newest = [one for one in fresh if one.origin is fresh[-1].origin]
         origin = newest[-1].origin if newest else None if current is None else current.origin
         if (

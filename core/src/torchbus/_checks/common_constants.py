@@ -17,7 +17,7 @@ from torch import Tensor
 from torchbus._checks import hyperparameters, loss_constants
 from torchbus._checks.hyperparameters import Settings
 from torchbus._compat import saved
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 from torchbus.errors import RanksDiverged
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Constants:
 
     def _warn(self, text: str) -> None:
         if not self._warned and self._session.is_main:
-            warn(text)
+            warn_of_gradients(text)
         self._warned = True
 
 

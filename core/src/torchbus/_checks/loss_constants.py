@@ -5,12 +5,15 @@ These are factors, divisors, exponents, label smoothing and weights of classes.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from torchbus._compat import saved
+from torchbus._loss.graph.samples import samples_in
 
 NODES_AT_MOST = 64
+FACTORS_AT_MOST = 1024
 FOLLOWED = (
     "AddBackward0",
     "SubBackward0",
@@ -90,10 +93,25 @@ def _factor(node: Node) -> list[float]:
         return []
     if isinstance(sides[0], int | float):
         return [float(sides[0])]
-    is_number = (
-        type(sides[0]) is Tensor
-        and sides[0].dim() == 0
-        and sides[0].device.type == "cpu"
-        and not sides[0].is_complex()
-    )
-    return [float(sides[0])] if is_number else []
+    side = sides[0]
+    if type(side) is not Tensor or side.device.type != "cpu" or side.is_complex():
+        return []
+    if side.dim() == 0:
+        return [float(side)]
+    return [_weighted_sum(side)] if side.dim() == 1 and _multiplies_statistics(node, side) else []
+
+
+def _multiplies_statistics(node: Node, side: Tensor) -> bool:
+    """Whether the other side is no more one number for each sample, but a mean over them: so the
+    balance loss of a mixture of experts multiplies means by shares.
+    """
+    if side.requires_grad or side.numel() > FACTORS_AT_MOST:
+        return False
+    child = next((one for one, _ in node.next_functions if one is not None), None)
+    found = samples_in(child, side.shape)
+    return found.related and not found.dims
+
+
+def _weighted_sum(side: Tensor) -> float:
+    values = side.double()
+    return float(values @ torch.arange(1.0, len(values) + 1, dtype=values.dtype))

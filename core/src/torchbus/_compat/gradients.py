@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, _utils
@@ -45,6 +46,9 @@ BATCH_NORM: type[Module] = batchnorm._BatchNorm
 
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 """Of one module, by name. Without it: AttributeError when a model is found."""
+
+tensor_hooks: Callable[[Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
+"""Those of ``register_hook``. Without it: AttributeError at the first backward."""
 
 post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
     "_post_accumulate_grad_hooks"

@@ -23,7 +23,7 @@ Get = Callable[[Node], Any]
 PREFIX = "_saved_"
 REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
 SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
-DIM, TENSOR = "_saved_dim", "_saved_tensor"
+DIM, KEEPDIM, TENSOR = "_saved_dim", "_saved_keepdim", "_saved_tensor"
 NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
 """Plain numbers that a loss function was given."""
 FACTORS = (OTHER, SELF)
@@ -44,7 +44,10 @@ delta: Get = attrgetter("_saved_delta")
 exponent: Get = attrgetter("_saved_exponent")
 indices: Get = attrgetter("_saved_indices")
 dim: Get = attrgetter(DIM)
-keepdim: Get = attrgetter("_saved_keepdim")
+keepdim: Get = attrgetter(KEEPDIM)
+swapped: Get = attrgetter("_saved_dim0", "_saved_dim1")
+diagonal: Get = attrgetter("_saved_dim1", "_saved_dim2")
+order: Get = attrgetter("_saved_dims")
 index: Get = attrgetter("_saved_index")
 sides_of_dot: Get = attrgetter(SELF, TENSOR)
 
@@ -135,6 +138,9 @@ def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
     yield "MaxBackward1", x.max(), (SELF,)
     yield "VarBackward0", x.var(0, correction=0), (SELF, DIM)
     yield "TopkBackward0", x.topk(1).values, (SIZES, DIM)
-    yield "StackBackward0", torch.stack([x, x]), ()
+    yield "StackBackward0", torch.stack([x, x]), (DIM,)
+    yield "TransposeBackward0", x.transpose(0, 1), ("_saved_dim0", "_saved_dim1")
+    yield "PermuteBackward0", x.permute(1, 0), ("_saved_dims",)
+    yield "DiagonalBackward0", x.diagonal(), ("_saved_dim1", "_saved_dim2")
     yield "ViewBackward0", x.view(2), ()
     yield "CloneBackward0", x.clone(), ()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from itertools import accumulate
 
 from torch import Tensor
 
 from torchbus._batches.share import Share
 from torchbus._loss.apart import Apart
-from torchbus._loss.graph.reading import terms_of
+from torchbus._loss.graph.reading import is_sum, relates_samples, terms_of
 from torchbus._loss.graph.term import Number, Term, same
-from torchbus._loss.messages import BY_KIND, MIXED, SILENT, TIMES_ROWS
+from torchbus._loss.messages import BY_KIND, COMPARES, MIXED, SILENT, TIMES_ROWS
 from torchbus._loss.term_weights import of_one_batch, unique
 from torchbus._session.context import Context
 
 ALIKE_FOR = 3
 """Losses in a row with the number of rows as a factor, until it is no chance."""
+LOOKS = 5
+"""First losses in which samples that are compared are looked for: the graph must be walked."""
 READ_AT_MOST = 3
 """Losses that are looked at if a count is on a GPU, for which the host must wait."""
 
@@ -35,6 +38,10 @@ class Deciding:
         """Kinds of the terms whose counts are not in the graph; None if all are."""
         self.mixed = 0.0
         """What one term counts, while another's count is not in the graph."""
+        self.is_sum = self.is_empty = False
+        """That it is a plain sum over samples; that it reaches none."""
+        self._compares = False
+        self._looks_left = LOOKS
         self._by_rows = 0
         self._numbers_of_terms: set[int] = set()
         """That the loss has whatever the number of rows."""
@@ -45,8 +52,14 @@ class Deciding:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed = None, 0.0
         terms = terms_of(loss, rows)
+        self.is_sum, self.is_empty = is_sum(terms), not terms
+        self._look_between(terms)
+        if self.is_sum:
+            return None, 0.0, None
         if len(terms) == 1 and terms[0].number is not None:
             return terms[0], 0.0, None
+        if terms and all(_is_one_of(len(terms), term) for term in terms):
+            return replace(terms[0], number=float(len(terms))), 0.0, None
         if self._has_one_for_each_row(terms, rows):
             return None, 0.0, None
         if not terms or any(term.number is None for term in terms):
@@ -64,12 +77,19 @@ class Deciding:
             self.ratio = weighed / float(first.number)
         return first, self.ratio, apart
 
+    def _look_between(self, terms: list[Term]) -> None:
+        """Look, in the first losses, whether samples are compared with each other."""
+        if self._looks_left:
+            self._looks_left -= 1
+            self._compares = any(map(relates_samples, terms))
+
     def warnings(self, term: Term | None, rows: int) -> list[str]:
         """Return what is to be said of the latest loss, whose deciding term is ``term``."""
         kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
         mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
         times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
-        return [*kinds, *mixed, *times]
+        between = [COMPARES] if self._compares and not kinds else []
+        return [*kinds, *mixed, *times, *between]
 
     def _has_rows_as_factor(self, term: Term | None, rows: int) -> bool:
         """Whether the loop has multiplied the last losses, which are means, by this rank's rows."""
@@ -90,6 +110,12 @@ class Deciding:
             and rows not in self._numbers_of_terms
             and all(_is_divided_by(rows, term) for term in terms)
         )
+
+
+def _is_one_of(count: int, term: Term) -> bool:
+    """Whether it is one thing in a mean over so many, as in ``sum(losses) / len(losses)``."""
+    is_one = term.number is not None and _is(term.number, 1.0)
+    return is_one and not term.divisors and _is_divided_by(count, term)
 
 
 def _is_divided_by(rows: int, term: Term) -> bool:

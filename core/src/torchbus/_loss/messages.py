@@ -40,6 +40,15 @@ NONLINEAR = (
     " the whole batch. strategy='dp' computes it for the whole batch, as does gathering what the"
     " loss compares (torch.distributed.nn.functional.all_gather)"
 )
+COMPARES = (
+    "the loss compares samples with each other (a product or a distance of pairs, a statistic over"
+    " samples, their order): each rank, and each batch of a window, sees only the pairs of its own"
+    " share, so the gradients are not those of one process. strategy='dp' computes the loss for the"
+    " whole batch, as does gathering what it compares (torch.distributed.nn.functional.all_gather)"
+)
+SUM = (
+    "the loss is a sum over samples, as its graph says: losses and gradients are summed over ranks"
+)
 NORMALISED = (
     "the loss multiplies this rank's samples by weights that add up to one, or are one on average:"
     " if the script has divided them by the sum or the mean of this batch's weights, each rank, and"

@@ -19,11 +19,12 @@ from torchbus._loss import messages
 from torchbus._loss.apart import Apart
 from torchbus._loss.count import HAVE_RATIO, RATIO, RATIO_SQUARED, UNTOLD, Count, Scales, spread
 from torchbus._loss.deciding import BySamples, Deciding
+from torchbus._loss.graph.reading import is_sum, terms_of
 from torchbus._loss.graph.term import Number, Term, same
 from torchbus._loss.term_weights import TermWeights
 from torchbus._loss.unit import SPREAD, Unit, unless_clamped
 from torchbus._session.context import Context
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 from torchbus.errors import UsageError
 
 
@@ -31,15 +32,24 @@ class LossWeights:
     """The weights of a session's losses. All ranks use it alike.
 
     ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
-    way if ``session.reduce`` might meet another collective.
+    way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
+    over samples, as its graph says, is summed over ranks; without, it counts as a mean.
     """
 
     def __init__(
-        self, session: Context, mode: str = "auto", mean: Callable[[Tensor], Tensor] | None = None
+        self,
+        session: Context,
+        mode: str = "auto",
+        mean: Callable[[Tensor], Tensor] | None = None,
+        sums: bool = False,
     ) -> None:
         saved.check()
         self._session = session
         self.mode = mode
+        self._sums = sums
+        self._may_reduce = mean is None
+        self._first = 0  # an id: a count that is held would keep the graph alive
+        self._has_unit = False
         self._unit = Unit(session)
         self._waits = session.device.type == "cpu"
         self._deciding = Deciding()
@@ -61,6 +71,7 @@ class LossWeights:
         count = self._of(loss, settles, expected)
         # alike on all ranks: all must keep earlier gradients apart, or none
         count.anew = self.mode != "samples"
+        self._first = 0 if self._has_unit else id(count)
         return count
 
     def of_number(self, number: float, expected: float) -> Count:
@@ -81,6 +92,8 @@ class LossWeights:
 
         Nobody knows what the other ranks count. Warns if the loss does not count samples.
         """
+        if self.is_sum(loss):
+            return self.of_sum(loss)
         if self.mode != "samples" and (text := self._silent.look(loss)):
             self._say(text)
         return self.take(Count(self._session.share.weight))
@@ -88,6 +101,18 @@ class LossWeights:
     def agree_on_unit(self, count: Count) -> None:
         """Agree on what one sample counts. All ranks call it once, at the first of windows."""
         self._unit.agree(count)
+
+    def _begin(self, count: Count) -> None:
+        """Agree on the unit before the first backward of batches that no loader has counted.
+
+        Without, the gradients of tensors that no optimizer holds would be multiplied by the rows.
+        """
+        self._first, self._has_unit = 0, True
+        if self._session.share.count:
+            return
+        self.agree_on_unit(Count(0.0) if self._deciding.is_sum else count)
+        by = self._unit.value
+        count.weight, count.norm, count.total = count.weight / by, count.norm / by, count.total / by
 
     @property
     def meets(self) -> bool:
@@ -101,6 +126,8 @@ class LossWeights:
         All ranks call it alike. It is one collective in the first backwards, and for good if terms
         are means over different counts. Otherwise it is none.
         """
+        if id(count) == self._first and self.meets and self._may_reduce:
+            self._begin(count)
         apart = count.apart
         weights = self._each.meet(apart) if self.meets else None
         self._have_met = weights is not None
@@ -138,6 +165,11 @@ class LossWeights:
         may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
         term, ratio, apart = self._find(loss, rows, may_meet)
         expected = expected or (share.count / parts if share.count else 1.0)
+        if self._sums and self.mode != "samples" and self._deciding.is_sum:
+            self.note = self.note or messages.SUM
+            return self.of_sum(loss)
+        if loss is not None and self._is_nothing(loss):
+            return self._of_nothing()
         if loss is None or term is None or term.number is None:
             return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
         ratio = ratio if self._behind.is_told else UNTOLD
@@ -149,6 +181,18 @@ class LossWeights:
         self.take(count)
         return self._in_time(count, term, settles) if count.counted else count
 
+    def _is_nothing(self, loss: Tensor) -> bool:
+        """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
+        if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
+            return False
+        return not loss.item()
+
+    def _of_nothing(self) -> Count:
+        count = Count(0.0, True)
+        count.term = Term("mean", 1.0, (1.0,))
+        self._unit.forget_own()
+        return count
+
     def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
         """The count, or one by samples if the host does not wait for what other ranks count."""
         kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
@@ -156,6 +200,10 @@ class LossWeights:
         if settles or self._waits or self._unit.settles_on_device:
             return count
         return self.take(Count(self._shared.weight, True))
+
+    def is_sum(self, loss: Tensor | None) -> bool:
+        """Whether the loss is one that is summed over ranks."""
+        return self._sums and self.mode != "samples" and loss is not None and is_sum(terms_of(loss))
 
     def of_sum(self, loss: Tensor | None) -> Count:
         """Return the count of a sum over samples.
@@ -179,6 +227,7 @@ class LossWeights:
     def _find(
         self, loss: Tensor | None, rows: int, may_meet: bool
     ) -> tuple[Term | None, float, Apart | None]:
+        self._deciding.is_sum = self._deciding.is_empty = False
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
         found = self._deciding.find(loss, rows, self._shared, may_meet and self._each.meets)
@@ -246,4 +295,4 @@ class LossWeights:
             self._said.add(text[:40])
             self.note = text
             if self._session.is_main:
-                warn(text)
+                warn_of_gradients(text)

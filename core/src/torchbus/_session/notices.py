@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -66,6 +68,36 @@ def _outwards(frame: FrameType | None) -> list[FrameType]:
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn as if the user's line had done it."""
     warnings.warn(redacted(text), category, stacklevel=users_frame()[1] + 1)
+
+
+def warn_of_gradients(text: str) -> None:
+    """Warn of what may make gradients wrong.
+
+    A script that ignores all warnings still gets it, on stderr; a filter that names its words hides
+    it.
+    """
+    warn(text)
+    text = redacted(text)
+    if _ignores_everything(text):
+        frame = users_frame()[0]
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        print(f"{where}: torchbus: your gradients may be wrong: {text}", file=sys.stderr)
+
+
+def _ignores_everything(text: str) -> bool:
+    """Whether the first of the script's filters that fits names no message, and ignores it."""
+    fits = [
+        (action, message)
+        for action, message, category, _, _ in warnings.filters
+        if issubclass(UserWarning, category) and (message is None or _matches(message, text))
+    ]
+    return bool(fits) and fits[0] == ("ignore", None)
+
+
+def _matches(message: object, text: str) -> bool:
+    """Filters hold a pattern, or, if Python itself made them, a plain text."""
+    pattern = re.compile(message, re.I) if isinstance(message, str) else message
+    return isinstance(pattern, re.Pattern) and pattern.match(text) is not None
 
 
 def deprecated(what: str, since: str, instead: str) -> None:

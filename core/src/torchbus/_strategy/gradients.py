@@ -19,7 +19,7 @@ from torchbus._session.context import Context
 from torchbus._strategy.backward import create_graph, header, user_hooks
 from torchbus._strategy.backward.before_step import StepAveraging
 from torchbus._strategy.backward.engine import Engine, Roots, discard, fail
-from torchbus._strategy.backward.header import Header, Slots
+from torchbus._strategy.backward.header import DeviceHeader, Header, Slots
 from torchbus._strategy.backward.loss_counts import LossCounts, scalar_loss
 from torchbus._strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
 from torchbus._strategy.checks.loss_kind import look_at_first
@@ -32,6 +32,7 @@ from torchbus._strategy.reduction import Reduction, Reductions
 from torchbus.errors import Unsupported
 
 DISCOVERY_BACKWARDS = 3
+LOOKS = 3
 NOT_DIVIDED = (
     "the last batch came from no divided loader: unless each rank drew it from its own random"
     " numbers, all ranks computed the same thing (s.shard divides batches that the script makes"
@@ -61,6 +62,8 @@ class GradientSync:
         self._division = division
         self.steps = self._quiet_backwards = 0
         self._loss_note = ""
+        self._buffers_vary = False
+        self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._local = Local()
         self._lock = threading.Lock()
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
@@ -105,10 +108,13 @@ class GradientSync:
             )
         parameters = self._trained.parameters
         held = user_hooks.take_off(parameters)
-        before = set_apart(parameters) if count.anew and not call.create_graph else []
+        hooks = user_hooks.TensorHooks(parameters)
+        alone = bool(hooks) and not (call.create_graph or count.left or self._local)
+        apart = alone or (count.anew and not call.create_graph)
+        before = set_apart(parameters) if apart else []
         try:
             try:
-                self._synchronised(call, engine, count)
+                self._with_hooks(hooks if alone else None, call, engine, count)
             finally:
                 add_again(before)
             self.before_step.synchronised()
@@ -117,6 +123,23 @@ class GradientSync:
             self._lock.release()
             user_hooks.put_back(held)
         user_hooks.run(held)
+
+    def _with_hooks(
+        self,
+        hooks: user_hooks.TensorHooks | None,
+        call: BackwardCall,
+        engine: Engine,
+        count: Count,
+    ) -> None:
+        """The hooks get the gradients of this backward, once they are common to all ranks."""
+        if not hooks:
+            return self._synchronised(call, engine, count)
+        hooks.take_off()
+        try:
+            self._synchronised(call, engine, count)
+        finally:
+            hooks.put_back()
+        hooks.run()
 
     def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
         """The next synchronised backward, or ``optimizer.step``, averages these gradients."""
@@ -139,7 +162,7 @@ class GradientSync:
         loss = scalar_loss(call)
         if self._division.has_parts and not self._loss_note:
             self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
-        slots = self._slots(loss, count)
+        slots = self._slots(loss, count, reduction.buffers.shapes)
         roots, error = self._roots(reduction, call, engine, count)
         try:
             reduction.backward(engine, roots, slots, loss, self._local, error)
@@ -151,13 +174,13 @@ class GradientSync:
             error = None  # its traceback leads here
         self._settle(reduction, call, count, loss)
 
-    def _slots(self, loss: Tensor | None, count: Count) -> Slots:
+    def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
         """What this rank tells the others."""
         share = self._session.share
         progress = self._job.backwards * 7 + self.steps
         constants = self._constants.number(loss, share.weight, progress)
         return header.numbers(
-            count, progress, share.position, self._division.watch.input_sum, constants
+            count, progress, share.position, self._division.watch.input_sum, constants, shapes
         )
 
     def _roots(
@@ -183,11 +206,26 @@ class GradientSync:
         self._job.count_backward()
         if self._local:
             self._local.difference_update(reduction.synchronised())
-        reduction.buffers.copy_from_rank0()
+        reduction.buffers.copy_from_rank0(self._have_like_buffers(reduction.header))
         scale = self._divide(reduction, count)
         self._check.take(reduction.header)
         self._give_loss(reduction.header, call, loss, scale)
         self._after_sync()
+
+    def _have_like_buffers(self, told: Header) -> bool:
+        """Whether all ranks' buffers have the same shapes.
+
+        The host waits for a GPU in the first backwards, and for good if they differed in these.
+        """
+        if (
+            isinstance(told, DeviceHeader)
+            and not self._buffers_vary
+            and self._job.backwards > LOOKS
+        ):
+            return True
+        alike = header.buffers_agree(told.mean(), told.slots)
+        self._buffers_vary |= not alike
+        return alike
 
     def _divide(self, reduction: Reduction, count: Count) -> Number:
         """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
@@ -230,8 +268,8 @@ class GradientSync:
     def session_end(self, error: BaseException | None) -> None:
         if error is None:
             self._check.finish()
-            if not self._job.backwards:
-                refuse_unlike(self._session, self._trained.parameters)
+            if not self._may_differ:
+                refuse_unlike(self._session, self._trained.parameters, self._job.backwards)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from torchbus._loss.count import check_mode
 from torchbus._strategy.checks.divergence import Watch
 from torchbus.errors import UsageError
 
-LOSS_REDUCTIONS = ("mean", "sum")
+LOSS_REDUCTIONS = ("auto", "mean", "sum")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SyncOptions:
     """A strategy's options, checked, and its ``name``, which the parts of the backward carry."""
 
     name: str
-    loss_reduction: str = "mean"
+    loss_reduction: str = "auto"
     loss_weight: str = "auto"
     sync_loss: bool = True
     sync_batchnorm: bool = False
@@ -29,7 +29,7 @@ class SyncOptions:
         expect("sync_batchnorm", self.sync_batchnorm, bool, "True or False")
         if self.loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(
-                f"loss_reduction={self.loss_reduction!r} is unknown: use 'mean' or 'sum'"
+                f"loss_reduction={self.loss_reduction!r} is unknown: use 'auto', 'mean' or 'sum'"
             )
         check_mode(self.loss_weight)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchbus._strategy.backward import header
 from torchbus._strategy.backward.engine import Engine, Roots, run
-from torchbus._strategy.backward.header import Header, Slots, make_header
+from torchbus._strategy.backward.header import Header, Slots, first_number, make_header
 from torchbus._strategy.backward.loss_counts import LossCounts
 from torchbus._strategy.checks.divergence import SEED, Watch
 from torchbus._strategy.checks.loss_kind import look_at_first
@@ -45,6 +45,7 @@ __all__ = [
     "average",
     "check_backend",
     "copy_from_rank0",
+    "first_number",
     "header",
     "join_ranks",
     "look_at_first",

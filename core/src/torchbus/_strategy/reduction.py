@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchbus._compat.autograd import version
 from torchbus._compat.dtensors import is_sharded, own_part
+from torchbus._strategy.backward import header
 from torchbus._strategy.backward.engine import Engine, Roots, run
 from torchbus._strategy.backward.header import WEIGHT, Header, Slots, make_header
 from torchbus._strategy.parameters.averaging import settled
@@ -112,7 +113,8 @@ class AfterBackward:
         self, loss: Tensor | None, before: list[tuple[Tensor | None, int]], local: set[int]
     ) -> None:
         present = [
-            id(parameter) in local or _touched(parameter.grad, *old)
+            (id(parameter) in local and parameter.grad is not None)
+            or _touched(parameter.grad, *old)
             for parameter, old in zip(self.parameters, before, strict=True)
         ]
         told = self.tell(loss, present)
@@ -135,7 +137,7 @@ class AfterBackward:
             return torch.zeros(())
         sample = own_part(self._compared[self._uses % len(self._compared)].detach())
         self._uses += 1
-        return sample[(0,) * sample.dim()]
+        return header.first_number(sample)
 
     def _restore_none(self, before: list[Tensor | None]) -> None:
         """Set a gradient to None again if it was None before and no rank has made it."""

@@ -41,7 +41,8 @@ class Strategy(Plugin):
     Args:
         backend: torch.distributed backend; None: "nccl" for GPUs and "gloo" for CPU, unless
             TORCHBUS_BACKEND names one.
-        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
             that it is a mean of, else samples; "samples"; "tokens": as "auto", and a loss that
             doesn't tell is refused.
@@ -71,7 +72,7 @@ class Strategy(Plugin):
         self,
         *,
         backend: str | None = None,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
@@ -126,7 +127,8 @@ class Strategy(Plugin):
         """What the loss holds after ``backward``, in words for ``explain()``."""
         if not self.options.sync_loss:
             return "losses stay local"
-        return f"afterwards the loss holds the {self.loss_reduction} over ranks"
+        kind = "mean" if self.loss_reduction == "auto" else self.loss_reduction
+        return f"afterwards the loss holds the {kind} over ranks"
 
     @hookimpl
     def launch(self, session: Context) -> World:

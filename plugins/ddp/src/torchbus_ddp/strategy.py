@@ -21,7 +21,7 @@ class ByReducer(Strategy):
         *,
         backend: str | None = None,
         bucket_cap_mb: float = 25.0,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
@@ -51,7 +51,8 @@ class DDP(ByReducer):
             for a CPU) if it is None and
             TORCHBUS_BACKEND is not set.
         bucket_cap_mb: size of a gradient bucket in MiB, as in DistributedDataParallel.
-        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
             that it is a mean of (targets that are not ignored, elements behind a mask), else
             samples; "samples"; "tokens": as "auto", and a loss that doesn't tell is refused.

@@ -61,6 +61,23 @@ class Clip(nn.Module):
         return F.cross_entropy(self.scale * a @ b.T, torch.arange(len(a)))
 
 
+class Prototypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = Mlp()
+
+    def forward(self, x, prototypes=None):
+        near = self.prototypes if prototypes is None else prototypes
+        return -torch.cdist(self.backbone(x), near)
+
+
+def prototypes(model, x, y):
+    """What one divided forward returns is used whole by two others, as attribute and argument."""
+    z = model.backbone(x)
+    model.prototypes = torch.stack([z[::2].mean(0), z.square().mean(0), z[0]])
+    return model(x).square().mean() + model(x.tanh(), 2 * model.prototypes).exp().mean()
+
+
 def plain(model, x, y):
     return F.mse_loss(model(x), y)
 
@@ -148,6 +165,7 @@ CASES = {
     "loss inside forward": (OwnLoss, own_loss, {}),
     "loss inside forward, divided": (OwnLoss, own_loss, {"loss_reduction": "mean"}),
     "gradients of gradients": (Mlp, maml, {}),
+    "prototypes": (Prototypes, prototypes, {}),
 }
 
 for name, (make, loss_of, options) in CASES.items():

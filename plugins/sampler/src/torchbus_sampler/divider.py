@@ -211,6 +211,7 @@ class Divider:
             or not decision.divide
             or latest.evaluates
             or latest.fed
+            or latest.share is None  # the pass had no batches
         ):
             return
         if self._session.batches.waiting(latest):

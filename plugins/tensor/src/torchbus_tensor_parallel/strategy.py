@@ -30,7 +30,8 @@ class TensorParallel(Strategy):
             the sequence (dim 1): norms, dropout and sums are divided too, and need less memory.
         loss_parallel: outputs of a model whose last layer is divided by columns stay divided, and
             ranks share the classes of a cross entropy.
-        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
         backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
@@ -54,7 +55,7 @@ class TensorParallel(Strategy):
         tp: int | None = None,
         sequence_parallel: bool = False,
         loss_parallel: bool = False,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
     ) -> None:

@@ -92,9 +92,14 @@ def _options(options: Iterable[Option]) -> tuple[str, set[str]]:
 
 
 def _union(texts: Iterable[str]) -> str:
-    """Join types, None at the end."""
-    joined = " | ".join(texts)
-    return joined.replace(" | None", "") + " | None" if " | None" in joined else joined
+    """Join types, each once, None at the end."""
+    each = list(texts)
+    plain = list(dict.fromkeys(text.removesuffix(" | None") for text in each))
+    return " | ".join([*plain, "None"] if plain != each and _takes_none(each) else plain)
+
+
+def _takes_none(texts: Iterable[str]) -> bool:
+    return any(text.endswith(" | None") for text in texts)
 
 
 def _literal(alias: str, names: Iterable[str]) -> str:

@@ -20,8 +20,9 @@ from torchbus._loss.graph.of_parameters import (
     may_be_of_parameters,
     reduces_a_parameter,
 )
+from torchbus._loss.graph.samples import samples_in, sizes_of
 from torchbus._loss.graph.stacked import Place, place_of_select, places_in, places_of_dot
-from torchbus._loss.graph.term import NONLINEAR, NORMALISED, UNKNOWN, Divisors, Term
+from torchbus._loss.graph.term import NONLINEAR, NORMALISED, UNKNOWN, Divisors, Number, Term
 
 ARITHMETIC = (
     "AddBackward0",
@@ -40,6 +41,7 @@ SHAPES = (
     "CloneBackward0",
     "ToCopyBackward0",
 )
+LINEAR_STEPS = (*ARITHMETIC, *SHAPES, "MulBackward0", "DivBackward0")
 PRODUCTS = ("MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1")
 SUMS = ("SumBackward0", "NansumBackward0")
 WITH_COUNT = ("NllLossBackward0", "NllLoss2DBackward0")
@@ -82,10 +84,30 @@ def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
         return [NONLINEAR]
     unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
-    return _compared(node, rows) or [unknown]
+    return _compared(node) or [unknown]
 
 
 OF_PLACES = {"DotBackward0": places_of_dot, "SelectBackward0": place_of_select}
+
+
+def is_sum(terms: Sequence[Term]) -> bool:
+    """Whether a loss is a plain sum over samples, of which parts may be multiplied by constants:
+    ``(x - y).square().sum() - 0.5 * kl.sum()``.
+    """
+    kinds = {term.reduction for term in terms if not term.divisors}
+    return kinds == {"sum"}
+
+
+def relates_samples(term: Term) -> bool:
+    """Whether a term puts the samples that it is made of in relation to each other.
+
+    A sum of means over samples (``x.mean(0).sum()``) does not.
+    """
+    node = term.node
+    if node is None or term.place is not None or node.next_functions[0][0] is None:
+        return False
+    is_of_means = bool(term.sizes) and term.sizes != sizes_of(node)
+    return not is_of_means and samples_in(below(node), sizes_of(node)).related
 
 
 def below(node: Node) -> Node:
@@ -112,7 +134,7 @@ def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
     if reduction == SUM:
         return _summed(sizes, divisors, node)
     return (
-        Term("mean", _length(sizes, rows), sizes=sizes, over=divisors, node=node)
+        Term("mean", _length(node, sizes, rows), sizes=sizes, over=divisors, node=node)
         if reduction == MEAN
         else UNKNOWN
     )
@@ -123,13 +145,35 @@ def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     found = _made_of(node, sizes, rows, (*divisors, *map(float, sizes[:1])), depth)
     if found is not None:
         return found
-    return [Term("mean", _length(sizes, rows), sizes=sizes, over=divisors, node=node)]
+    return [Term("mean", _length(below(node), sizes, rows), sizes=sizes, over=divisors, node=node)]
 
 
 def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
     sizes = tuple(saved.sizes(node) if hasattr(node, saved.SIZES) else saved.own(node).shape)
+    divisors = (*divisors, *_divided_inside(below(node)))
     found = _made_of(node, sizes, rows, divisors, depth)
+    if found is None and not any(isinstance(number, Tensor) for number in divisors):
+        found = _of_statistics(below(node), sizes)
     return [_summed(sizes, divisors, node)] if found is None else found
+
+
+def _divided_inside(node: Node) -> Divisors:
+    """The numbers by which each element of a sum is divided: ``(losses / mask.sum()).sum()``."""
+    found: list[Number] = []
+    while type(node).__name__ == "DivBackward0":
+        children = [child for child, _ in node.next_functions if child is not None]
+        number = saved.other(node)
+        if len(children) != 1 or number is None or number.dim() or number.is_complex():
+            break
+        found.append(abs(saved.number_in(number)) if number.is_cpu else number.abs())
+        node = children[0]
+    return tuple(found)
+
+
+def _of_statistics(child: Node, sizes: tuple[int, ...]) -> list[Term] | None:
+    """The term, if no dimension of what is summed holds samples any more."""
+    found = samples_in(child, sizes)
+    return [NONLINEAR] if found.related and not found.dims else None
 
 
 def _made_of(
@@ -142,14 +186,37 @@ def _made_of(
     places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
     if places is not None:
         return _stacked(places, rows, divisors, depth)
-    return [] if reduces_a_parameter(child) else _compared(child, rows) or None
+    if reduces_a_parameter(child):
+        return []
+    return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
 
 
-def _compared(node: Node, rows: int) -> list[Term]:
+def _in_two_steps(
+    child: Node, sizes: tuple[int, ...], divisors: Divisors, node: Node
+) -> list[Term] | None:
+    """The term, if its samples are reduced first, and then the numbers that are left of them."""
+    for _ in range(DEPTH):
+        children = [one for one, _ in child.next_functions if one is not None]
+        if type(child).__name__ not in LINEAR_STEPS or len(children) != 1:
+            break
+        child = children[0]
+    if type(child).__name__ not in ("MeanBackward1", "SumBackward1"):
+        return None
+    before = tuple(saved.sizes(child))
+    found = samples_in(below(child), before)
+    if found.related or samples_in(child, sizes).dims or len(found.dims) != 1:
+        return None
+    if type(child).__name__ == "SumBackward1":
+        return [Term("sum", sizes=before, node=node)]
+    (dim,) = found.dims
+    return [Term("mean", float(before[dim]), sizes=before, over=divisors, node=node)]
+
+
+def _compared(node: Node, sizes: Sequence[int] = ()) -> list[Term]:
     """The term, if what is reduced here has put samples in relation to each other."""
-    if compares_samples(node, rows):
+    if compares_samples(node, sizes):
         return [NONLINEAR]
-    return [NORMALISED] if has_normalised_weights(node, rows) else []
+    return [NORMALISED] if has_normalised_weights(node, sizes) else []
 
 
 def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
@@ -160,12 +227,18 @@ def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
     )
 
 
-def _length(sizes: Sequence[int], rows: int) -> float:
-    """Return how many things a mean over so many elements counts.
+def _length(made_by: Node, sizes: Sequence[int], rows: int) -> float:
+    """Return how many things a mean over so many elements counts: dim 0, or, where the graph shows
+    that another dimension holds the samples, these.
 
-    These are the samples, if any dimension has as many. Otherwise they are the first dimension.
+    If none has as many as there are samples, none holds them.
     """
-    return float(rows if rows in sizes else sizes[0]) if sizes else 1.0
+    if not sizes:
+        return 1.0
+    if rows not in sizes[1:] or sizes[0] == rows:
+        return float(sizes[0])
+    dims = samples_in(made_by, sizes).dims
+    return float(sizes[dims[0]] if dims and dims[0] < len(sizes) else sizes[0])
 
 
 def _stacked(places: list[Place], rows: int, divisors: Divisors, depth: int) -> list[Term]:

@@ -19,7 +19,7 @@ from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count
 from torchbus._loss.graph.term import Number
 
-OWN = 10
+OWN = 12
 (
     LOSS,
     RAW_LOSS,
@@ -31,6 +31,8 @@ OWN = 10
     SAMPLE,
     CONSTANTS,
     CONSTANTS_SQUARED,
+    BUFFERS,
+    BUFFERS_SQUARED,
 ) = range(OWN)
 SLOTS = OWN + loss_count.SLOTS
 WEIGHT, COUNTED = OWN + loss_count.WEIGHT, OWN + loss_count.COUNTED
@@ -38,7 +40,12 @@ Slots = list[Number | None]
 
 
 def numbers(
-    count: Count, progress: int, position: int, input_sum: float, constants: int = 0
+    count: Count,
+    progress: int,
+    position: int,
+    input_sum: float,
+    constants: int = 0,
+    buffers: int = 0,
 ) -> Slots:
     """The slots that are known before the backward. ``Header.fill`` adds the others."""
     a, b = progress % MODULUS, position % MODULUS
@@ -53,6 +60,8 @@ def numbers(
         0.0,
         float(constants),
         float(constants * constants),
+        float(buffers),
+        float(buffers * buffers),
     ]
     return [*told, *count.told()]
 
@@ -188,12 +197,19 @@ class DeviceHeader(Header):
 
 def make_header(first: Tensor, parameters: int) -> Header:
     """A header for so many parameters, with the first one's device and, if it fits, its dtype."""
-    dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
+    real = first.dtype.to_real()
+    dtype = real if real in (torch.float32, torch.float64) else torch.float32
     return (
         Header(parameters, dtype)
         if first.device.type == "cpu"
         else DeviceHeader(parameters, dtype, first.device)
     )
+
+
+def first_number(tensor: Tensor) -> Tensor:
+    """The first element: of a complex one the sum of both parts."""
+    first = tensor.detach()[(0,) * tensor.dim()]
+    return first.real + first.imag if first.is_complex() else first
 
 
 def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
@@ -206,6 +222,12 @@ def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
 def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
     """Whether all ranks gave the same checksum of constants."""
     return told_alike(sent[CONSTANTS], mean[CONSTANTS], mean[CONSTANTS_SQUARED])
+
+
+def buffers_agree(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
+    """Whether all ranks gave the same checksum of their buffers' shapes."""
+    own = cast("float", sent[BUFFERS])
+    return told_alike(own, mean[BUFFERS], mean[BUFFERS_SQUARED])
 
 
 def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:

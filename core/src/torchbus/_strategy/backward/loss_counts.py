@@ -36,7 +36,9 @@ class LossCounts:
         is_alone = session.world.data.parts == 1 and not session.world.divides_anew
         by_samples = is_alone or session.bus.hook.parameters_may_differ(session=session)
         self._losses = LossWeights(
-            session, "samples" if by_samples or self._is_sum else loss_weight
+            session,
+            "samples" if by_samples or self._is_sum else loss_weight,
+            sums=loss_reduction == "auto",
         )
         session.bus.register(self._losses, f"{name}.losses")
         self._backwards = 0

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from torchbus._checks.common_constants import Constants
 from torchbus._compat import accelerators
 from torchbus._compat.dtensors import is_divided
-from torchbus._ranks.collectives import extremes
 from torchbus._session.context import Context
 from torchbus._strategy.backward import header
 from torchbus._strategy.backward.header import DeviceHeader, Header
@@ -21,6 +21,20 @@ SEED = (
     "seed what draws the order and what chooses the samples (random_split), make both inside the"
     " block, and let every rank take every batch, in evaluation as well; a loop that skips the"
     " smaller batch at the end of an epoch needs drop_last=True, because only some ranks have one"
+)
+
+DRIFTED = (
+    "a parameter is not the same on all ranks any more: something changed it on only one rank (an"
+    " optimizer that computes with this rank's own data or random numbers; a learning rate that is"
+    " drawn; weights that are set from this rank's first batch; points that are added or removed by"
+    " this rank's own statistics; a rank that loaded other weights; or weights that were drawn anew"
+    " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a new"
+    " model)"
+)
+UNHEARD = (
+    "no backward was heard, and the ranks' parameters are not the same any more: gradients that are"
+    " made by torch.autograd.grad and applied by hand are not averaged. Call loss.backward(), or"
+    " apply s.reduce(gradient)"
 )
 
 
@@ -89,14 +103,7 @@ class HeaderCheck:
         if not header.constants_agree(mean, sent):
             self.constants.judge(int(sent[header.PROGRESS]))
         if not self._may_differ and header.drifted(mean, sent):
-            raise RanksDiverged(
-                "a parameter is not the same on all ranks any more: something changed it on only"
-                " one rank (an optimizer that computes with this rank's own data or random numbers;"
-                " a learning rate that is drawn; weights that are set from this rank's first batch;"
-                " a rank that loaded other weights; or weights that were drawn anew in training:"
-                " draw them in eval mode, in which all ranks draw the same numbers, or build a new"
-                " model)"
-            )
+            raise RanksDiverged(DRIFTED)
         self.watch.look(mean, sent)
         self._look(mean)
 
@@ -120,19 +127,30 @@ class HeaderCheck:
         )
 
 
-def refuse_unlike(session: Context, parameters: list[Tensor]) -> None:
-    """Raise RanksDiverged, on all ranks, if a loop without a backward has trained all the same."""
-    whole = [parameter for parameter in parameters if not is_divided(parameter)]
-    sums = [float(parameter.detach().double().sum()) for parameter in whole]
-    if any(
-        not math.isclose(least, greatest, rel_tol=1e-6, abs_tol=1e-12)
-        for least, greatest in extremes(sums, session.world_size)
-    ):
-        raise RanksDiverged(
-            "no backward was heard, and the ranks' parameters are not the same any more: gradients"
-            " that are made by torch.autograd.grad and applied by hand are not averaged. Call"
-            " loss.backward(), or apply s.reduce(gradient)"
-        )
+def refuse_unlike(session: Context, parameters: list[Tensor], backwards: int) -> None:
+    """Raise RanksDiverged, on all ranks, if the parameters differ at the end of a loop.
+
+    All ranks call it. It finds a loop that has trained without a backward, and parameters that
+    only the optimizer has known.
+    """
+    told = session.all_gather_object(sums_of(parameters))
+    if all(_alike(theirs, told[0]) for theirs in told):
+        return
+    raise RanksDiverged(DRIFTED if backwards else UNHEARD)
+
+
+def sums_of(parameters: Sequence[Tensor]) -> list[float]:
+    """The sum of each parameter that all ranks have whole."""
+    whole = [one.detach() for one in parameters if not is_divided(one)]
+    real = [torch.view_as_real(one) if one.is_complex() else one for one in whole]
+    return [float(one.sum(dtype=torch.float64)) for one in real]
+
+
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _by_rank(name: str, values: list[int]) -> str:

@@ -8,7 +8,7 @@ from torchbus._compat import saved
 from torchbus._loss.graph.reading import terms_of
 from torchbus._loss.graph.term import Term
 from torchbus._session.context import Context
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 
 
 def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) -> str:
@@ -17,7 +17,7 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
     Returns the warning, or "".
     """
     assert session.job is not None
-    if session.job.backwards or not session.is_main or loss is None:
+    if session.job.backwards or not session.is_main or loss is None or loss_reduction == "auto":
         return ""
     saved.check()
     other = "sum" if loss_reduction == "mean" else "mean"
@@ -28,7 +28,7 @@ def look_at_first(session: Context, loss: Tensor | None, loss_reduction: str) ->
         f" gradients are {'too small' if other == 'sum' else 'too large'} by the number of ranks."
         f" If so, say loss_reduction={other!r}"
     )
-    warn(words)
+    warn_of_gradients(words)
     return words
 
 

@@ -14,7 +14,7 @@ from torchbus._compat.gradients import DATA_ITERATOR
 from torchbus._seams.loader import LoaderIterator
 from torchbus._session import inventory
 from torchbus._session.context import Context
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 from torchbus._strategy.backward import header
 
 LOOKS = 5
@@ -59,7 +59,7 @@ class ReplicaWatch:
         if self._session.share.indices:
             self._looks = LOOKS
         elif self._looks == self._equal == LOOKS and self._session.is_main:
-            warn(self._words())
+            warn_of_gradients(self._words())
         if self._looks == LOOKS:
             self._session.seams.retire("module_called")
 

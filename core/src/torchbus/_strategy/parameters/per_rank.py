@@ -15,7 +15,7 @@ from torch import Tensor
 from torchbus._batches.share import Share
 from torchbus._ranks.collectives import extremes
 from torchbus._session.context import Context
-from torchbus._session.notices import warn
+from torchbus._session.notices import warn_of_gradients
 from torchbus._strategy.checks.replicas import weighted_sum
 from torchbus._strategy.parameters.rank0_values import told_by_all
 from torchbus.errors import Unsupported
@@ -107,7 +107,7 @@ class OwnTensors:
     def _warn(self, text: str) -> None:
         if self._session.is_main and text not in self._warned:
             self._warned.add(text)
-            warn(text)
+            warn_of_gradients(text)
 
     @contextmanager
     def over_all_ranks(self) -> Iterator[None]:

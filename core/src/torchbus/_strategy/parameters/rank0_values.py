@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from torchbus._checks import hyperparameters
+from torchbus._checks.common_constants import MODULUS
 from torchbus._checks.hyperparameters import Settings
 from torchbus._compat.dtensors import is_divided
 from torchbus._compat.gradients import buffers, flattened, foreach_copy_, unflattened
@@ -128,22 +130,53 @@ def _chunks(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 class Buffers:
-    """The buffers of the trained models, looked up at each use because models may replace them."""
+    """The buffers of the trained models, looked up at each use because models may replace them.
+
+    ``shapes``: a checksum, below ``MODULUS``, of the shapes; 0 if they are those on which the ranks
+    have agreed.
+    """
 
     def __init__(self, models: Sequence[Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}
         self._holders = [module for module in modules.values() if buffers(module)]
+        self._agreed: list[tuple[int, ...]] = []
 
-    def copy_from_rank0(self) -> None:
-        """All of them, in one broadcast per device. All ranks call it."""
+    @property
+    def shapes(self) -> int:
+        if not self._holders:
+            return 0
+        now = [tuple(buffer.shape) for buffer in self._present()]
+        return 0 if now == self._agreed else zlib.crc32(repr(now).encode()) % (MODULUS - 1) + 1
+
+    def copy_from_rank0(self, alike: bool = True) -> None:
+        """All of them, in one broadcast per device. All ranks call it.
+
+        ``alike``: they have the same shapes on all ranks. Else those that differ stay each rank's
+        own: a module keeps something of its batch, and the ranks' shares are uneven.
+        """
         if not self._holders:
             return
-        present = [
+        present = self._present()
+        unique = list({id(buffer): buffer for buffer in present}.values())
+        if alike:
+            self._agreed = [tuple(buffer.shape) for buffer in present]
+        else:
+            told = all_gather_object([tuple(one.shape) for one in unique], dist.get_world_size())
+            if len({len(theirs) for theirs in told}) > 1:
+                return
+            unique = [
+                buffer
+                for buffer, shapes in zip(unique, zip(*told, strict=True), strict=True)
+                if len(set(shapes)) == 1
+            ]
+        unique = [buffer for buffer in unique if buffer.numel()]
+        for device in {buffer.device for buffer in unique}:
+            broadcast([buffer for buffer in unique if buffer.device == device])
+
+    def _present(self) -> list[Tensor]:
+        return [
             buffer
             for module in self._holders
             for buffer in buffers(module).values()
-            if buffer is not None and buffer.numel()
+            if buffer is not None
         ]
-        unique = list({id(buffer): buffer for buffer in present}.values())
-        for device in {buffer.device for buffer in unique}:
-            broadcast([buffer for buffer in unique if buffer.device == device])

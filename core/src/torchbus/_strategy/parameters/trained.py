@@ -19,10 +19,19 @@ from torchbus._checks.hyperparameters import Settings
 from torchbus._ranks.collectives import extremes
 from torchbus._session import inventory
 from torchbus._session.context import Context
+from torchbus._session.notices import warn_of_gradients
+from torchbus._strategy.checks.divergence import sums_of
 from torchbus._strategy.checks.renormalised import refuse_renormalised
 from torchbus._strategy.parameters.batchnorm import convert, count_only_samples
 from torchbus._strategy.parameters.per_rank import OwnTensors
 from torchbus._strategy.parameters.rank0_values import copy_from_rank0, refuse_empty, told_by_all
+
+UNLIKE = (
+    "the loop has put other tensors into the groups of {} on each rank: all get rank 0's values,"
+    " but an optimizer's state stays each rank's own. Choose alike what is added or removed:"
+    " make the statistics common by s.reduce(statistics), and draw from a generator that all ranks"
+    " seed alike"
+)
 
 
 class Trained:
@@ -43,6 +52,9 @@ class Trained:
         self._models: list[weakref.ref[Module]] = []
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._next_number = itertools.count()
+        self._has_warned = False
+        self._watched: dict[weakref.ref[Optimizer], list[int]] = {}
+        """The parameters that each optimizer has, by id. To list a weak dictionary takes 10 us."""
         self._additions = 0
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
@@ -104,6 +116,7 @@ class Trained:
     def _hold(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
         if parameters and optimizer not in self._numbers:
             self._numbers[optimizer] = next(self._next_number)
+            self._watched[weakref.ref(optimizer)] = []
         for parameter in parameters:
             self._holders.setdefault(id(parameter), set()).add(self._numbers[optimizer])
 
@@ -140,6 +153,35 @@ class Trained:
         self._models += [weakref.ref(model) for model in models]
         self.parameters = list(self._known.values())
         self._changed()
+
+    def look_for_replaced(self) -> None:
+        """Find parameters that the loop has put into an optimizer's groups by hand, as one does to
+        densify or prune points. All ranks call it, before each backward.
+        """
+        for reference in list(self._watched):
+            optimizer = reference()
+            if optimizer is None:
+                del self._watched[reference]
+                continue
+            held = [id(one) for group in optimizer.param_groups for one in group["params"]]
+            if held == self._watched[reference]:
+                continue
+            self._watched[reference] = held
+            new = [one for one in _parameters_of(optimizer) if self._is_new(one)]
+            if new:
+                self._compare(new, type(optimizer).__name__)
+                self._session.bus.hook.parameters_added(optimizer=optimizer, parameters=new)
+
+    def _compare(self, new: list[Tensor], what: str) -> None:
+        """Warn if the ranks do not bring the same. All of them call it."""
+        told = told_by_all(f"parameters in the groups of {what}", [sums_of(new)])
+        unlike = any(theirs != told[0][1] for _, theirs in told)
+        if unlike and self._session.is_main and not self._has_warned:
+            self._has_warned = True
+            warn_of_gradients(UNLIKE.format(what))
+
+    def _is_new(self, parameter: Tensor) -> bool:
+        return id(parameter) not in self._known and parameter not in self.own
 
     def look_for_dead(self) -> None:
         """After the first backward with these: ``model = make()`` lets go of the earlier model only

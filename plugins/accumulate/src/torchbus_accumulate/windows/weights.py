@@ -32,7 +32,8 @@ class Weights:
 
     def __init__(self, session: Context, position: Position) -> None:
         plugins = [plugin for _, plugin in session.bus.plugins()]
-        self.is_sum = any(getattr(plugin, "loss_reduction", None) == "sum" for plugin in plugins)
+        said = {getattr(plugin, "loss_reduction", None) for plugin in plugins}
+        self._always_sum = self.is_sum = "sum" in said
         self._session = session
         self._position = position
         self._losses = LossWeights(
@@ -40,6 +41,7 @@ class Weights:
             next(
                 (plugin.loss_weight for plugin in plugins if hasattr(plugin, "loss_weight")), "auto"
             ),
+            sums=said.isdisjoint(("mean", "sum")),
         )
         self._has_unit = False
         self.batch_samples = 1.0
@@ -87,6 +89,7 @@ class Weights:
         self.samples = (
             self.batch_samples if taken is not None else float(self._session.share.count or 1)
         )
+        self.is_sum = self._always_sum or (tokens is None and self._losses.is_sum(call.loss))
         if self.is_sum:
             return None
         if first:

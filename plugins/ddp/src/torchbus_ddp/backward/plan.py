@@ -132,14 +132,14 @@ class Plan:
         self._absent = [index for index, runs in enumerate(present) if not runs]
         if self._local:
             present = [
-                runs or id(parameter) in self._local
+                runs or (id(parameter) in self._local and parameter.grad is not None)
                 for runs, parameter in zip(present, self.parameters, strict=True)
             ]
         self._choose(present)
         self._chosen.prepare()
         self._started = True
-        sampled = self.parameters[self._uses % len(self.parameters)].data
-        return self.header.fill(self._loss, sampled[(0,) * sampled.dim()], present)
+        sampled = strategies.first_number(self.parameters[self._uses % len(self.parameters)])
+        return self.header.fill(self._loss, sampled, present)
 
     def _make(self, members: tuple[int, ...]) -> Reducer:
         return make_reducer(

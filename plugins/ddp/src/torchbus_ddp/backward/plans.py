@@ -23,6 +23,7 @@ class Plans:
 
     def current(self) -> Plan:
         """The plan for the parameters that require gradients now. All ranks call it."""
+        self._trained.look_for_replaced()
         key = tuple([parameter.requires_grad for parameter in self._trained.parameters])
         plan = self._made.get(key)
         return self._make(key) if plan is None else plan

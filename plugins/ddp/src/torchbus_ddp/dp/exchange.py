@@ -3,28 +3,43 @@
 A tensor outside a divided forward is the same on all ranks of the team, and so is its gradient.
 Inside, each rank has its own rows, and gradients are multiplied by the size of the team. So the
 *mean* over ranks is exact for parameters, whether they were used inside, outside, or both.
+What a forward has joined may be used whole inside a later one (prototypes, class embeddings). Then
+its gradient differs between ranks, and the mean of these is what it would be outside.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from torchbus_ddp.dp.rows import Rows
 from torchbus_ddp.dp.team import Team
 
 
-class Exchange(Protocol):
+class Common(Protocol):
+    """What forward keeps of a tensor that it makes the same on all ranks.
+
+    ``is_over``: a backward came by. ``is_used_inside``: a divided forward has used it whole.
+    """
+
+    team: Team
+    is_over: bool
+    is_used_inside: bool
+
+
+class Exchange(Common, Protocol):
     """What forward keeps for backward: how the rows are divided."""
 
     rows: Rows
     dim: int
-    team: Team
 
 
-class Scaling(Protocol):
+class Scaling(Common, Protocol):
     """What forward keeps for backward: the factor of the gradient."""
 
     factor: float
@@ -50,6 +65,7 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Exchange, local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
         ctx.rows, ctx.dim, ctx.team = rows, dim, team
+        ctx.is_over = ctx.is_used_inside = False
         first = local.movedim(dim, 0)
         padded = first.new_zeros((max(rows.sizes), *first.shape[1:]))
         padded[: rows.own] = first[: rows.own]
@@ -60,8 +76,28 @@ class Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Exchange, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        local = _part(gradients[0], ctx.rows, ctx.dim, ctx.team)
+        local = _part(_of_all(ctx, gradients[0]), ctx.rows, ctx.dim, ctx.team)
         return local * (ctx.team.size if ctx.rows.own else 0), None, None, None
+
+
+def _of_all(ctx: Common, gradient: Tensor) -> Tensor:
+    ctx.is_over = True
+    return MeanOverTeam.apply(gradient, ctx.team) if ctx.is_used_inside else gradient  # type: ignore[no-untyped-call, no-any-return]
+
+
+class MeanOverTeam(torch.autograd.Function):
+    """The mean of a gradient over the ranks of a team. Backward returns the gradient unchanged.
+
+    A gradient inside a divided forward is multiplied by the size of the team already.
+    """
+
+    @staticmethod
+    def forward(ctx: object, local: Tensor, team: Team) -> Tensor:
+        return team.mean(local, 1 / team.size)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 class Averaged(torch.autograd.Function):
@@ -69,12 +105,13 @@ class Averaged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Scaling, local: Tensor, weight: float, team: Team) -> Tensor:
-        ctx.factor = weight * team.size
+        ctx.factor, ctx.team = weight * team.size, team
+        ctx.is_over = ctx.is_used_inside = False
         return team.mean(local, weight)
 
     @staticmethod
     def backward(ctx: Scaling, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0] * ctx.factor, None, None
+        return _of_all(ctx, gradients[0]) * ctx.factor, None, None
 
 
 def part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
@@ -97,3 +134,47 @@ def joined(local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
 def averaged(local: Tensor, weight: float, team: Team) -> Tensor:
     """The sum of weight times tensor over ranks. A collective."""
     return Averaged.apply(local, weight, team)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class Joins:
+    """What earlier forwards have made common, whose backward is still to come."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._open: list[weakref.ref[Any]] = []
+
+    def add(self, made: Iterable[Tensor]) -> None:
+        """Add tensors that a forward returns on all ranks."""
+        self._open = [weakref.ref(node) for node in self._nodes()]
+        nodes = [tensor.grad_fn for tensor in made]
+        self._open += [weakref.ref(node) for node in nodes if hasattr(node, "is_used_inside")]
+
+    def used_by(self, local: Iterable[Tensor]) -> None:
+        """Note which of them this rank's rows of a forward were computed with.
+
+        All ranks call it. It is a collective if there are any.
+        """
+        nodes = self._nodes()
+        if nodes and torch.is_grad_enabled():
+            reached = _reached(tensor.grad_fn for tensor in local)
+            told = self._team.tell([int(node in reached) for node in nodes])
+            for node, used in zip(nodes, zip(*told, strict=True), strict=True):
+                node.is_used_inside |= any(used)
+
+    def _nodes(self) -> list[Any]:
+        alive = [node for node in (one() for one in self._open) if node is not None]
+        return [node for node in alive if not node.is_over]
+
+
+def _reached(starts: Iterable[Node | None]) -> set[Any]:
+    """The common tensors that a graph leads to, but for those of which it took its rows."""
+    waiting: list[Any] = [node for node in starts if node is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "team"):  # a node of this module
+            continue
+        following = {child for child, _ in node.next_functions if child is not None} - seen
+        seen |= following
+        waiting += following
+    return seen

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torchbus.plugin import Context, Surround, hookimpl, inventory, warn
 
 from torchbus_ddp._compat import parameters as parameters_of
-from torchbus_ddp.dp.exchange import part
+from torchbus_ddp.dp.exchange import Joins, part
 from torchbus_ddp.dp.nested import Leaf, map_numbers, numbers_in
 from torchbus_ddp.dp.outputs import Layout
 from torchbus_ddp.dp.refusals import failing, refuse_time_first
@@ -49,6 +49,7 @@ class DividedForward:
         self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = (
             weakref.WeakKeyDictionary()
         )
+        self._joins = Joins(team)
         self._inside = False
         self._warned = False
         session.on_close.callback(self._surround.close)
@@ -122,7 +123,10 @@ class DividedForward:
             failing(model, rows, self._dim) if layout.is_new else nullcontext(),
         ):
             outputs = forward(*own_args, **own_kwargs)
-        return layout.join(outputs, rows, self._team, self._reduction)
+        self._joins.used_by(_tensors(outputs))
+        common = layout.join(outputs, rows, self._team, self._reduction)
+        self._joins.add(_tensors(common))
+        return common
 
     def _may_be_again(self, layout: Layout) -> bool:
         """Whether a backward may compute the first call again (``torch.utils.checkpoint``)."""
@@ -156,6 +160,10 @@ class DividedForward:
         return (
             f"each outermost forward is divided over {self._team.size} ranks along dim {self._dim}"
         )
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in numbers_in(value) if isinstance(leaf, Tensor)]
 
 
 def _form(model: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable:

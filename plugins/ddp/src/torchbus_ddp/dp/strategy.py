@@ -55,7 +55,7 @@ class DP(ByReducer):
                 f"batch_dim={batch_dim}: count dimensions from 0, since outputs may have fewer than"
                 " inputs"
             )
-        if loss_reduction not in (*strategies.LOSS_REDUCTIONS, None):
+        if loss_reduction not in ("mean", "sum", None):
             raise UsageError(
                 f"loss_reduction={loss_reduction!r} is unknown: use 'mean' or 'sum', or None if"
                 " forward returns no loss"

@@ -22,7 +22,8 @@ from torchbus.plugin import (
 
 UNFED = (
     "a loader over {} was divided over the ranks, but fed no backward: each rank computed with its"
-    " own share of it. Iterate it under torch.no_grad() or after model.eval()"
+    " own share of it. Begin to iterate it (iter(loader), too) under torch.no_grad(), or after"
+    " model.eval() of the model that is trained"
 )
 WHOLE = (
     "{} is {}, and so is not divided: every rank computes the same batches. But they feed"

@@ -36,7 +36,9 @@ def in_words(session: Context, own_batch: bool, batch_size: int | None) -> str:
     if session.world.divides_anew:
         over = f"{parts} ranks of all replicas, anew when one comes or goes,"
     if own_batch:
-        return f"divided, each batch over {over}"
+        busy = parts if batch_size is None else min(parts, max(1, batch_size // 2))
+        idle = f"; {parts - busy} of them have none, as each gets two samples at least"
+        return f"divided, each batch over {over}" + (idle if busy < parts else "")
     return f"divided, {batch_size or 'a batch'} x {over} a step"
 
 

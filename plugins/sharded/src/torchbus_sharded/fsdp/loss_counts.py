@@ -27,7 +27,8 @@ class LossCounts:
         self._reduction, self._is_sum = loss_reduction, loss_reduction == "sum"
         self._kind_note = ""
         self._agreement = agreement
-        self.losses = LossWeights(session, "samples" if self._is_sum else loss_weight, self._mean)
+        mode = "samples" if self._is_sum else loss_weight
+        self.losses = LossWeights(session, mode, self._mean, sums=loss_reduction == "auto")
         session.bus.register(self.losses, "fsdp.losses")
         self._backwards = 0
 

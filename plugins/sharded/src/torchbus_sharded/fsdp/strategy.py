@@ -41,7 +41,8 @@ class FSDP(Strategy):
         param_init_fn: a function that gives the tensors of a module values, called with each module
             of a model on the meta device that has some of its own; None: the module's
             reset_parameters().
-        loss_reduction: "mean" if the loss is a mean over samples, "sum" if it is a sum.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
         loss_weight: what a rank's gradient counts in the mean: "auto", "samples" or "tokens", as
             for ddp.
         backend: torch.distributed backend; None: nccl for GPUs, gloo for CPU.
@@ -65,7 +66,7 @@ class FSDP(Strategy):
         tp: int | None = None,
         forward_methods: tuple[str, ...] = (),
         param_init_fn: ParamInit | None = None,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         backend: str | None = None,
     ) -> None:

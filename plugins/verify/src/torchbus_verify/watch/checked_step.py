@@ -56,6 +56,8 @@ class CheckedStep:
         for name, one in self._held.items():
             self._hooks.callback(one.register_hook(self._noting(name)).remove)
         loss = call.loss
+        if self._findings.losses is not None:
+            self._findings.is_sum = self._findings.losses.is_sum(loss)
         if loss is not None and loss.requires_grad and loss.numel() == 1:
             self._hooks.callback(loss.register_hook(self._note_weight).remove)
 

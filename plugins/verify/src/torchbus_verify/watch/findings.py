@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchbus.plugin import rounding, warn
+from torchbus.plugin import LossWeights, rounding, warn
 
 from torchbus_verify.compare.difference import apart
 
@@ -23,9 +23,13 @@ def dense(gradient: Tensor) -> Tensor:
 
 @dataclass
 class Findings:
-    """Of all checks of a session. ``is_sum``: the loss is a sum over samples."""
+    """Of all checks of a session.
+
+    ``is_sum``: the loss is a sum over samples. ``losses`` tells whether it is, if nobody has said.
+    """
 
     is_sum: bool = False
+    losses: LossWeights | None = None
     checks: int = 0
     last: int = 0
     largest: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
+from torchbus.plugin import Context, LossWeights, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_verify.watch.checked_step import CheckedStep
 from torchbus_verify.watch.findings import Findings
@@ -46,6 +46,8 @@ class VerifyEvery:
         self._session, self._trained = session, Trained()
         session.steps.follow()
         self._findings.is_sum = loss_reduction == "sum"
+        if loss_reduction == "auto":
+            self._findings.losses = LossWeights(session, sums=True)
         self._turn()
 
     @hookimpl(trylast=True)

@@ -1,0 +1,126 @@
+"""Which dimension of a loss holds samples: by the graph, whatever sizes happen to be equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchbus._loss.graph.reading import relates_samples, terms_of
+
+SIZES = st.sampled_from((2, 3, 4))  # so few that they collide
+
+
+class Made:
+    """Outputs of a batch: one time step, all, masked ones, time first. ``count``: of the mask."""
+
+    def __init__(self, batch: int, time: int, columns: int) -> None:
+        generator = torch.Generator().manual_seed(batch * 100 + time * 10 + columns)
+        head = nn.Linear(5, columns)
+        self.one = head(torch.randn(batch, 5, generator=generator))
+        self.steps = head(torch.randn(batch, time, 5, generator=generator))
+        self.mask = torch.rand(batch, time, generator=generator) < 0.7
+        self.mask[0, 0] = True
+        self.count = int(self.mask.sum())
+        self.recurrent = nn.LSTM(5, columns)(torch.randn(time, batch, 5, generator=generator))[0]
+
+
+def _l1(values: Tensor) -> Tensor:
+    return F.l1_loss(values, torch.zeros_like(values))
+
+
+MEANS: dict[str, Any] = {
+    "plain": (lambda m: m.one.square().mean(), False),
+    "mse": (lambda m: F.mse_loss(m.steps, torch.zeros_like(m.steps)), False),
+    "masked": (lambda m: m.steps[m.mask].square().mean(), True),
+    "masked mse": (lambda m: F.mse_loss(m.steps[m.mask], m.steps[m.mask].detach() + 1), True),
+    "masked, of each step": (lambda m: m.steps.square().mean(-1)[m.mask].mean(), True),
+    "transposed": (lambda m: m.one.t().square().mean(), False),
+    "permuted": (lambda m: _l1(m.steps.permute(2, 1, 0)), False),
+    "time first": (lambda m: m.recurrent.square().mean(), False),
+    "time first, a head": (lambda m: nn.Linear(m.recurrent.shape[2], 4)(m.recurrent).mean(), False),
+    "stacked steps": (lambda m: torch.stack(m.steps.unbind(1)).square().mean(), False),
+    "in two steps": (lambda m: m.one.square().mean(0).sum(), False),
+    "of the last step": (lambda m: m.steps[:, -1].square().mean(), False),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, SIZES, SIZES, st.sampled_from(sorted(MEANS)))
+def test_a_mean_counts_its_samples_or_what_a_mask_leaves(
+    batch: int, time: int, columns: int, kind: str
+) -> None:
+    loss, is_masked = MEANS[kind]
+    made = Made(batch, time, columns)
+    (term,) = terms_of(loss(made), rows=batch)
+    assert (term.reduction, term.number) == ("mean", made.count if is_masked else batch)
+
+
+SUMS: dict[str, Any] = {
+    "plain": (lambda m: m.one.square().sum(), "sum"),
+    "of all steps": (lambda m: m.steps.square().sum(1).sum(), "sum"),
+    "over samples first": (lambda m: m.one.square().sum(0).sum(), "sum"),
+    "divided inside": (lambda m: (m.one.square().sum(1) / 7).sum(), "mean"),
+    "of a batch mean": (lambda m: (m.one.softmax(1).mean(0) - 0.1).square().sum(), "nonlinear"),
+    "of a batch mean, times": (lambda m: 0.1 * m.one.mean(0).square().sum(), "nonlinear"),
+    "of a covariance": (lambda m: (m.one.t() @ m.one).square().sum(), "nonlinear"),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, SIZES, SIZES, st.sampled_from(sorted(SUMS)))
+def test_a_sum_is_one_over_samples_or_not(batch: int, time: int, columns: int, kind: str) -> None:
+    loss, expected = SUMS[kind]
+    assert {term.reduction for term in terms_of(loss(Made(batch, time, columns)), batch)} == {
+        expected
+    }
+
+
+X, Z = nn.Linear(6, 8)(torch.randn(8, 6)), nn.Linear(6, 8)(torch.randn(8, 6))
+H = nn.Linear(6, 8)(torch.randn(8, 10, 6))
+CODES, LABELS = nn.Parameter(torch.randn(5, 8)), torch.arange(8) % 3
+
+
+def similarity() -> Tensor:
+    return F.normalize(X, dim=1) @ F.normalize(Z, dim=1).t()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: F.cross_entropy(similarity(), torch.arange(8)),
+        lambda: F.cross_entropy(similarity().t(), torch.arange(8)),
+        lambda: F.mse_loss(X, Z) + F.relu(1 - X.var(0).sqrt()).mean(),
+        lambda: F.relu(torch.cdist(X, Z).diagonal() - torch.cdist(X, Z).min(1).values).mean(),
+        lambda: torch.exp(-torch.cdist(X, Z).square()).mean(),
+        lambda: (X[:, 0] - torch.logcumsumexp(X[:, 0], 0)).mean(),
+        lambda: ((X - X.mean(0)) / X.std(0)).square().mean(),
+        lambda: X.softmax(0).square().mean(),
+    ],
+)
+def test_a_loss_between_samples_is_found(loss: Any) -> None:
+    assert any(map(relates_samples, terms_of(loss(), 8)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: F.cross_entropy(nn.BatchNorm1d(8)(X), LABELS),
+        lambda: nn.TransformerEncoderLayer(8, 2, batch_first=True)(H).square().mean(),
+        lambda: (torch.softmax(H @ H.transpose(1, 2), -1) @ H).square().mean(),
+        lambda: nn.Sequential(nn.Conv1d(10, 4, 1), nn.InstanceNorm1d(4), nn.Flatten())(H).mean(),
+        lambda: torch.cdist(X, CODES).min(1).values.mean(),  # a codebook
+        lambda: (X[:, :, None] * Z[:, None, :]).square().mean(),  # a product in each sample
+        lambda: (torch.rand(8) * X.square().mean(0)).sum(),  # weights of columns
+        lambda: ((X - X.mean(1, keepdim=True)) / X.std(1, keepdim=True)).square().mean(),
+        lambda: torch.stack([X, Z]).std(0).mean(),  # an ensemble
+        lambda: (1 - F.cosine_similarity(X, Z)).mean(),
+        lambda: -0.5 * (1 + X - Z.square() - X.exp()).sum(1).mean(),
+    ],
+)
+def test_what_is_computed_in_each_sample_is_none(loss: Any) -> None:
+    assert not any(map(relates_samples, terms_of(loss(), 8)))

@@ -1,0 +1,104 @@
+"""Many losses, each trained by one process and by several ranks that share its batches."""
+
+import json
+import sys
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus import session
+
+torch.set_default_dtype(torch.float64)
+RANKS = int(sys.argv[1])
+ROWS = 8  # of a batch; the last one has 5
+
+
+class Net(nn.Module):
+    def __init__(self, columns=ROWS // RANKS):  # as many columns as a rank has samples
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 5), nn.Linear(5, columns)
+        self.spectrum = nn.Parameter(torch.randn(4, dtype=torch.cdouble))
+        self.register_buffer("last", torch.zeros(1, 5))
+
+    def forward(self, x):
+        hidden = self.body(torch.fft.irfft(torch.fft.rfft(x) * self.spectrum, n=6)).tanh()
+        self.last = hidden.detach()
+        return self.head(hidden)
+
+
+def masked(net, x, m):
+    z = net(x)
+    return F.mse_loss(z[m], x[..., : z.shape[-1]][m])
+
+
+def nothing(net, x, m):
+    z, here = net(x).square().mean(-1), m.any(1) & (x[:, 0, 0] > 0.8)
+    return z[here].mean() if here.any() else torch.zeros((), requires_grad=True)
+
+
+def nothing_of_zero(net, x, m):
+    z, here = net(x), m.any(1) & (x[:, 0, 0] > 0.8)
+    return (
+        z.square().mean(-1)[here].sum() / (here.sum() * z.shape[1]) if here.any() else z.sum() * 0
+    )
+
+
+def vae(net, x, m):
+    z = net(x)
+    return (z - 1).square().sum() - 0.5 * (1 + z - z.exp()).sum()
+
+
+def things(net, x, m):
+    losses = [net(x[i, j]).square().mean().view(1).mean() for i, j in m.nonzero().tolist()]
+    return sum(losses) / len(losses)
+
+
+LOSSES = {
+    "masked": masked,
+    "sum": lambda net, x, m: net(x).square().sum(),
+    "sum over all but a factor": vae,
+    "mean in two steps": lambda net, x, m: net(x).square().mean((0, 1)).sum(),
+    "nothing": nothing,
+    "nothing of zero": nothing_of_zero,
+    "time first": lambda net, x, m: net(x.transpose(0, 1)).transpose(0, 1).square().mean(),
+}
+
+
+def train(loss_of, hook):
+    torch.manual_seed(0)
+    x, mask = torch.randn(29, 4, 6), torch.rand(29, 4) < torch.linspace(0.2, 1.0, 29)[:, None]
+    net = Net()
+    if hook:
+        for parameter in net.head.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for rows, some in DataLoader(TensorDataset(x, mask), batch_size=ROWS):
+        optimizer.zero_grad()
+        loss = loss_of(net, rows, some)
+        loss.backward()
+        optimizer.step()
+    values = [net.head.weight, net.body.weight, torch.view_as_real(net.spectrum), loss]
+    return torch.cat([value.detach().flatten() for value in values])
+
+
+def found(hook):
+    return {name: train(loss_of, hook) for name, loss_of in LOSSES.items()}
+
+
+if __name__ == "__main__":
+    alone = {hook: found(hook) for hook in (False, True)}
+    asked = {"devices": RANKS, "strategy": "ddp", "accelerator": "cpu", "launch": "fork"}
+    with session(**asked, batch="global"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        together = {hook: found(hook) for hook in (False, True)}
+    print(
+        json.dumps(
+            {
+                f"{name}, hook: {hook}": float((value - together[hook][name]).abs().max())
+                for hook, values in alone.items()
+                for name, value in values.items()
+            }
+        )
+    )
