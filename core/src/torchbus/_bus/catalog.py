@@ -107,7 +107,6 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "mode": "torchbus-checkpoint",
         "resume": "torchbus-checkpoint",
         "async_save": "torchbus-checkpoint",
-        "safetensors": "torchbus-checkpoint",
         "sharded_save": "torchbus-checkpoint",
         "time_limit": "torchbus-checkpoint",
         "gradient_clip_val": "torchbus-clip",

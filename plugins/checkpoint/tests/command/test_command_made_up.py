@@ -85,24 +85,24 @@ def other_entries(one: Path) -> None:
 
 
 def no_training(one: Path) -> None:
-    reseal(one, lambda content: content["files"].pop("training.pt"))
+    reseal(one, lambda content: content["files"].pop("training.safetensors"))
 
 
 def no_rank(one: Path) -> None:
-    reseal(one, lambda content: content["files"].pop("rank-0.pt"))
+    reseal(one, lambda content: content["files"].pop("rank-0.safetensors"))
 
 
 def missing(one: Path) -> None:
-    (one / "training.pt").unlink()
+    (one / "training.safetensors").unlink()
 
 
 def half(one: Path) -> None:
-    refit(one, "training.pt", (one / "training.pt").read_bytes()[:500])
+    refit(one, "training.safetensors", (one / "training.safetensors").read_bytes()[:500])
 
 
 def no_dict(one: Path) -> None:
     torch.save([1], one / "other.pt")
-    refit(one, "training.pt", (one / "other.pt").read_bytes())
+    refit(one, "training.safetensors", (one / "other.pt").read_bytes())
 
 
 def code(one: Path) -> None:
@@ -111,7 +111,7 @@ def code(one: Path) -> None:
             return os.mkdir, (str(one.parent / "run"),)
 
     torch.save({"weights": ["model.pt"], "trained": Evil()}, one / "other.pt")
-    refit(one, "training.pt", (one / "other.pt").read_bytes())
+    refit(one, "training.safetensors", (one / "other.pt").read_bytes())
 
 
 def folder_as_file(one: Path) -> None:

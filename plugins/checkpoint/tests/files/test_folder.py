@@ -29,14 +29,14 @@ def test_what_is_in_one(written: Path) -> None:
     assert last is not None and sorted(os.listdir(last)) == [
         "manifest.json",
         "model.pt",
-        "rank-0.pt",
-        "training.pt",
+        "rank-0.safetensors",
+        "training.safetensors",
     ]
     weights = torch.load(last / "model.pt", weights_only=True)
     model = nn.Linear(2, 1)
     model.load_state_dict(weights)
     assert type(weights) is dict and list(weights) == ["weight", "bias"]
-    for name in ("training.pt", "rank-0.pt"):
+    for name in ("training.safetensors", "rank-0.safetensors"):
         torch.load(last / name, weights_only=True)
 
 
@@ -113,7 +113,7 @@ def _shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _written[0]
 
 
-@pytest.mark.parametrize("name", ["model.pt", "training.pt", "rank-0.pt", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.pt", "training.safetensors", "rank-0.safetensors", "manifest.json"])
 def test_the_one_before_a_damaged_one_is_used(written: Path, name: str) -> None:
     (written / "step-00000008" / name).write_bytes(b"half")
     with pytest.warns(UserWarning, match=r"step-00000008 is damaged.*step-00000004"):
@@ -162,16 +162,16 @@ def test_no_code_is_run_from_a_file(written: Path, tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "run"),)
 
     one = written / "step-00000008"
-    (one / "training.pt").unlink()
-    torch.save(Evil(), one / "training.pt")
+    (one / "training.safetensors").unlink()
+    torch.save(Evil(), one / "training.safetensors")
     content = json.loads((one / "manifest.json").read_text())
     del content["sha256"]
-    data = (one / "training.pt").read_bytes()
-    content["files"]["training.pt"] = {
+    data = (one / "training.safetensors").read_bytes()
+    content["files"]["training.safetensors"] = {
         "bytes": len(data),
         "sha256": __import__("hashlib").sha256(data).hexdigest(),
     }
     (one / "manifest.json").write_text(json.dumps(content | {"sha256": folder._digest(content)}))
     with pytest.raises(CheckpointError, match="something that no checkpoint holds"):
-        folder.read_file(one, "training.pt")
+        folder.read_file(one, "training.safetensors")
     assert not (tmp_path / "run").exists() and pickle.dumps(Evil())
