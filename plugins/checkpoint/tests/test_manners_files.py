@@ -118,11 +118,11 @@ WAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pipe": (in_its_place(os.mkfifo), "not a regular file"),
     "a link to itself": (
         in_its_place(lambda path: path.symlink_to(path)),
-        "Too many levels of symbolic links",
+        "a link in its place: put the file itself there",
     ),
 }
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "EIO": (in_its_place(lambda path: path.symlink_to("/proc/self/mem")), "Input/output error"),
+    "EIO": (in_its_place(lambda path: path.symlink_to("/proc/self/mem")), "a link in its place"),
     "deep": (lambda path: path.write_text("[" * 200_000), "it is too deep"),
     "null": (lambda path: path.write_text("null"), "can't be read"),
     "a list": (lambda path: path.write_text("[1]"), "can't be read"),

@@ -99,14 +99,15 @@ def index(where: Path) -> Index:
     content = folder.manifest(where)
     if content["version"] <= formats.PICKLED:
         with folder.opened(where, pickled.INDEX, content) as file:
-            found = pickled.index(file)
-            _check(found, content)
-        return found
-    found = {}
-    for name in content["files"]:
-        if name.startswith(PREFIX):
-            _add(found, name, folder.described(where, name.removesuffix(folder.SUFFIX), content))
+            old = pickled.index(file)
+            _check(old, content)
+        return old
+    found: Index = {}
     with folder.blamed(where, "its parts"):
+        for name in content["files"]:
+            if name.startswith(PREFIX):
+                stem = name.removesuffix(folder.SUFFIX)
+                _add(found, name, folder.described(where, stem, content))
         _check(found, content)
     return found
 
@@ -141,10 +142,11 @@ def read(where: Path, index: Index, groups: Groups) -> None:
     planner, content = DefaultLoadPlanner(flatten_state_dict=False), folder.manifest(where)
     planner.set_up_planner(_flat(groups), _as_of_dcp(index), True)
     by_file: dict[str, list[tuple[ReadItem, Any]]] = defaultdict(list)
-    for item in planner.create_local_plan().items:
-        parts = index[item.storage_index.fqn].parts
-        place = next(one.place for one in parts if one.offsets == item.storage_index.offset)
-        by_file[place[0]].append((item, place))
+    with folder.blamed(where, "its parts"):
+        for item in planner.create_local_plan().items:
+            parts = index[item.storage_index.fqn].parts
+            place = next(one.place for one in parts if one.offsets == item.storage_index.offset)
+            by_file[place[0]].append((item, place))
     for name, items in by_file.items():
         with folder.opened(where, name, content) as file:
             if content["version"] <= formats.PICKLED:

@@ -7,6 +7,7 @@ tensor under the path that leads to it, such as ``0.weight`` or ``optimizers/0/s
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def write(content: object, file: IO[bytes], once: bool = True) -> None:
     tensors = sorted(names.tensors.items(), key=lambda item: -item[1].element_size())
     place = 0
     for name, tensor in tensors:
-        end = place + tensor.numel() * tensor.element_size()
+        end = place + _num_bytes(tensor)
         code, shape = CODES.get(tensor.dtype), list(tensor.shape)
         if code is None:
             code, shape = "U8", [end - place]
@@ -96,9 +97,19 @@ def write(content: object, file: IO[bytes], once: bool = True) -> None:
 
 def _write_numbers(tensor: Tensor, file: IO[bytes]) -> None:
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    num_bytes = whole.numel() * whole.element_size()
-    if num_bytes:
-        file.write(memoryview((ctypes.c_char * num_bytes).from_address(whole.data_ptr())).cast("B"))
+    file.write(_memory(whole))
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """Return the numbers of a tensor, which must stay alive meanwhile."""
+    num_bytes = _num_bytes(tensor)
+    if not num_bytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
 
 
 class _Names:
@@ -176,26 +187,42 @@ class Reader:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = cast(Any, safe_open(f"/dev/fd/{file.fileno()}", "pt"))
-        self._names = {*self._file.keys()}
-        self._specs: dict[str, Spec] = {}
-        self._made: dict[str, Tensor] = {}
-        self._tensor: Callable[[Spec], Tensor] = self.tensor
+        self._file = cast(io.BufferedReader, file)
+        self._header = cast(Any, safe_open(f"/dev/fd/{file.fileno()}", "pt"))
+        self._empty: dict[str, Tensor] = {}
+        self._starts: dict[str, int] = {}
+        file.seek(0)
+        self._start = 8 + int.from_bytes(file.read(8), "little")
+        names: list[str] = self._header.offset_keys()
+        for name in names:
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        part = self._header.get_slice(name)
+        dtype = next((one for one, code in CODES.items() if code == part.get_dtype()), None)
+        if dtype is None:
+            raise ValueError(f"{name} is of type {part.get_dtype()}")
+        found = self._empty[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        self._starts[name] = self._start
+        self._start += _num_bytes(found)
 
     def content(self, tensor: Callable[[Spec], Any] | None = None) -> Any:
         """Return the value, with what ``tensor`` returns in the place of each tensor."""
-        self._tensor = tensor or self.tensor
-        text = (self._file.metadata() or {}).get(NAME)
+        text = (self._header.metadata() or {}).get(NAME)
         if text is None:
             raise ValueError(f"it has no {NAME!r} in its header")
         try:
-            return from_json(json.loads(text), self._other)
+            return from_json(json.loads(text), _Once({*self._empty}, tensor or self.tensor))
         except RecursionError:
             raise ValueError("it is too deep") from None
 
     def tensor(self, spec: Spec) -> Tensor:
         """Read a tensor."""
-        found = spec.of(self._file.get_tensor(spec.name).clone())
+        found = torch.empty_like(self._empty[spec.name], device="cpu")
+        self._file.seek(self._starts[spec.name])
+        if self._file.readinto(_memory(found)) != _num_bytes(found):
+            raise ValueError("it has become shorter")
+        found = spec.of(found)
         if spec.order is not None:
             back = sorted(range(found.dim()), key=spec.order.__getitem__)
             found = found.permute(spec.order).contiguous().permute(back)
@@ -203,33 +230,39 @@ class Reader:
 
     def empty(self, spec: Spec) -> Tensor:
         """Return a tensor without numbers, of the right type and shape."""
-        part = self._file.get_slice(spec.name)
-        dtype = next((one for one, code in CODES.items() if code == part.get_dtype()), None)
-        if dtype is None:
-            raise ValueError(f"{spec.name}: type {part.get_dtype()}")
-        return spec.of(torch.empty(part.get_shape(), dtype=dtype, device="meta"))
+        return spec.of(self._empty[spec.name])
 
-    def _other(self, kind: str, content: Any) -> Any:
+
+class _Once:
+    """Each tensor of a file is made once, so that a small file can't fill the memory."""
+
+    def __init__(self, names: set[str], make: Callable[[Spec], Any]) -> None:
+        self._names, self._make = names, make
+        self._made: dict[str, tuple[Spec, Any]] = {}
+
+    def __call__(self, kind: str, content: Any) -> Any:
         if kind == "tensor":
-            return self._once(Spec(*content))
+            return self._single(Spec(*content))
         if kind != "sparse":
             raise ValueError(f"a {kind} in it")
         indices, values, shape, is_coalesced = content
         return torch.sparse_coo_tensor(
-            from_json(indices, self._other),
-            from_json(values, self._other),
+            from_json(indices, self),
+            from_json(values, self),
             shape,
             is_coalesced=is_coalesced,
             check_invariants=True,
         )
 
-    def _once(self, spec: Spec) -> Any:
-        """Each tensor of the file is made once, so that a small file can't fill the memory."""
-        if self._specs.setdefault(spec.name, spec) != spec or spec.name not in self._names:
-            raise ValueError(f"it has no tensor {spec.name!r} of this form")
+    def _single(self, spec: Spec) -> Any:
+        if spec.name not in self._names:
+            raise ValueError(f"it has no tensor {spec.name!r}")
         if spec.name not in self._made:
-            self._made[spec.name] = self._tensor(spec)
-        return self._made[spec.name]
+            self._made[spec.name] = (spec, self._make(spec))
+        known, found = self._made[spec.name]
+        if known != spec:
+            raise ValueError(f"it has two forms of {spec.name!r}")
+        return found
 
 
 @contextmanager
