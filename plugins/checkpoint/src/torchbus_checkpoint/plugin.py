@@ -56,9 +56,9 @@ class Checkpoint:
         resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
             beginning, and rejects a folder that has checkpoints. A path names one.
         async_save: write in a thread. The loop only waits for a copy in main memory.
-        sharded_save: each rank writes its own parts of models and optimizers, in the format of
-            torch.distributed.checkpoint, and no rank gathers them. For strategy="fsdp". Such
-            checkpoints resume with and without this option, on any number of ranks.
+        sharded_save: each rank writes its own parts of models and optimizers, and no rank gathers
+            them. For strategy="fsdp". Such checkpoints resume with and without this option, on any
+            number of ranks.
         time_limit: a timedelta, or "11:50:00". After it the session saves and leaves, as if it had
             received SIGUSR1.
 
