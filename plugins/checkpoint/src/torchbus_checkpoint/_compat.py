@@ -12,12 +12,25 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torchbus.plugin import UsageError, require
 
 current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""
+
+
+LAYOUT = ("torch.serialization", "_get_layout")
+"""A function that the index of old checkpoints in parts names. Without it: no index names it."""
+
+
+def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices and values of a sparse tensor as they are; the public ones ask for summed ones.
+
+    Without ``_indices`` or ``_values``: AttributeError at a checkpoint with sparse gradients.
+    """
+    return tensor._indices(), tensor._values()
 
 
 def uncompiled(model: Module) -> Module:

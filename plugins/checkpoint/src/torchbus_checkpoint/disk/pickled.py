@@ -13,13 +13,14 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbus_checkpoint._compat import LAYOUT
 from torchbus_checkpoint.disk.whole import Part, Whole, numbers
 
 INDEX = ".metadata"
 OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 PLAIN = {("torch", "Size"): tuple, ("collections", "OrderedDict"): dict}
 OTHERS = {
-    ("torch.serialization", "_get_layout"),
+    LAYOUT,
     ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3 write a member of an enumeration so
     *(
         (module, kind)

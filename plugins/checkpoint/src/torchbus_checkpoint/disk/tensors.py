@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torchbus.plugin import UsageError
 
+from torchbus_checkpoint._compat import sparse_parts
 from torchbus_checkpoint.state.jsonable import from_json, to_json
 
 NAME = "torchbus"
@@ -141,8 +142,8 @@ class _Names:
 
     def _noted(self, tensor: Tensor, path: str) -> object:
         if tensor.layout is torch.sparse_coo:
-            parts = (tensor._indices(), tensor._values())
-            found = [self._noted(one, f"{path}/{index}") for index, one in enumerate(parts)]
+            parts = enumerate(sparse_parts(tensor))
+            found = [self._noted(one, f"{path}/{index}") for index, one in parts]
             return {"sparse": [*found, list(tensor.shape), tensor.is_coalesced()]}
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise UsageError(
