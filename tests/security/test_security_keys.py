@@ -159,8 +159,8 @@ def test_names_that_a_second_user_takes_first(tmp_path: Path) -> None:
             assert result.status == 1 and "the secret of this user's jobs can be" in result.stderr
         assert theirs("ls", f"{shared}/theirs") == ""
         with_key = places | {"TORCHBUS_KEY": "one secret of many letters"}
-        for result in joined(tmp_path, [with_key, with_key]):
-            assert result.ok() and "joined" in result.stdout
+        results = joined(tmp_path, [with_key, with_key])
+        assert all(result.ok() for result in results) and "joined" in results[0].stdout
         assert theirs("find", str(shared), "-type", "f") == ""
     finally:
         shutil.rmtree(shared)
