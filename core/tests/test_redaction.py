@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import dataclasses
 import json
 import os
 import string
 import sys
 import types
+import urllib.parse
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torchbus._redaction import HIDDEN, Redactor, redacted, redacted_source
+from torchbus._redaction import HIDDEN, Redactor, printable, redacted, redacted_traceback
 from torchbus._session.notices import warn
 from torchbus.errors import RankFailed, UsageError
 
@@ -131,7 +133,7 @@ def test_values_of_the_environment_are_found_anywhere(
     with mock.patch.dict(os.environ, {name: secret}):
         for found in (
             redacted(text),
-            redacted_source(text),
+            redacted_traceback(RuntimeError(text)),
             written(Redactor().plain({"x": text})),
             str(UsageError(text)),
             str(RankFailed(text)),
@@ -207,3 +209,92 @@ def test_anything_becomes_json() -> None:
         and told["a"]["all"] == ["...", "..."]
         and "..." in written(told["b"])
     )
+
+
+LAYOUTS = {
+    "aligned": ("wandb_api_key        = VALUE", "wandb_api_key        = (hidden)"),
+    "aligned yaml": ("password:       VALUE", "password:       (hidden)"),
+    "yaml block": ("password: |\n    VALUE\nuser: me", "password: |\n    (hidden)\nuser: me"),
+    "yaml list": ("tokens:\n  - VALUE\n  - a", "tokens:\n  - (hidden)\n  - a"),
+    "xml": ("<a><password>VALUE</password></a>", "<a><password>(hidden)</password></a>"),
+    "pair": ('["api_key", "VALUE"]', '["api_key", "(hidden)"]'),
+    "items": (repr([*{"api_key": "VALUE"}.items()]), "[('api_key', '(hidden)')]"),
+    "row": ('{"name": "api_key", "value": "VALUE"}', '{"name": "api_key", "value": "(hidden)"}'),
+    "netrc": ("machine a.b login me password VALUE", "machine a.b login me password (hidden)"),
+    "flag": ("--api-key       VALUE", "--api-key       (hidden)"),
+    "flag on the next line": ("--api-key \\\n   VALUE", "--api-key \\\n   (hidden)"),
+    "curl": ("curl -u me:VALUE http://x", "curl -u me:(hidden) http://x"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_that_everybody_uses(layout: str) -> None:
+    text, expected = LAYOUTS[layout]
+    assert redacted(text.replace("VALUE", "s3cr3t-0001")) == expected
+    assert redacted(f"before\n{text}\nafter".replace("VALUE", "s3cr3t-0001")).endswith("after")
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda value: base64.b64encode(value.encode()).decode(),
+        lambda value: base64.urlsafe_b64encode(value.encode()).decode(),
+        lambda value: base64.b64encode(f"me:{value}".encode()).decode(),
+        urllib.parse.quote,
+        urllib.parse.quote_plus,
+    ],
+)
+def test_a_known_value_is_hidden_in_its_encodings(
+    encode: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = "k3y with/space+0123456789?>"
+    monkeypatch.setenv("WANDB_API_KEY", value)
+    shown = redacted(f"it is {encode(value)}.")
+    assert HIDDEN in shown and encode(value)[6:-6] not in shown
+
+
+def test_pairs_and_rows_are_hidden_in_values() -> None:
+    found = Redactor().plain(
+        {"a": [*{"password": "s3cr3t"}.items()], "b": [{"name": "password", "value": "s3cr3t"}]}
+    )
+    hidden = {"name": "password", "value": HIDDEN}
+    assert found == {"a": [["password", HIDDEN]], "b": [hidden]}
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "/home/me/key is not secret: the file and its folder must be this user's",
+        "rank 1 has a different key from rank 0: the ranks of a job recognise each other by it",
+        "the job's key: either it is another job, or rank 1 was started twice",
+        "max tokens: 512, num_tokens = 4096",
+    ],
+)
+def test_sentences_stay(sentence: str) -> None:
+    assert redacted(sentence) == sentence
+
+
+def test_what_controls_a_terminal_is_escaped() -> None:
+    text = "a\x1b[2J\rb\u202ec\ud800\n\tä 中 \U0001f600"
+    shown = "a\\x1b[2J\\rb\\u202ec\\ud800\n\tä 中 \U0001f600"
+    assert redacted(text) == printable(text) == shown
+
+
+def test_a_traceback_shows_code_and_no_literal() -> None:
+    def connect(password: str) -> None:
+        raise RuntimeError(f"refused: password={password}")
+
+    def tried(password: str) -> str:
+        try:
+            connect(password=password)
+        except RuntimeError as error:
+            return redacted_traceback(error)
+        return ""
+
+    shown = tried("s3cr3t-" + "0002")
+    assert "connect(password=password)" in shown and "s3cr3t" not in shown
+    assert "refused: password=(hidden)" in shown
+    try:
+        connect(password="s3cr3t-0003")
+    except RuntimeError as error:
+        assert "s3cr3t" not in redacted_traceback(error)

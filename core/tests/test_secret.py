@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torchbus._launch.store import secret
+from torchbus._launch.store.sealed import SealedStore
 from torchbus.errors import LaunchError, UsageError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes of files")
@@ -91,3 +95,58 @@ def test_without_a_home_it_is_kept_in_a_folder_of_this_host(home: Path) -> None:
         match=r"can be kept neither in .*config/torchbus/key \(Not a directory\) nor in .* Set TORCHBUS_KEY",
     ):
         secret.derived(1234, 2, "", {})
+
+
+def test_a_folder_whose_name_somebody_has_taken_is_not_used(home: Path, tmp_path: Path) -> None:
+    """Where it is a link to a folder of this user, and where it holds a key of another one."""
+    home.write_text("no home")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    taken = secret.places()[1].parent
+    taken.symlink_to(elsewhere)
+    with pytest.raises(LaunchError, match="can be kept neither in"):
+        secret.derived(1234, 2, "", {})
+    assert list(elsewhere.iterdir()) == []
+    (elsewhere / "key").write_bytes(bytes(32))
+    (elsewhere / "key").chmod(0o600)
+    with pytest.raises(LaunchError, match="key is not secret: the file and its folder must be"):
+        secret.derived(1234, 2, "", {})
+    taken.unlink()
+    secret.derived(1234, 2, "", {})
+    (taken / "key").unlink()
+    (taken / "key").symlink_to(elsewhere / "key")
+    with pytest.raises(LaunchError, match="can be kept neither in"):
+        secret.derived(1234, 2, "", {})
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(
+        ["config", "elsewhere", taken.name]
+    )
+
+
+def started(raw: dist.Store, key: bytes, world_size: int = 3) -> list[bytes]:
+    """The keys that the ranks of a job agree upon."""
+
+    def draw(rank: int) -> bytes:
+        return secret.drawn(SealedStore(raw, key, "attempt 0/"), rank, world_size)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(draw, range(world_size)))
+
+
+def test_each_start_has_a_key_of_its_own_whatever_was_recorded_before() -> None:
+    """Everything that an earlier job at the same port has written is there already."""
+    raw, key = dist.HashStore(), bytes(32)
+    raw.set_timeout(timedelta(seconds=20))
+    first = started(raw, key)
+    SealedStore(raw, first[0], "attempt 0/").set("save and stop", "143")
+    second = started(raw, key)
+    assert len({*first}) == len({*second}) == 1 and first[0] != second[0]
+    assert SealedStore(raw, second[0], "attempt 0/").read("save and stop") is None
+
+
+def test_a_rank_without_the_users_secret_gets_no_key() -> None:
+    raw = dist.HashStore()
+    raw.set_timeout(timedelta(seconds=0.3))
+    with pytest.raises(LaunchError, match="rank 0 did not answer within the session's timeout"):
+        secret.drawn(SealedStore(raw, bytes(32)), 1, 2)
+    with pytest.raises(LaunchError, match="a rank did not ask for rank 0's number"):
+        secret.drawn(SealedStore(raw, b"other key"), 0, 2)

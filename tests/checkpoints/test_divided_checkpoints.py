@@ -74,13 +74,12 @@ def test_in_parts_it_is_bit_for_bit_what_it_is_whole(tmp_path: Path) -> None:
     """
     found = facts(ALIKE, tmp_path)
     assert found["files"] == [
-        ".metadata",
-        "__0_0.distcp",
-        "__1_0.distcp",
         "manifest.json",
-        "rank-0.pt",
-        "rank-1.pt",
-        "training.pt",
+        "part-0.safetensors",
+        "part-1.safetensors",
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+        "training.safetensors",
     ]
     assert found["body"] == found["tail"] == [True, True]
     assert found["states"] == [4 * 3 + 2 + 2, True, True]

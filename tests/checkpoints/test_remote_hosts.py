@@ -28,5 +28,5 @@ def test_the_loop_goes_on_though_no_host_sees_the_others_folder(tmp_path: Path) 
             results = run_nodes([1, 2], LOOP, str(place), str(cut))
             assert [one.status for one in results] == [3 if cut else 0] * 3, results
         outputs.append(results[0].stdout.strip())
-        assert "rank-2.pt" in {path.name for path in (place / "store").rglob("*")}
+        assert "rank-2.safetensors" in {path.name for path in (place / "store").rglob("*")}
     assert outputs[1] == outputs[0].replace(" 0 [", " 1 [", 1)

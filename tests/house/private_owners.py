@@ -58,7 +58,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield torch.autograd, "_profiler_enabled"
     yield torch.cuda.memory, "_record_memory_history _dump_snapshot"
     yield torch.ops, "_c10d_functional"
-    yield Tensor, "_use_count _version _values _is_view _nnz _backward_hooks"
+    yield Tensor, "_use_count _version _indices _values _is_view _nnz _backward_hooks"
     yield Tensor, "_post_accumulate_grad_hooks"
     yield Module, "_modules _parameters _buffers _non_persistent_buffers_set _wrapped_call_impl"
     yield Module, "_compiled_call_impl _load_from_state_dict"
@@ -127,8 +127,6 @@ SLOW = {
     "_link_all_hp_params": "deepspeed.runtime.zero.stage_1_and_2",
     "_orig_mod": "torch._dynamo.eval_frame",
     "_initial_iter_for_state_dict": "torchdata.stateful_dataloader",
-    "_StorageInfo": "torch.distributed.checkpoint.filesystem",
-    "_StoragePrefix": "torch.distributed.checkpoint.filesystem",
 }
 """Names of modules that are slow to import: a test of its own for each."""
 IN_EITHER = {"_fsdp_param_group", "_fsdp_param_groups"}

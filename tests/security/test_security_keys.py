@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -130,3 +134,33 @@ def test_ranks_of_one_key_need_no_file(tmp_path: Path) -> None:
         [{"TORCHBUS_KEY": "one secret of many letters", "XDG_CONFIG_HOME": "/dev/null"}] * 2,
     )
     assert all(result.ok() for result in results) and "joined" in results[0].stdout
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become somebody else"
+)
+def test_names_that_a_second_user_takes_first(tmp_path: Path) -> None:
+    """In the temporary folder, where no home can be written: nothing is written where that user
+    leads to, and with a secret of one's own the job runs as ever.
+    """
+    shared = Path(tempfile.mkdtemp(prefix="shared-"))
+    shared.chmod(0o1777)
+    nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+
+    def theirs(*words: str) -> str:
+        done = subprocess.run(words, check=True, capture_output=True, text=True, **nobody)
+        return done.stdout
+
+    try:
+        theirs("mkdir", "-m", "777", f"{shared}/theirs")
+        theirs("ln", "-s", f"{shared}/theirs", f"{shared}/torchbus-0")
+        places = {"TMPDIR": str(shared), "XDG_CONFIG_HOME": "/dev/null/none"}
+        for result in joined(tmp_path, [places, places]):
+            assert result.status == 1 and "the secret of this user's jobs can be" in result.stderr
+        assert theirs("ls", f"{shared}/theirs") == ""
+        with_key = places | {"TORCHBUS_KEY": "one secret of many letters"}
+        results = joined(tmp_path, [with_key, with_key])
+        assert all(result.ok() for result in results) and "joined" in results[0].stdout
+        assert theirs("find", str(shared), "-type", "f") == ""
+    finally:
+        shutil.rmtree(shared)

@@ -11,6 +11,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus.testing import fork_script
 
+from torchbus_checkpoint.disk import folder as checkpoints
+
 SCRIPT = Path(__file__).parent / "scripts" / "averages.py"
 EMA = {"ema_decay": 0.9}
 pytestmark = [pytest.mark.timeout(300)]
@@ -76,7 +78,7 @@ def test_averages_on_ranks_are_those_of_one_process(tmp_path, strategy):
 def own_state(folder):
     """The plugin's state in the last checkpoint of rank 0."""
     last = sorted((folder / "checkpoints").glob("step-*"))[-1]
-    plugins = torch.load(last / "rank-0.pt", weights_only=True)["plugins"]
+    plugins = checkpoints.read_file(last, "rank-0")["plugins"]
     (state,) = [one for name, one in plugins.items() if "average" in name.lower()]
     return state
 
@@ -118,7 +120,7 @@ def test_a_checkpoint_after_evaluation_has_the_averages_and_loads_as_weights_onl
     options = {"strategy": "ddp", "devices": 2, "batch": "global", **EMA}
     found = trained(tmp_path, {**options, "checkpoint": str(tmp_path / "checkpoints")})
     last = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
-    model = torch.load(last / "model.pt", weights_only=True)
+    model = checkpoints.read_file(last, "model")
     assert all(torch.equal(model[name], found["trained"][name]) for name in model)
     averages = [entry["average"] for entry in own_state(tmp_path)["averages"][0]["entries"]]
     assert all(map(torch.equal, averages, found["averaged"].values()))

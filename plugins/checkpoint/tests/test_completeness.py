@@ -21,7 +21,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torchbus import session
 from torchbus.testing import fork_script
 
-from torchbus_checkpoint.disk.parts import refuse_gaps
+from torchbus_checkpoint.disk.parts import refuse_missing
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.completeness import held, keeps_state, refuse_apart
 
@@ -61,10 +61,10 @@ def test_parts_are_the_whole(sizes: list[int], more: int) -> None:
     whole = torch.Size([sum(sizes) + more, 3])
     index = Metadata({"model/weight": TensorStorageMetadata(TensorProperties(), whole, chunks)})
     if not more:
-        return refuse_gaps(index, Path("here"))
+        return refuse_missing(index, Path("here"))
     numbers = f"the ranks have {3 * sum(sizes)} of the {whole.numel()} numbers of model/weight"
     with pytest.raises(CheckpointError, match=numbers):
-        refuse_gaps(index, Path("here"))
+        refuse_missing(index, Path("here"))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torchbus import session
 from torchbus.errors import TorchbusError
 
 from torchbus_checkpoint import CheckpointError
+from torchbus_checkpoint.disk import folder
 
 ODD = [
     None,
@@ -40,7 +41,7 @@ ODD = [
     {"torchbus ndarray": 1, "torchbus dtype": 2},
 ]
 GONE = object()
-FILES = ("training.pt", "rank-0.pt", "model.pt")
+FILES = ("training", "rank-0", "model")
 
 
 class Cut(Exception):
@@ -118,7 +119,9 @@ def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 
 def forge(checkpoint: Path, name: str, content: Any) -> None:
     """With a right checksum."""
-    torch.save(content, checkpoint / name)
+    name += folder.SUFFIX
+    (checkpoint / name).unlink()
+    folder.write_file(checkpoint, name, content)
     data, manifest = (
         (checkpoint / name).read_bytes(),
         json.loads((checkpoint / "manifest.json").read_text()),
@@ -131,15 +134,15 @@ def forge(checkpoint: Path, name: str, content: Any) -> None:
 
 def resumed(written: Path, name: str, at: tuple[Any, ...], new: Any) -> str:
     """What is said of a checkpoint in which one thing is another; "" where the run goes on."""
-    folder = written.with_name("forged")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(written, folder)
-    content = torch.load(folder / "step-00000005" / name, weights_only=True)
-    forge(folder / "step-00000005", name, changed(copy.deepcopy(content), at, new))
+    place = written.with_name("forged")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(written, place)
+    content = folder.read_file(place / "step-00000005", name)
+    forge(place / "step-00000005", name, changed(copy.deepcopy(content), at, new))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            train(folder)
+            train(place)
         except TorchbusError as error:
             return f"{type(error).__name__}: {error}"
     return ""
@@ -149,7 +152,7 @@ def every_place(written: Path) -> list[tuple[str, tuple[Any, ...]]]:
     return [
         (name, at)
         for name in FILES
-        for at in places(torch.load(written / "step-00000005" / name, weights_only=True))
+        for at in places(folder.read_file(written / "step-00000005", name))
     ]
 
 
@@ -169,23 +172,23 @@ def test_whatever_a_file_holds(written: Path, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("name", "at", "new", "words"),
     [
-        ("training.pt", (), [1], "it is a list, not a dict"),
-        ("training.pt", ("trained",), GONE, "it has no 'trained'"),
+        ("training", (), [1], "it is a list, not a dict"),
+        ("training", ("trained",), GONE, "it has no 'trained'"),
         (
-            "training.pt",
+            "training",
             ("optimizers", 0, "gradients"),
             3,
             r"\['optimizers'\]\[0\]\['gradients'\] is a int, not a list",
         ),
-        ("rank-0.pt", (), GONE, "it is a NoneType, not a dict"),
-        ("rank-0.pt", ("steps",), True, r"\['steps'\] is a bool, not a int"),
+        ("rank-0", (), GONE, "it is a NoneType, not a dict"),
+        ("rank-0", ("steps",), True, r"\['steps'\] is a bool, not a int"),
         (
-            "rank-0.pt",
+            "rank-0",
             ("position", "random", "streams", "order", "torch"),
             torch.ones(2),
             r"\['position'\]\['random'\]: ",
         ),
-        ("model.pt", (), {1: 2}, "a key in it is a int, not a str"),
+        ("model", (), {1: 2}, "a key in it is a int, not a str"),
     ],
 )
 def test_it_is_refused_by_name(
@@ -193,13 +196,13 @@ def test_it_is_refused_by_name(
 ) -> None:
     said = resumed(written, name, at, new)
     assert re.search(
-        f"CheckpointError: checkpoint .*step-00000005: torchbus did not write this {name}: {words}",
+        f"CheckpointError: checkpoint .*step-00000005: torchbus did not write this {name} file: {words}",
         said,
     ), said
 
 
 def test_an_optimizer_that_does_not_take_its_state(written: Path) -> None:
-    said = resumed(written, "training.pt", ("optimizers", 0, "state"), {})
+    said = resumed(written, "training", ("optimizers", 0, "state"), {})
     assert (
         "CheckpointError: optimizer (Adam) rejects its state in the checkpoint (KeyError: 'param_groups')"
         in said
@@ -208,12 +211,12 @@ def test_an_optimizer_that_does_not_take_its_state(written: Path) -> None:
 
 def test_a_generator_that_does_not_take_its_state(written: Path) -> None:
     at = ("position", "loaders", 0, 1, "loader.generator")
-    said = resumed(written, "rank-0.pt", at, "x")
+    said = resumed(written, "rank-0", at, "x")
     assert "CheckpointError: a Generator rejects its state in the checkpoint (TypeError: " in said
 
 
 def test_as_it_was_written_it_is_gone_on_from(written: Path) -> None:
     assert (
-        resumed(written, "rank-0.pt", ("epochs",), 1) == ""
+        resumed(written, "rank-0", ("epochs",), 1) == ""
         and CheckpointError.__mro__[1] is not Exception
     )

@@ -118,11 +118,11 @@ WAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pipe": (in_its_place(os.mkfifo), "not a regular file"),
     "a link to itself": (
         in_its_place(lambda path: path.symlink_to(path)),
-        "Too many levels of symbolic links",
+        "a link in its place: put the file itself there",
     ),
 }
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "EIO": (in_its_place(lambda path: path.symlink_to("/proc/self/mem")), "Input/output error"),
+    "EIO": (in_its_place(lambda path: path.symlink_to("/proc/self/mem")), "a link in its place"),
     "deep": (lambda path: path.write_text("[" * 200_000), "it is too deep"),
     "null": (lambda path: path.write_text("null"), "can't be read"),
     "a list": (lambda path: path.write_text("[1]"), "can't be read"),
@@ -130,7 +130,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["training.pt", "rank-0.pt", "manifest.json"])
+@pytest.mark.parametrize("name", ["training.safetensors", "rank-0.safetensors", "manifest.json"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_file_that_can_not_be_read_is_passed_over_by_name(
     written: Path, name: str, way: str
@@ -160,7 +160,7 @@ def test_a_manifest_that_can_not_be_read_is_passed_over_by_name(written: Path, w
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(
-    "what", ["step-00000003", "step-00000003/training.pt", "step-00000003/manifest.json"]
+    "what", ["step-00000003", "step-00000003/training.safetensors", "step-00000003/manifest.json"]
 )
 def test_what_belongs_to_somebody_else_is_passed_over_by_name(
     run: Any, written: Path, what: str
@@ -191,8 +191,8 @@ def test_what_belongs_to_somebody_else_is_passed_over_by_name(
     [
         ("files", None),
         ("files", {}),
-        ("files", {"../training.pt": {"bytes": 1, "sha256": ""}}),
-        ("files", {"training.pt": None}),
+        ("files", {"../training.safetensors": {"bytes": 1, "sha256": ""}}),
+        ("files", {"training.safetensors": None}),
         ("world_size", -1),
         ("world_size", "1"),
         ("step", "3"),
@@ -209,7 +209,7 @@ def test_a_manifest_that_holds_odd_things(written: Path, key: str, value: Any) -
     path.write_text(json.dumps(content | {"sha256": folder._digest(content)}))
     if value == {}:
         with (
-            pytest.raises(CheckpointError, match="step-00000003 has no rank-0.pt"),
+            pytest.raises(CheckpointError, match="step-00000003 has no rank-0.safetensors"),
             session(checkpoint=written) as s,
         ):
             train(s)

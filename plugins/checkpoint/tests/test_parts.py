@@ -1,27 +1,22 @@
-"""``sharded_save``: the format of torch.distributed.checkpoint, of one process; of several it is
-tested with the strategies.
-"""
+"""``sharded_save`` of one process; of several it is tested with the strategies."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import resource
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
+from torchbus._cli import main
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint import CheckpointError, latest
-from torchbus_checkpoint.disk import folder, metadata, parts, saving
+from torchbus_checkpoint.disk import folder, parts, saving
 
 pytestmark = pytest.mark.skipif(not saving.HAS_SAFE_PARTS, reason="needs torch 2.6")
 
@@ -78,82 +73,27 @@ def test_a_run_goes_on_with_it_and_without(
 def test_what_is_in_one_and_how_to_convert_it(written: Path, tmp_path: Path) -> None:
     last = written / "step-00000004"
     assert sorted(os.listdir(last)) == [
-        ".metadata",
-        "__0_0.distcp",
         "manifest.json",
-        "rank-0.pt",
-        "training.pt",
+        "part-0.safetensors",
+        "rank-0.safetensors",
+        "training.safetensors",
     ]
     assert set(folder.manifest(last)["files"]) == {*os.listdir(last)} - {"manifest.json"}
-    dcp_to_torch_save(last, tmp_path / "whole.pt")
+    assert main(["checkpoint", "export", str(last), "-o", str(tmp_path)]) == 0
     with session() as s:
         model, _ = train(s)
-    weights = torch.load(tmp_path / "whole.pt", weights_only=True)["model"]
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert list(weights) == list(model.state_dict()) and all(
         map(torch.equal, weights.values(), model.state_dict().values())
     )
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("name", ["part-0.safetensors", "training.safetensors"])
 def test_the_one_before_a_damaged_one_is_used(written: Path, name: str) -> None:
     content = (written / "step-00000004" / name).read_bytes()
     (written / "step-00000004" / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.warns(UserWarning, match=r"step-00000004 is damaged.*step-00000002"):
         assert latest(written) == written / "step-00000002"
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        ("os", "mkdir"),
-        ("torch.distributed.checkpoint.metadata", "os.mkdir"),
-        ("torch", "load"),
-        ("builtins", "eval"),
-    ],
-)
-def test_no_code_is_run_from_the_metadata(tmp_path: Path, place: tuple[str, str]) -> None:
-    module, name = place
-    call = (
-        b"\x80\x04\x8c"
-        + bytes([len(module)])
-        + module.encode()
-        + b"\x8c"
-        + bytes([len(name)])
-        + name.encode()
-        + b"\x93"
-    )
-    (tmp_path / ".metadata").write_bytes(
-        call + pickle.dumps(str(tmp_path / "run"), 2)[2:-1] + b"\x85R."
-    )
-    with pytest.raises(
-        CheckpointError,
-        match=f".metadata holds something that no checkpoint holds: {module}.{name}",
-    ):
-        metadata.read(tmp_path)
-    assert not (tmp_path / "run").exists()
-
-
-class ByName:
-    """Pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
-
-    def __init__(self, kind: Any, name: str) -> None:
-        self.asked = getattr, (kind, name)
-
-    def __reduce__(self) -> Any:
-        return self.asked
-
-
-def test_members_of_enumerations_may_be_written_by_name(tmp_path: Path) -> None:
-    (tmp_path / ".metadata").write_bytes(
-        pickle.dumps(ByName(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
-    )
-    assert metadata.read(tmp_path) is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(ByName(OrderedDict, "fromkeys")))
-    with pytest.raises(
-        CheckpointError,
-        match="holds something that no checkpoint holds: builtins.getattr.*OrderedDict.*fromkeys",
-    ):
-        metadata.read(tmp_path)
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -207,7 +147,6 @@ def test_an_old_torch(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "words"),
     [
         ({"sharded_save": 1}, "sharded_save=1 is a int: it must be True or False"),
-        ({"sharded_save": True, "safetensors": True}, "safetensors=True writes whole weights"),
     ],
 )
 def test_bad_input(options: dict[str, Any], words: str) -> None:

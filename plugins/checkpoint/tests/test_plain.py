@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
 
+from torchbus_checkpoint.disk import tensors
 from torchbus_checkpoint.state.plain import decode, encode
 
 
 def written_and_read(value: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(encode(value, "it"), buffer)
-    buffer.seek(0)
-    return decode(torch.load(buffer, weights_only=True))
+    with tempfile.TemporaryFile() as file:
+        tensors.write(encode(value, "it"), file)
+        file.flush()
+        with tensors.reading(file) as reader:
+            return decode(reader.content())
 
 
 @given(

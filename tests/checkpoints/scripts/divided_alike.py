@@ -1,9 +1,12 @@
 import json
 import os
+from pathlib import Path
 
 import torch
 from divided_checkpoints_head import apart, divided, found, made, train
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from torchbus_checkpoint.command.export import NO_LOOP
+from torchbus_checkpoint.disk import saving
 
 alone = train()
 ends = {}
@@ -14,35 +17,37 @@ for name, options in {"whole": {}, "parts": {"sharded_save": True, "async_save":
 found["ends alike"] = ends["whole"].equal(ends["parts"])
 found["steps"] = next(made)
 found["files"] = sorted(os.listdir("parts/step-00000007"))
-dcp_to_torch_save("parts/step-00000007", "converted.pt")
 
 
 def read(path):
-    return torch.load(path, weights_only=True)
+    state, weights, read_parts = saving.loaded(Path(path), NO_LOOP)
+    read_parts()
+    return weights, state["optimizers"]
 
 
-converted, whole = read("converted.pt"), read("whole/step-00000007/training.pt")["optimizers"]
-for name in ("body", "tail"):
-    weights = read(f"whole/step-00000007/model-{name}.pt")
-    found[name] = [
-        list(weights) == list(converted[f"model-{name}"]),
-        all(map(torch.equal, weights.values(), converted[f"model-{name}"].values())),
-    ]
-flat = {
-    f"{number}/state/state/{index}/{key}": value
-    for number, one in enumerate(whole)
-    for index, entry in one["state"]["state"].items()
-    for key, value in entry.items()
-}
-flat |= {
-    f"{number}/gradients/{index}": value
-    for number, one in enumerate(whole)
-    for index, value in enumerate(one["gradients"] or ())
-}
-states = converted["optimizers"]
+def flat(optimizers):
+    values = {
+        f"{number}/state/state/{index}/{key}": value
+        for number, one in enumerate(optimizers)
+        for index, entry in one["state"]["state"].items()
+        for key, value in entry.items()
+    }
+    return values | {
+        f"{number}/gradients/{index}": value
+        for number, one in enumerate(optimizers)
+        for index, value in enumerate(one["gradients"] or ())
+    }
+
+
+(weights, optimizers), (whole_weights, whole) = (
+    read(f"{name}/step-00000007") for name in ("parts", "whole")
+)
+for name, one, other in zip(("body", "tail"), weights, whole_weights, strict=True):
+    found[name] = [list(one) == list(other), all(map(torch.equal, one.values(), other.values()))]
+states, expected = flat(optimizers), flat(whole)
 found["states"] = [
-    len(flat),
-    flat.keys() == states.keys(),
-    all(value.equal(states[key]) for key, value in flat.items()),
+    len(expected),
+    expected.keys() == states.keys(),
+    all(value.equal(states[key]) for key, value in expected.items()),
 ]
 print(json.dumps(found))

@@ -162,11 +162,15 @@ def _unpacked(packed: torch.Tensor, rank: int) -> object:
 
 
 def _key() -> bytes:
-    """Return the job's key. A group without a session has none: return b""."""
+    """Return the job's key. Raises UsageError outside of a session, which has none."""
     session = active.running()
-    return (
-        session.world.store.key if session is not None and session.world.store is not None else b""
-    )
+    if session is None or session.world.store is None:
+        raise UsageError(
+            "objects are gathered and broadcast only inside of a session: ranks recognise each"
+            " other by its key, and a stranger's pickle could run code. Call it in 'with"
+            " session(...)'"
+        )
+    return session.world.store.key
 
 
 def _tensor(value: torch.Tensor | float) -> torch.Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from collections.abc import Iterable
-from urllib.parse import quote
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote, quote_plus
 
 SHORTEST, LONGEST = 4, 100_000
 SHORTEST_INSIDE = 8
@@ -37,13 +38,13 @@ def worth_hiding(value: str, sure: bool) -> bool:
 
 
 def spellings(value: str) -> set[str]:
-    """Return the value as text, JSON, ``repr`` and an address write it, and its long lines."""
+    """Return the value as text, JSON, ``repr``, addresses and base64 write it, and its lines."""
     found = {
         value,
         json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1],
         repr(value)[1:-1],
-        _quoted(value),
+        *_encoded(value),
     }
     return found | {
         line.strip()
@@ -68,5 +69,13 @@ def _one(value: str) -> str:
     return rf"(?<![^\W_]){re.escape(value)}(?![^\W_])" if alone else re.escape(value)
 
 
-def _quoted(value: str) -> str:
-    return quote(value, safe="", errors="surrogatepass")
+def _encoded(value: str) -> Iterator[str]:
+    data = value.encode(errors="surrogatepass")
+    yield from (quote(data, safe=""), quote(data), quote_plus(data))
+    if len(data) < SHORTEST_INSIDE:
+        return
+    for code in (base64.b64encode, base64.urlsafe_b64encode):
+        yield code(data).decode().rstrip("=")
+        for before in (1, 2):  # it may stand behind other bytes, as in "user:password"
+            first, end = -(-8 * before // 6), 8 * (before + len(data)) // 6
+            yield code(bytes(before) + data).decode()[first:end]

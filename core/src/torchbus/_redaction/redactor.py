@@ -44,6 +44,10 @@ class Redactor:
         """Return a text without secrets."""
         return texts.without_assigned(self.values(text))
 
+    def code(self, text: str) -> str:
+        """Return lines of code without secrets; ``login(key=key)`` stays."""
+        return texts.without_literals(self.values(text))
+
     def values(self, text: str) -> str:
         """Return a text without known values, passwords in addresses, and the like.
 
@@ -93,11 +97,16 @@ class Redactor:
     def _nested(self, value: object, around: tuple[int, ...], name: str) -> object:
         fields = fields_of(value)
         if fields is not None:
+            names = {key: str(key) for key in fields}
+            if isinstance(fields.get("name"), str) and "value" in fields:
+                names["value"] = str(fields["name"])
             return {
-                self.text(cleaned(key)): self._built(item, around, str(key))
+                self.text(cleaned(key)): self._built(item, around, names[key])
                 for key, item in fields.items()
             }
         items = items_of(value)
+        if items and len(items) == 2 and isinstance(items[0], str) and speaks(items[0]) is SURE:
+            return [self.text(items[0]), self._built(items[1], around, items[0])]
         if items is None:
             self._learn_object(value, around)
             return self.text(text_of(value))

@@ -8,18 +8,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchbus._redaction.words import HIDDEN, Speaks, hides, speaks
+from torchbus._redaction.words import HIDDEN, SENTENCE, Speaks, hides, speaks
 
 QUOTED = r"""[bru]{0,2}"(?:[^"\\]|\\.)*"|[bru]{0,2}'(?:[^'\\]|\\.)*'|\\+["'][^"'\\]*\\+["']"""
 NAME = r"(?<![\w.-])(?P<name>-{0,2}[^\W\d][\w.-]*)"
-BETWEEN = r"""(?P<between>\\*["']?\]?\s{0,4}(?:=>|:=|[=:])\s{0,4})"""
+SPACE = r"[ \t]{0,80}(?:\n[ \t]{0,20})?"
+BETWEEN = rf"""(?P<between>\\*["']?\]?[ \t]{{0,80}}(?:=>|:=|[=:]){SPACE})"""
 ASSIGNED = re.compile(NAME + BETWEEN)
 VALUE = re.compile(rf"""{QUOTED}|[^\s,;&"'<>]+""")
 NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
 QUOTES_AROUND = re.compile(r"""([bru]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
 QUOTES = ("'", '"', "\\")
 FLAG = re.compile(
-    rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s{{1,4}})(?P<value>{QUOTED}|[^\s\-\"'][^\s\"']*)"
+    rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>(?:\s|\\\n){{1,40}})(?P<value>{QUOTED}|[^\s\\\-\"'][^\s\"']*)"
+)
+XML = re.compile(
+    r"(?P<before><(?P<name>[A-Za-z_][\w:.-]{0,100})(?:\s[^<>]{0,200})?>)(?P<value>[^<>]+)(?=</)"
+)
+PAIR = re.compile(
+    rf"""(?P<before>[\[(]\s{{0,4}}(?P<quote>["'])(?P<name>[A-Za-z_][\w.-]{{0,100}})(?P=quote)\s{{0,4}},\s{{0,4}})(?P<value>{QUOTED})"""
+)
+ROW = re.compile(
+    rf"""(?P<before>["'](?:name|key)["']\s{{0,4}}:\s{{0,4}}["'](?P<name>[A-Za-z_][\w.-]{{0,100}})["']\s{{0,4}},\s{{0,40}}["']value["']\s{{0,4}}:\s{{0,4}})(?P<value>{QUOTED}|\d+)"""
+)
+YAML_BLOCK = re.compile(
+    NAME + r"(?P<between>:[ \t]{0,80}[|>][+-]?\d?[ \t]{0,80}\n)(?P<value>(?:[ \t]+\S.*(?:\n|$))+)"
+)
+YAML_LIST = re.compile(
+    NAME + r"(?P<between>:[ \t]{0,80}\n)(?P<value>(?:[ \t]*-[ \t]+\S.*(?:\n|$))+)"
+)
+ITEM = re.compile(r"(?P<before>-[ \t]+)(?P<value>\S.*)")
+CREDENTIALS = re.compile(
+    r"(?P<before>\b(?:machine[ \t]+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s+"
+    r"|\bcurl\b[^\n]{0,300}?\s(?:-u\s*|--user[=\s]\s*)[\"']?[^\s:\"']+:)[^\s\"']+"
 )
 ADDRESS = re.compile(
     r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)"""
@@ -37,7 +58,7 @@ GIVEN_AWAY = re.compile(
 SIGNED = re.compile(
     r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE
 )
-NOTHING = ("", "None", "True", "False", "null", "true", "false", "...")
+NOTHING = ("", "|", "|-", "|+", "None", "True", "False", "null", "true", "false", "...")
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 LONG_USER, LONGEST_BRACKET = 16, 10_000
 
@@ -47,6 +68,23 @@ def without_assigned(text: str) -> str:
 
     A value that is not secret may contain one that is: ``C(d={'key': 'x'})``.
     """
+    for layout in (XML, PAIR, ROW):
+        text = layout.sub(_laid_out, text)
+    text = YAML_LIST.sub(_listed, YAML_BLOCK.sub(_block, text)) if ":" in text else text
+    return _without_plain(text)
+
+
+def without_literals(code: str) -> str:
+    """Hide texts that lines of code give to such names; ``login(key=key)`` stays."""
+    told, done = [], 0
+    for found, value in _assigned(code):
+        if value != _bare(value) and any(map(str.isalnum, value)):
+            told += [code[done : found.end()], _in_quotes(value)]
+            done = found.end() + len(value)
+    return "".join([*told, code[done:]])
+
+
+def _without_plain(text: str) -> str:
     told, done = [], 0
     for found, value in _assigned(text):
         told += [text[done : found.end()], _in_quotes(value)]
@@ -61,6 +99,8 @@ def without_given_away(text: str) -> str:
         if "://" in text or GIVEN_AWAY.search(text)
         else text
     )
+    if "password" in text or "curl" in text:
+        text = CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text)
     return BEARER.sub(_bearer, SIGNED.sub(rf"\g<before>{HIDDEN}", text))
 
 
@@ -109,6 +149,8 @@ def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
             and value == _bare(value)
             and not found["between"].startswith(QUOTES)
         )
+        if prose and value.lower() in SENTENCE:
+            continue
         if is_hidden(found["name"], _bare(value), prose):
             yield found, value
             done = found.end() + len(value)
@@ -132,6 +174,30 @@ def _bracket(name: str, text: str) -> str:
         if depth == 0:
             return text[: place + 1]
     return text if depth else ""
+
+
+def _laid_out(found: re.Match[str]) -> str:
+    value = found["value"]
+    is_secret = is_hidden(found["name"].rpartition(":")[2], _bare(value).strip(), True)
+    return found["before"] + _in_quotes(value) if is_secret else found[0]
+
+
+def _block(found: re.Match[str]) -> str:
+    if not is_hidden(found["name"], found["value"].strip(), True):
+        return found[0]
+    indent = found["value"][: len(found["value"]) - len(found["value"].lstrip())]
+    end = "\n" if found["value"].endswith("\n") else ""
+    return f"{found['name']}{found['between']}{indent}{HIDDEN}{end}"
+
+
+def _listed(found: re.Match[str]) -> str:
+    name = found["name"].removesuffix("s")
+
+    def item(one: re.Match[str]) -> str:
+        is_secret = is_hidden(name, _bare(one["value"].strip()), True)
+        return one["before"] + _in_quotes(one["value"]) if is_secret else one[0]
+
+    return f"{found['name']}{found['between']}{ITEM.sub(item, found['value'])}"
 
 
 def _flagged(found: re.Match[str]) -> str:

@@ -54,6 +54,12 @@ PLACES = _words(
     "file files filename path paths dir folder sock socket mode method type types provider name"
     " field env parallelism prompt"
 )
+SENTENCE = _words(
+    "the a an it its this that these there they must may can is are was were no not none and or but"
+    " if of to in on at for from by with without use set give pass choose see each every all any"
+    " only one either neither both what which who whoever you your run call make let"
+)
+"""Words with which a sentence goes on after a colon, as in "the file is not secret: it must be"."""
 PROBLEMS = _words("error exception warning")
 """``KeyError: 'momentum'``."""
 

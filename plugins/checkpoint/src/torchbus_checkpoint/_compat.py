@@ -12,6 +12,7 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torchbus.plugin import UsageError, require
@@ -19,10 +20,17 @@ from torchbus.plugin import UsageError, require
 current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""
 
+
 LAYOUT = ("torch.serialization", "_get_layout")
-"""A function that the metadata of torch.distributed.checkpoint names. Without it: no metadata names
-it, and checkpoints of releases that did can't be read.
-"""
+"""A function that the index of old checkpoints in parts names. Without it: no index names it."""
+
+
+def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices and values of a sparse tensor as they are; the public ones ask for summed ones.
+
+    Without ``_indices`` or ``_values``: AttributeError at a checkpoint with sparse gradients.
+    """
+    return tensor._indices(), tensor._values()
 
 
 def uncompiled(model: Module) -> Module:
@@ -63,16 +71,14 @@ def has_iterator(loader: Any) -> bool:
 
 
 def kinds_of_dcp() -> tuple[Any, ...]:
-    """What torch.distributed.checkpoint writes about each part of a file. Slow to import.
+    """What newer plans of torch.distributed.checkpoint are made of, too. Slow to import.
 
-    Without ``_StoragePrefix`` or ``_StorageInfo``: AttributeError at the first divided checkpoint.
     ``BytesIOWriteData`` is newer than torch 2.4, whose plans do without.
     """
-    from torch.distributed.checkpoint import filesystem, planner
+    from torch.distributed.checkpoint import planner
 
     newer = getattr(planner, "BytesIOWriteData", None)
-    found = filesystem._StoragePrefix, filesystem._StorageInfo
-    return found if newer is None else (*found, newer)
+    return () if newer is None else (newer,)
 
 
 @cache

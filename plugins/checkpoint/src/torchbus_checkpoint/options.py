@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Options:
     mode: str
     resume: str | Path
     async_save: bool
-    format: saving.Format
+    in_parts: bool
 
 
 def checked(
@@ -43,7 +42,6 @@ def checked(
     mode: str,
     resume: Place,
     async_save: bool,
-    safetensors: bool,
     sharded_save: bool,
 ) -> Options:
     """Return the options. Raises UsageError for a wrong type or value."""
@@ -57,9 +55,13 @@ def checked(
     if mode not in MODES:
         raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
     expect("async_save", async_save, bool, "True or False")
-    format = _format(safetensors, sharded_save)
+    expect("sharded_save", sharded_save, bool, "True or False")
+    if sharded_save:
+        saving.need_safe_parts()
     folder, url = _places(checkpoint, local_copy)
-    return Options(folder, url, keep, monitor, mode, _resume(resume, folder), async_save, format)
+    return Options(
+        folder, url, keep, monitor, mode, _resume(resume, folder), async_save, sharded_save
+    )
 
 
 def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | None, str | None]:
@@ -76,23 +78,6 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
         return Path(checkpoint).absolute(), None
     remote.refuse_unknown(str(url))
     return Path(local_copy or remote.local_folder(str(url))).absolute(), str(url)
-
-
-def _format(safetensors: bool, sharded_save: bool) -> saving.Format:
-    expect("safetensors", safetensors, bool, "True or False")
-    expect("sharded_save", sharded_save, bool, "True or False")
-    if safetensors and sharded_save:
-        raise UsageError(
-            "safetensors=True writes whole weights, which no rank has with sharded_save=True: leave"
-            " one of them out"
-        )
-    if safetensors and importlib.util.find_spec("safetensors") is None:
-        raise UsageError(
-            "safetensors=True needs a package that is not installed: pip install safetensors"
-        )
-    if sharded_save:
-        saving.need_safe_parts()
-    return saving.Format(sharded_save, safetensors)
 
 
 def _resume(resume: Place, folder: Path | None) -> str | Path:

@@ -56,11 +56,9 @@ class Checkpoint:
         resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
             beginning, and rejects a folder that has checkpoints. A path names one.
         async_save: write in a thread. The loop only waits for a copy in main memory.
-        safetensors: write the weights of each model in this format as well. Needs the package of
-            that name.
-        sharded_save: each rank writes its own parts of models and optimizers, in the format of
-            torch.distributed.checkpoint, and no rank gathers them. For strategy="fsdp". Such
-            checkpoints resume with and without this option, on any number of ranks.
+        sharded_save: each rank writes its own parts of models and optimizers, and no rank gathers
+            them. For strategy="fsdp". Such checkpoints resume with and without this option, on any
+            number of ranks.
         time_limit: a timedelta, or "11:50:00". After it the session saves and leaves, as if it had
             received SIGUSR1.
 
@@ -89,7 +87,6 @@ class Checkpoint:
         mode: Literal["min", "max"] = "min",
         resume: str | os.PathLike[str] = "auto",
         async_save: bool = False,
-        safetensors: bool = False,
         sharded_save: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
@@ -101,7 +98,6 @@ class Checkpoint:
             mode=mode,
             resume=resume,
             async_save=async_save,
-            safetensors=safetensors,
             sharded_save=sharded_save,
         )
         self._when = When(every_n_steps, every_n_epochs, every_minutes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -26,9 +27,8 @@ Call = Callable[..., Said]
 def refit(checkpoint: Path, name: str, data: bytes) -> None:
     """Another file, with a manifest that fits."""
     (checkpoint / name).write_bytes(data)
-    reseal(
-        checkpoint, lambda content: content["files"].update({name: folder.entry(checkpoint / name)})
-    )
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    reseal(checkpoint, lambda content: content["files"].update({name: entry}))
 
 
 def deep(one: Path) -> None:
@@ -36,8 +36,8 @@ def deep(one: Path) -> None:
 
 
 def pipe(one: Path) -> None:
-    (one / "model.pt").unlink()
-    os.mkfifo(one / "model.pt")
+    (one / "model.safetensors").unlink()
+    os.mkfifo(one / "model.safetensors")
 
 
 def pipe_as_manifest(one: Path) -> None:
@@ -46,9 +46,9 @@ def pipe_as_manifest(one: Path) -> None:
 
 
 def device(one: Path) -> None:
-    (one / "model.pt").unlink()
-    (one / "model.pt").symlink_to("/dev/zero")
-    reseal(one, lambda content: content["files"]["model.pt"].update(bytes=0))
+    (one / "model.safetensors").unlink()
+    (one / "model.safetensors").symlink_to("/dev/zero")
+    reseal(one, lambda content: content["files"]["model.safetensors"].update(bytes=0))
 
 
 def huge_manifest(one: Path) -> None:
@@ -63,7 +63,9 @@ def out_of_the_folder(one: Path) -> None:
 def surrogates(one: Path) -> None:
     reseal(
         one,
-        lambda content: content["files"].update({"\ud800\x1b[2J": content["files"]["model.pt"]}),
+        lambda content: content["files"].update(
+            {"\ud800\x1b[2J": content["files"]["model.safetensors"]}
+        ),
     )
 
 
@@ -81,28 +83,28 @@ def no_entries(one: Path) -> None:
 
 
 def other_entries(one: Path) -> None:
-    reseal(one, lambda content: content["files"].update({"model.pt": []}))
+    reseal(one, lambda content: content["files"].update({"model.safetensors": []}))
 
 
 def no_training(one: Path) -> None:
-    reseal(one, lambda content: content["files"].pop("training.pt"))
+    reseal(one, lambda content: content["files"].pop("training.safetensors"))
 
 
 def no_rank(one: Path) -> None:
-    reseal(one, lambda content: content["files"].pop("rank-0.pt"))
+    reseal(one, lambda content: content["files"].pop("rank-0.safetensors"))
 
 
 def missing(one: Path) -> None:
-    (one / "training.pt").unlink()
+    (one / "training.safetensors").unlink()
 
 
 def half(one: Path) -> None:
-    refit(one, "training.pt", (one / "training.pt").read_bytes()[:500])
+    refit(one, "training.safetensors", (one / "training.safetensors").read_bytes()[:500])
 
 
 def no_dict(one: Path) -> None:
-    torch.save([1], one / "other.pt")
-    refit(one, "training.pt", (one / "other.pt").read_bytes())
+    folder.write_file(one, "other.pt", [1])
+    refit(one, "training.safetensors", (one / "other.pt").read_bytes())
 
 
 def code(one: Path) -> None:
@@ -110,13 +112,13 @@ def code(one: Path) -> None:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(one.parent / "run"),)
 
-    torch.save({"weights": ["model.pt"], "trained": Evil()}, one / "other.pt")
-    refit(one, "training.pt", (one / "other.pt").read_bytes())
+    torch.save({"weights": ["model.safetensors"], "trained": Evil()}, one / "other.pt")
+    refit(one, "training.safetensors", (one / "other.pt").read_bytes())
 
 
 def folder_as_file(one: Path) -> None:
-    (one / "model.pt").unlink()
-    (one / "model.pt").mkdir()
+    (one / "model.safetensors").unlink()
+    (one / "model.safetensors").mkdir()
 
 
 def strange_number(one: Path) -> None:

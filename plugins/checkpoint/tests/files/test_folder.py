@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from torchbus import session
-from torchbus.errors import UsageError
 
-from torchbus_checkpoint import Checkpoint, CheckpointError, latest
+from torchbus_checkpoint import CheckpointError, latest
 from torchbus_checkpoint.disk import folder, leftovers
 from torchbus_checkpoint.errors import NewerFormat
 
@@ -28,16 +28,15 @@ def test_what_is_in_one(written: Path) -> None:
     last = latest(written)
     assert last is not None and sorted(os.listdir(last)) == [
         "manifest.json",
-        "model.pt",
-        "rank-0.pt",
-        "training.pt",
+        "model.safetensors",
+        "rank-0.safetensors",
+        "training.safetensors",
     ]
-    weights = torch.load(last / "model.pt", weights_only=True)
+    weights = folder.read_file(last, "model")
     model = nn.Linear(2, 1)
     model.load_state_dict(weights)
     assert type(weights) is dict and list(weights) == ["weight", "bias"]
-    for name in ("training.pt", "rank-0.pt"):
-        torch.load(last / name, weights_only=True)
+    assert set(load_file(last / "model.safetensors")) == {"weight", "bias"}
 
 
 class Tied(nn.Module):
@@ -57,27 +56,16 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_safetensors_beside_the_plain_file(tmp_path: Path, in_background: bool) -> None:
-    load_file = pytest.importorskip("safetensors.torch").load_file
-    with session("log", checkpoint=tmp_path, safetensors=True, async_save=in_background) as s:
+def test_tied_weights_are_in_the_file_once(tmp_path: Path, in_background: bool) -> None:
+    with session("log", checkpoint=tmp_path, async_save=in_background) as s:
         model = train(s, Tied())
     last = latest(tmp_path)
-    assert last is not None and {"model.pt", "model.safetensors"} <= set(
-        folder.verify(last)["files"]
-    )
-    found = load_file(last / "model.safetensors")
-    assert set(found) == {"a.weight", "a.bias", "b.weight", "b.bias"}
-    assert all(
-        torch.equal(found[key], value)
-        for key, value in model.state_dict().items()
-        if isinstance(value, torch.Tensor)
-    )
-
-
-def test_safetensors_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="pip install safetensors"):
-        Checkpoint(safetensors=True)
+    assert last is not None
+    assert set(load_file(last / "model.safetensors")) == {"a.weight", "a.bias"}
+    weights = folder.read_file(last, "model")
+    assert list(weights) == list(model.state_dict())
+    assert weights["b.weight"] is weights["a.weight"]
+    assert weights["a.weight"].equal(model.a.weight)
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,7 +86,7 @@ def test_flipped_bits_and_cut_files_are_refused_by_name(
     with pytest.raises(CheckpointError, match="step-00000004"):
         folder.verify(copy)
     with pytest.raises(CheckpointError, match="step-00000004"):
-        folder.read_file(copy, victim.name if victim.name.endswith(".pt") else "model.pt")
+        folder.read_file(copy, "model" if victim.stem == "manifest" else victim.stem)
 
 
 _written: list[Path] = []
@@ -113,7 +101,9 @@ def _shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _written[0]
 
 
-@pytest.mark.parametrize("name", ["model.pt", "training.pt", "rank-0.pt", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "training.safetensors", "rank-0.safetensors", "manifest.json"]
+)
 def test_the_one_before_a_damaged_one_is_used(written: Path, name: str) -> None:
     (written / "step-00000008" / name).write_bytes(b"half")
     with pytest.warns(UserWarning, match=r"step-00000008 is damaged.*step-00000004"):
@@ -122,10 +112,10 @@ def test_the_one_before_a_damaged_one_is_used(written: Path, name: str) -> None:
 
 def test_all_damaged(written: Path) -> None:
     for one in folder.found(written):
-        (one / "model.pt").unlink()
+        (one / "model.safetensors").unlink()
     with (
         pytest.raises(
-            CheckpointError, match=r"no checkpoint in .* is whole: .*model.pt is missing"
+            CheckpointError, match=r"no checkpoint in .* is whole: .*model.safetensors is missing"
         ),
         session(checkpoint=written),
     ):
@@ -146,7 +136,7 @@ def test_another_version(written: Path) -> None:
     del content["sha256"]
     content["version"] = 99
     path.write_text(json.dumps(content | {"sha256": folder._digest(content)}))
-    words = "has format 99, written by torchbus .*, which reads formats 1 to 2: pip install 'torchbus-checkpoint>="
+    words = "has format 99, written by torchbus .*, which reads formats 1 to 3: pip install 'torchbus-checkpoint>="
     with pytest.raises(CheckpointError, match=words):
         folder.verify(path.parent)
     # an older one beside it is not gone on from instead
@@ -162,16 +152,16 @@ def test_no_code_is_run_from_a_file(written: Path, tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "run"),)
 
     one = written / "step-00000008"
-    (one / "training.pt").unlink()
-    torch.save(Evil(), one / "training.pt")
+    (one / "training.safetensors").unlink()
+    torch.save(Evil(), one / "training.safetensors")
     content = json.loads((one / "manifest.json").read_text())
     del content["sha256"]
-    data = (one / "training.pt").read_bytes()
-    content["files"]["training.pt"] = {
+    data = (one / "training.safetensors").read_bytes()
+    content["files"]["training.safetensors"] = {
         "bytes": len(data),
         "sha256": __import__("hashlib").sha256(data).hexdigest(),
     }
     (one / "manifest.json").write_text(json.dumps(content | {"sha256": folder._digest(content)}))
     with pytest.raises(CheckpointError, match="something that no checkpoint holds"):
-        folder.read_file(one, "training.pt")
+        folder.read_file(one, "training")
     assert not (tmp_path / "run").exists() and pickle.dumps(Evil())

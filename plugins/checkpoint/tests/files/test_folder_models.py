@@ -96,7 +96,6 @@ def test_a_disk_that_is_full_leaves_the_old_ones(written: Path, in_background: b
         ({"time_limit": 3}, "a timedelta, or a string"),
         ({"time_limit": "0:00"}, "more than 0 seconds"),
         ({"async_save": "yes"}, "True or False"),
-        ({"safetensors": 1}, "True or False"),
         ({"checkpoint": 3}, "a folder"),
     ],
 )

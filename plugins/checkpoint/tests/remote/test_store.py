@@ -58,8 +58,8 @@ def test_a_run_goes_on_from_the_store(place: str, tmp_path: Path) -> None:
     ]
     assert set(Store(place).sizes()[whole(place)[-1]]) == {
         "manifest.json",
-        "rank-0.pt",
-        "training.pt",
+        "rank-0.safetensors",
+        "training.safetensors",
     }
     assert len(names.there(Store(place))) == 2 and Store(place).read(claim.NAME) is None
     assert sorted(os.listdir("here")) == ["step-00000005", "step-00000006"]
@@ -86,8 +86,8 @@ def test_one_without_a_manifest_is_none(place: str, tmp_path: Path) -> None:
     finished or removed.
     """
     store = Store(place)
-    store.write("step-00000003/training.pt", b"half")
-    store.write("step-00000001/training.pt", b"half")
+    store.write("step-00000003/training.safetensors", b"half")
+    store.write("step-00000001/training.safetensors", b"half")
     begun: list[int] = []
     with session(checkpoint=place, every_n_steps=100) as s:
         train(s, 3, begun.append)
@@ -107,10 +107,10 @@ def test_a_damaged_one_is_passed_over_by_name(place: str, tmp_path: Path) -> Non
         train(s, at=at)
     shutil.rmtree(tmp_path / "checkpoints")
     store = Store(place)
-    store.write("step-00000004/training.pt", b"other")
-    store.remove("step-00000003/rank-0.pt")
+    store.write("step-00000004/training.safetensors", b"other")
+    store.remove("step-00000003/rank-0.safetensors")
     begun: list[int] = []
-    words = r"step-00000004 is skipped: .*training.pt has 5 bytes|step-00000003 is skipped: a file is missing: .*rank-0.pt"
+    words = r"step-00000004 is skipped: .*training.safetensors has 5 bytes|step-00000003 is skipped: a file is missing: .*rank-0.safetensors"
     with (
         pytest.warns(UserWarning, match=words) as caught,
         session(checkpoint=place, every_n_steps=1) as s,
@@ -162,9 +162,9 @@ def test_nothing_is_written_over(place: str) -> None:
     store, name = Store(place), "step-00000003"
     assert names.free(name, names.there(store)) == name
     steps = {
-        "/training.pt": name,
+        "/training.safetensors": name,
         "/manifest.json": f"{name}.2",
-        ".2/training.pt": f"{name}.2",
+        ".2/training.safetensors": f"{name}.2",
         ".2/manifest.json": f"{name}.3",
     }
     for file, expected in steps.items():

@@ -131,7 +131,7 @@ def test_a_way_that_ends_in_the_middle_of_a_file(
                 [name, other] in files
                 for name, file in files
                 if file == "manifest.json"
-                for other in ("rank-0.pt", "training.pt")
+                for other in ("rank-0.safetensors", "training.safetensors")
             )
             way.begin()
 

@@ -91,7 +91,7 @@ def _started_by_another(place: Place, request: Request) -> SharedStore:
     secret.compare(
         store, place.rank, range(place.world_size), takes_seat=place.launched_by != "torchrun"
     )
-    return store
+    return SealedStore(raw, secret.drawn(store, place.rank, place.world_size), store.prefix)
 
 
 def _unprefixed(store: dist.Store) -> dist.Store:

@@ -39,7 +39,7 @@ class SealedStore:
     def __init__(self, raw: dist.Store, key: bytes, prefix: str = "") -> None:
         self._held = [raw]
         self.key = key
-        self._prefix = prefix
+        self.prefix = prefix
 
     @property
     def raw(self) -> dist.Store:
@@ -60,6 +60,10 @@ class SealedStore:
         return cast(OfBytes, self.raw)
 
     @property
+    def timeout_s(self) -> float:
+        return self._bytes.timeout.total_seconds()
+
+    @property
     def port(self) -> int:
         """The port of the store."""
         assert isinstance(self.raw, dist.TCPStore)
@@ -67,13 +71,13 @@ class SealedStore:
 
     def within(self, word: str) -> SealedStore:
         """Return the part of the store whose names begin with a word."""
-        part = SealedStore(self.raw, self.key, f"{self._prefix}{word}/")
+        part = SealedStore(self.raw, self.key, f"{self.prefix}{word}/")
         part._held = self._held
         return part
 
     def of_groups(self, word: str) -> dist.Store:
         """Return torch's own store for the messages of process groups."""
-        return dist.PrefixStore(f"{self._prefix}{word}", self.raw)
+        return dist.PrefixStore(f"{self.prefix}{word}", self.raw)
 
     def connection(self, timeout: timedelta) -> SealedStore:
         """Return the same store over a connection of its own.
@@ -85,14 +89,14 @@ class SealedStore:
             raw = dist.TCPStore(
                 raw.host, raw.port, is_master=False, timeout=timeout, wait_for_workers=False
             )
-        return SealedStore(raw, self.key, self._prefix)
+        return SealedStore(raw, self.key, self.prefix)
 
     def set(self, name: str, value: str | bytes) -> None:
-        self._bytes.set(self._prefix + name, self._sealed(name, value))
+        self._bytes.set(self.prefix + name, self._sealed(name, value))
 
     def set_all(self, values: Mapping[str, str | bytes]) -> None:
         """Set the values in one request."""
-        keys = [self._prefix + name for name in values]
+        keys = [self.prefix + name for name in values]
         self._bytes.multi_set(keys, [self._sealed(name, one) for name, one in values.items()])
 
     def read(self, name: str) -> bytes | None:
@@ -105,17 +109,17 @@ class SealedStore:
         Raises RuntimeError if it does not come within the store's timeout.
         """
         deadline = time.monotonic() + self._bytes.timeout.total_seconds()
-        while (value := self._opened(name, self.raw.get(self._prefix + name))) is None:
+        while (value := self._opened(name, self.raw.get(self.prefix + name))) is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the store's {self._prefix + name} was not written by a rank of this job"
+                    f"the store's {self.prefix + name} was not written by a rank of this job"
                 )
             time.sleep(FORGED_AGAIN_S)
         return value
 
     def wait(self, name: str) -> None:
         """Wait for any value, also an unsigned one; RuntimeError after the store's timeout."""
-        self.raw.get(self._prefix + name)
+        self.raw.get(self.prefix + name)
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
         """Wait for the values, and return them. One request, if this job has written them all."""
@@ -131,7 +135,7 @@ class SealedStore:
 
     def read_all(self, names: Sequence[str]) -> list[bytes] | None:
         """Return the values, or None if one of them is missing; do not wait. As many requests."""
-        if not self.raw.check([self._prefix + name for name in names]):
+        if not self.raw.check([self.prefix + name for name in names]):
             return None
         found = [self._opened(*one) for one in zip(names, self._all_there(names), strict=True)]
         values = [value for value in found if value is not None]
@@ -153,7 +157,7 @@ class SealedStore:
 
     def leave(self, name: str, value: str | bytes) -> None:
         """Set the value if the store has none, not even an unsigned one."""
-        self._bytes.compare_set(self._prefix + name, "", self._sealed(name, value))
+        self._bytes.compare_set(self.prefix + name, "", self._sealed(name, value))
 
     def add(self, name: str, amount: int) -> int:
         """Add to a counter, and return the sum.
@@ -173,34 +177,34 @@ class SealedStore:
         It carries no tag. Only its name is secret: a stranger can spoil it if the store lists
         names. So let no decision depend on it that only this job may take.
         """
-        return int(self.raw.add(self._prefix + self.secret(f"the counter {name}").hex(), amount))
+        return int(self.raw.add(self.prefix + self.secret(f"the counter {name}").hex(), amount))
 
     def secret(self, name: str) -> bytes:
         """Return bytes that only ranks of this job can compute."""
-        return hmac.digest(self.key, f"{self._prefix}{name}".encode() + b"\0secret", "sha256")
+        return hmac.digest(self.key, f"{self.prefix}{name}".encode() + b"\0secret", "sha256")
 
     def delete_key(self, name: str) -> bool:
-        return bool(self.raw.delete_key(self._prefix + name))
+        return bool(self.raw.delete_key(self.prefix + name))
 
     def _swap(self, name: str, there: bytes, value: bytes) -> bool:
         mine = self._sealed(name, value)
-        return bool(self._bytes.compare_set(self._prefix + name, there, mine) == mine)
+        return bool(self._bytes.compare_set(self.prefix + name, there, mine) == mine)
 
     def _all_there(self, names: Sequence[str]) -> list[bytes]:
-        keys = [self._prefix + name for name in names]
+        keys = [self.prefix + name for name in names]
         return self.raw.multi_get(keys) if keys else []
 
     def _there(self, name: str) -> bytes:
-        key = self._prefix + name
+        key = self.prefix + name
         return self.raw.get(key) if self.raw.check([key]) else b""
 
     def _sealed(self, name: str, value: str | bytes) -> bytes:
         data = _bytes(value)
-        return tag(self.key, (self._prefix + name).encode() + b"\0" + data) + data
+        return tag(self.key, (self.prefix + name).encode() + b"\0" + data) + data
 
     def _opened(self, name: str, sealed: bytes) -> bytes | None:
         data = sealed[TAG_BYTES:]
-        right = tag(self.key, (self._prefix + name).encode() + b"\0" + data)
+        right = tag(self.key, (self.prefix + name).encode() + b"\0" + data)
         return data if hmac.compare_digest(sealed[:TAG_BYTES], right) else None
 
 

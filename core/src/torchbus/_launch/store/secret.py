@@ -10,22 +10,29 @@ from __future__ import annotations
 import contextlib
 import getpass
 import hashlib
+import hmac
 import json
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torchbus._launch.store import polling
 from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import tag
+from torchbus._launch.store.sealed import SealedStore, tag
 from torchbus._ranks.world import SharedStore
 from torchbus.errors import LaunchError, UsageError
 
 VARIABLE = "TORCHBUS_KEY"
 SHORTEST = 16
 COMPARED = "torchbus key/compared"
+ANSWER = "torchbus key/answer"
+ASKED_BYTES, NUMBER_BYTES = 16, 32
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+FLAGS = os.O_CREAT | os.O_WRONLY | NO_LINK
 STRANGER_S = 5.0  # another job may have written there first
 REMEDY = (
     f"Set {VARIABLE} to the same secret on all hosts (python -c 'import secrets;"
@@ -65,6 +72,56 @@ def compare(store: SharedStore, rank: int, ranks: Sequence[int], takes_seat: boo
         store.set(COMPARED, "")
     if rank == 0 and not _has_signed(store, COMPARED):
         raise _unlike(store.unsigned(COMPARED).decode(errors="replace"))
+
+
+def drawn(store: SealedStore, rank: int, world_size: int) -> bytes:
+    """Return the key of this start of the job, from a number that rank 0 draws.
+
+    The user's secret alone can't tell messages of an earlier job at the same port. So each rank
+    asks with bytes of its own, and rank 0 answers with its number beside them: neither can have
+    been recorded before. Then each rank shows rank 0 that it has the number. All ranks call it.
+    """
+    if world_size == 1:
+        return _with_number(store.key, new())
+    deadline = time.monotonic() + store.timeout_s
+    pause_s = polling.pause_s(0.005, world_size)
+    if rank != 0:
+        mine = secrets.token_bytes(ASKED_BYTES)
+        store.set(_asked(rank), mine)
+        at = NUMBER_BYTES + ASKED_BYTES * (rank - 1)
+        while mine != (answer := store.read(ANSWER) or b"")[at : at + ASKED_BYTES]:
+            _pause(pause_s, deadline, "rank 0 did not answer")
+        key = _with_number(store.key, answer[:NUMBER_BYTES])
+        SealedStore(store.raw, key, store.prefix).set(_shown(rank), "")
+        return key
+    number, asked, others = new(), b"", range(1, world_size)
+    key = _with_number(store.key, number)
+    fresh = SealedStore(store.raw, key, store.prefix)
+    while not fresh.check([_shown(one) for one in others]):
+        found = store.read_all([_asked(one) for one in others])
+        if found is not None and asked != b"".join(found):
+            asked = b"".join(found)
+            store.set(ANSWER, number + asked)
+        _pause(pause_s, deadline, "a rank did not ask for rank 0's number")
+    return key
+
+
+def _pause(seconds: float, deadline: float, words: str) -> None:
+    if time.monotonic() > deadline:
+        raise LaunchError(f"{words} within the session's timeout: one of them may have ended")
+    time.sleep(seconds)
+
+
+def _with_number(key: bytes, number: bytes) -> bytes:
+    return hmac.digest(key, b"number of this start\0" + number, "sha256")
+
+
+def _asked(rank: int) -> str:
+    return f"torchbus key/asked {rank}"
+
+
+def _shown(rank: int) -> str:
+    return f"torchbus key/shown {rank}"
 
 
 def _take_seat(store: SharedStore, rank: int) -> None:
@@ -135,21 +192,41 @@ def _in_file() -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Make the file atomically; if several processes try, one of them makes it."""
+    """Make the file atomically; if several processes try, one of them makes it.
+
+    Anybody may have taken the name of a folder in the temporary folder: what is moved there is
+    made under a name that nobody knew, and replaces nothing.
+    """
+    if file == places()[1]:
+        made = Path(tempfile.mkdtemp(prefix=f"{file.parent.name}-", dir=file.parent.parent))
+        _write(made / file.name)
+        try:
+            os.rename(made, file.parent)
+        except OSError:
+            shutil.rmtree(made)
+            if not file.exists():
+                raise
+        return
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "wb") as target:
-        target.write(new())
+    os.close(descriptor)
+    _write(Path(temporary))
     with contextlib.suppress(FileExistsError):
         os.link(temporary, file)
     os.unlink(temporary)
 
 
+def _write(file: Path) -> None:
+    with os.fdopen(os.open(file, FLAGS, 0o600), "wb") as target:
+        target.write(new())
+
+
 def _read(file: Path) -> bytes:
     """Read the secret; raise LaunchError if others may have read or written it."""
-    with file.open("rb") as source:
+    descriptor = os.open(file, os.O_RDONLY | NO_LINK)
+    with os.fdopen(descriptor, "rb") as source:
         status, secret = os.fstat(source.fileno()), source.read(4096)
-    folder = file.parent.stat()
+    folder = file.parent.lstat() if file == places()[1] else file.parent.stat()
     if len(secret) < SHORTEST or (
         os.name == "posix" and not (_is_private(status, 0o077) and _is_private(folder, 0o022))
     ):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from torchbus._launch.store.news import FAILED, News
 from torchbus._ranks.world import SharedStore
-from torchbus._redaction import redacted, redacted_source
+from torchbus._redaction import redacted, redacted_traceback
 from torchbus.errors import PluginError, RankFailed, RanksDiverged
 
 KEY = "failure"
@@ -49,7 +49,7 @@ class Failure:
 
 def of(rank: int, error: BaseException) -> Failure:
     """Make the record of an exception."""
-    text = redacted_source("".join(traceback.format_exception(error)))
+    text = redacted_traceback(error)
     if isinstance(error, RanksDiverged):
         return Failure(rank, str(error), diverged=True)
     return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)

@@ -1,21 +1,20 @@
 """Describe the models, the optimizers and the rest of a checkpoint in words.
 
-Tensors are mapped from the file; their numbers are not read.
+The numbers of tensors are not read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from torchbus_checkpoint.disk import reading
+from torchbus_checkpoint.disk import folder, saving
 from torchbus_checkpoint.disk.divided import NOTE
 from torchbus_checkpoint.disk.formats import Manifest
-from torchbus_checkpoint.errors import CheckpointError
 
 
 class Described(TypedDict):
@@ -31,12 +30,13 @@ class Described(TypedDict):
 
 def described(checkpoint: Path, manifest: Manifest) -> Described:
     """Describe one checkpoint. Raises CheckpointError if a file is missing or can't be read."""
-    saved = _mapped(checkpoint, manifest, "training.pt")
+    saved = folder.described(checkpoint, saving.TRAINING, manifest)
     weights = (
         saved["models"]
         if "groups" in saved
-        else [_mapped(checkpoint, manifest, name) for name in saved["weights"]]
+        else [folder.described(checkpoint, name, manifest) for name in saving.names(saved)]
     )
+    rank_0 = folder.described(checkpoint, "rank-0", manifest)
     models = zip(saved["trained"] + saved["other"], weights, strict=True)
     return {
         "models": [_with_size(entry, state) for entry, state in models],
@@ -44,21 +44,8 @@ def described(checkpoint: Path, manifest: Manifest) -> Described:
         "schedulers": [_named(entry) for entry in saved["schedulers"]],
         "scalers": [_named(entry) for entry in saved["scalers"]],
         "registered": [str(name) for name in saved["registered"]],
-        "plugins": [str(name) for name in _mapped(checkpoint, manifest, "rank-0.pt")["plugins"]],
+        "plugins": [str(name) for name in rank_0["plugins"]],
     }
-
-
-def _mapped(checkpoint: Path, manifest: Manifest, name: str) -> Any:
-    if name not in manifest["files"]:
-        raise CheckpointError(f"checkpoint {checkpoint} is damaged: the manifest has no {name}")
-    try:
-        with reading.opened(checkpoint / name):  # torch would block on a pipe
-            pass
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint} is damaged: {name} can't be read ({error.strerror})"
-        ) from None
-    return torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _named(entry: dict[str, str]) -> str:

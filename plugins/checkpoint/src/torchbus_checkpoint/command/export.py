@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
 from pathlib import Path
 
+import torch
+from safetensors.torch import save
+from torch import Tensor
 from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.show import amount
 from torchbus_checkpoint.command.verify import check
-from torchbus_checkpoint.disk import choice, folder, saving
-from torchbus_checkpoint.disk.formats import Entry
+from torchbus_checkpoint.disk import choice, saving
 from torchbus_checkpoint.loop.contents import Contents
-from torchbus_checkpoint.state.capture import as_safetensors
-from torchbus_checkpoint.state.plain import decode
+from torchbus_checkpoint.state.plain import State, decode
 
 FORMATS = ("pt", "safetensors")
 NO_LOOP = Contents([], [], [], [], [], lambda parameter: parameter.shape)
@@ -23,19 +24,13 @@ NO_LOOP = Contents([], [], [], [], [], lambda parameter: parameter.shape)
 
 def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
     """Write a file for each model, and print its name."""
-    if format == "safetensors" and importlib.util.find_spec("safetensors") is None:
-        raise UsageError(
-            "--format safetensors needs a package that is not installed: pip install safetensors"
-        )
     checkpoint = _chosen(path)
     check(checkpoint)
     with safely.reading(checkpoint):
         files = _files(checkpoint, format, optimizers)
     for name, content in files.items():
-        entry = _write(output, name, content)
-        print(
-            f"{output / name}: {amount(entry['bytes'])}, from {safely.printable(str(checkpoint))}"
-        )
+        num_bytes = _write(output, name, content)
+        print(f"{output / name}: {amount(num_bytes)}, from {safely.printable(str(checkpoint))}")
     return 0
 
 
@@ -54,17 +49,13 @@ def _chosen(path: Path) -> Path:
     return latest
 
 
-def _files(checkpoint: Path, format: str, optimizers: bool) -> dict[str, object]:
+def _files(checkpoint: Path, format: str, optimizers: bool) -> dict[str, State]:
     """Return what to write, by file name. The parts of sharded tensors are put together here."""
     saved, states, read_parts = saving.loaded(checkpoint, NO_LOOP)
     read_parts()
-    names = saved.get("weights") or [f"{group}.pt" for group in saved["groups"][: len(states)]]
-    weights = {
-        _plain(name.removesuffix(".pt")): decode(one)
-        for name, one in zip(names, states, strict=True)
-    }
-    models = {f"{name}.pt": one for name, one in weights.items()}
-    files: dict[str, object] = {**(as_safetensors(models) if format == "safetensors" else models)}
+    names = saving.names(saved) if "weights" in saved else saved["groups"][: len(states)]
+    models = {_plain(name): decode(one) for name, one in zip(names, states, strict=True)}
+    files = {f"{name}.{format}": one for name, one in models.items()}
     wanted = saved["optimizers"] if optimizers else []
     return files | {_of_optimizer(entry["name"]): decode(entry["state"]) for entry in wanted}
 
@@ -78,13 +69,29 @@ def _plain(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z_.#-]+", "_", name).strip("_.")
 
 
-def _write(output: Path, name: str, content: object) -> Entry:
+def _write(output: Path, name: str, content: State) -> int:
+    """Return the size of the file."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        return folder.write_file(output, name, content)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        with os.fdopen(os.open(output / name, flags, 0o666), "wb") as file:
+            if name.endswith(".pt"):
+                torch.save(content, file)
+            else:
+                file.write(save(_tensors(content), {"format": "pt"}))
+            return file.tell()
     except FileExistsError:
         raise UsageError(
             f"{output / name} exists already: remove it, or name another folder with --output"
         ) from None
     except OSError as error:
         raise UsageError(f"{output / name} can't be written: {error.strerror}") from None
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
+    """Return only the tensors, tied ones twice, as every reader of safetensors expects them."""
+    return {
+        key: value.detach().to("cpu", copy=True).contiguous()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }

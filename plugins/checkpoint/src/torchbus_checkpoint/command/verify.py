@@ -7,8 +7,8 @@ from pathlib import Path
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.contents import described
 from torchbus_checkpoint.command.show import amount
-from torchbus_checkpoint.disk import folder, metadata
-from torchbus_checkpoint.disk.formats import Entry
+from torchbus_checkpoint.disk import folder, saving
+from torchbus_checkpoint.disk.formats import Entry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
 
 
@@ -35,27 +35,24 @@ def check(checkpoint: Path) -> dict[str, Entry]:
     manifest = safely.manifest(checkpoint)
     files = manifest["files"]
     with safely.reading(checkpoint):
-        missing = next(
-            (rank for rank in range(manifest["world_size"]) if f"rank-{rank}.pt" not in files), None
-        )
-        if missing is not None:
-            raise CheckpointError(
-                f"checkpoint {checkpoint} is damaged: the manifest has no rank-{missing}.pt"
-            )
+        for rank in range(manifest["world_size"]):
+            name = folder.name_of(manifest, f"rank-{rank}")
+            if name not in files:
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} is damaged: the manifest has no {name}"
+                )
         folder.verify(checkpoint)
-        for name in files:
-            if name.endswith(".pt"):
-                folder.read_file(checkpoint, name)
+        _read_all(checkpoint, manifest)
+        if "groups" in folder.described(checkpoint, saving.TRAINING, manifest):
+            from torchbus_checkpoint.disk import parts  # slow
+
+            parts.index(checkpoint)
         described(checkpoint, manifest)
-        if metadata.NAME in files:
-            _check_parts(checkpoint, files)
     return files
 
 
-def _check_parts(checkpoint: Path, files: dict[str, Entry]) -> None:
-    for part in metadata.read(checkpoint).storage_data.values():
-        if part.relative_path not in files:
-            raise CheckpointError(
-                f"checkpoint {checkpoint} is damaged: {metadata.NAME} names {part.relative_path},"
-                " which is not one of its files"
-            )
+def _read_all(checkpoint: Path, manifest: Manifest) -> None:
+    suffix = folder.name_of(manifest, "")
+    for name in manifest["files"]:
+        if name.endswith(suffix):
+            folder.read_file(checkpoint, name.removesuffix(suffix))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchbus_checkpoint.disk.whole import Whole
 from torchbus_checkpoint.loop.contents import Contents, parameters
 from torchbus_checkpoint.state.plain import State, is_part
 
@@ -17,7 +18,7 @@ Groups = dict[str, dict[str, Tensor]]
 
 
 def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[State, Groups]:
-    """Return what goes to ``training.pt``, and the tensors of models and optimizers by group.
+    """Return the content of the training file, and the tensors of models and optimizers by group.
 
     Rank 0 writes the tensors that are not sharded.
     """
@@ -33,7 +34,7 @@ def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[St
 
         return _walk(value, "", lambda item: isinstance(item, Tensor), note)
 
-    models = [put(_group(name), state) for name, state in weights.items()]
+    models = [put(name.replace(".", "_"), state) for name, state in weights.items()]
     return (
         training
         | {
@@ -45,20 +46,22 @@ def split(weights: dict[str, State], training: State, is_main: bool) -> tuple[St
     )
 
 
-def prepared(saved: State, contents: Contents) -> tuple[State, list[State], Groups]:
+def prepared(
+    saved: State, contents: Contents, index: Mapping[str, Whole]
+) -> tuple[State, list[State], Groups]:
     """Return the saved state, the states of the models, and the tensors that are still to be read.
 
-    These tensors are sharded as those of this loop.
+    These tensors are sharded as those of this loop, and as large as ``index`` says: it knows how
+    many numbers the files have.
     """
     groups: Groups = {}
     owners = _owners(saved["groups"], contents)
 
     def tensor(note: State, _: str) -> Tensor:
         group, path = note[NOTE]
+        dtype, shape = index[f"{group}.{path}"][:2]
         owner = owners.get((group, path), owners.get((group, path.rpartition("/")[0])))
-        made = groups.setdefault(group, {})[path] = _empty(
-            torch.Size(note["shape"]), note["dtype"], owner
-        )
+        made = groups.setdefault(group, {})[path] = _empty(torch.Size(shape), dtype, owner)
         return made
 
     models, optimizers = _walk(
@@ -68,11 +71,6 @@ def prepared(saved: State, contents: Contents) -> tuple[State, list[State], Grou
         tensor,
     )
     return saved | {"optimizers": optimizers}, models, groups
-
-
-def _group(file: str) -> str:
-    """Return the name without dots, at which DCP would split it."""
-    return file.removesuffix(".pt").replace(".", "_")
 
 
 def _walk(

@@ -3,11 +3,13 @@
 ::
 
     step-00000120/
-        manifest.json       format, step, world size, size and sha256 of every file, and of itself
-        model.pt            a plain state_dict (model-G.pt, model-D.pt if there are several)
-        training.pt         optimizers, schedulers, scaler, registered objects
-        rank-0.pt ...       position, random numbers and variables of each rank
-        .metadata, __0_0.distcp ...   with sharded_save: tensors of models and optimizers, in parts
+        manifest.json             format, step, world size, size and sha256 of every file, and of
+                                  itself
+        model.safetensors         a plain state_dict (model-G, model-D if there are several)
+        training.safetensors      optimizers, schedulers, scaler, registered objects
+        rank-0.safetensors ...    position, random numbers and variables of each rank
+        part-0.safetensors ...    with sharded_save: the tensors of models and optimizers that rank
+                                  0 has, and its parts of those that are sharded
 
 A checkpoint is written under a hidden name, flushed to the disk, and then renamed. Meanwhile its
 folder is locked. Files are written with ``os.open``, because a session may have replaced ``open``
@@ -26,45 +28,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-import torch
-
-from torchbus_checkpoint.disk import formats, reading
+from torchbus_checkpoint.disk import formats, pickled, reading, tensors
 from torchbus_checkpoint.disk.formats import Entry, Facts, Manifest
 from torchbus_checkpoint.disk.hashed import HashedFile
 from torchbus_checkpoint.disk.leftovers import PREVIOUS, remove
 from torchbus_checkpoint.errors import CheckpointError
 
-MANIFEST = "manifest.json"
+MANIFEST, SUFFIX = "manifest.json", ".safetensors"
+BAD_CONTENT = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    AssertionError,
+    MemoryError,
+)
 
 
 # Write -------------------------------------------------------------------------------------------
 
 
-def write_file(folder: Path, name: str, content: object) -> Entry:
-    """Write one file to the disk: bytes as they are, anything else with ``torch.save``.
+def write_file(folder: Path, name: str, content: object, once: bool = True) -> Entry:
+    """Write one file to the disk: bytes as they are, anything else as safetensors.
 
     Returns its size and checksum. Raises OSError if the disk is full.
     """
     with os.fdopen(
         os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb"
     ) as file:
-        hashed = HashedFile(file)
-        try:
-            if isinstance(content, bytes):
-                hashed.write(content)
-            else:
-                torch.save(content, cast(IO[bytes], hashed))
-        except RuntimeError as error:  # torch's writer turns an OSError into this
-            raise hashed.error or OSError(f"torch.save failed: {error}") from None
+        hashed = cast(Any, HashedFile(file))
+        if isinstance(content, bytes):
+            hashed.write(content)
+        else:
+            tensors.write(content, hashed, once)
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": hashed.num_bytes, "sha256": hashed.sha256.hexdigest()}
-
-
-def entry(path: Path) -> Entry:
-    """Return size and checksum of a file that something else has written."""
-    with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
 
 
 def seal(partial: Path, final: Path, facts: Facts, files: dict[str, Entry]) -> None:
@@ -162,42 +165,52 @@ def verify(folder: Path) -> Manifest:
     """Return the manifest, if no file has changed. Raises CheckpointError."""
     content = manifest(folder)
     for name in content["files"]:
-        with _opened(folder, name, content) as file:
+        with opened(folder, name, content) as file:
             _check(file, folder / name, content["files"][name])
     return content
 
 
-def read_file(folder: Path, name: str) -> Any:
+def name_of(content: Manifest, stem: str) -> str:
+    """Return the name of a file, such as ``training.safetensors``; ``training.pt`` in old ones."""
+    return f"{stem}.pt" if content["version"] <= formats.PICKLED else f"{stem}{SUFFIX}"
+
+
+def read_file(folder: Path, stem: str) -> Any:
     """Return the content of one file, if it is unchanged. Runs no code. Raises CheckpointError."""
     content = manifest(folder)
-    with _opened(folder, name, content) as file:
+    name = name_of(content, stem)
+    with opened(folder, name, content) as file:
         _check(file, folder / name, content["files"][name])
-        file.seek(0)
-        try:
-            return torch.load(file, map_location="cpu", weights_only=True)
-        except (
-            RuntimeError,
-            pickle.UnpicklingError,
-            EOFError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} holds something that no checkpoint holds: {error}"
-            ) from None
+        if content["version"] <= formats.PICKLED:
+            return pickled.read(file)
+        with tensors.reading(file) as reader:
+            return reader.content()
+
+
+def described(folder: Path, stem: str, content: Manifest) -> Any:
+    """Return the content of one file, whose tensors have no numbers. Raises CheckpointError."""
+    name = name_of(content, stem)
+    with opened(folder, name, content) as file:
+        if content["version"] <= formats.PICKLED:
+            return pickled.read(file)
+        with tensors.reading(file) as reader:
+            return reader.content(reader.empty)
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
+def opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
+    """Open a file of the manifest, which has the size that the manifest says.
+
+    Every error inside becomes a CheckpointError: the file's content is to blame.
+    """
     if name not in content["files"]:
         raise CheckpointError(
             f"checkpoint {folder} has no {name}: it was written by {content.get('world_size')}"
             " ranks"
         )
     try:
-        with reading.opened(folder / name) as file:
+        with reading.opened(folder / name) as file, blamed(folder, name):
+            _check_size(file, folder / name, content["files"][name])
             yield file
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing") from None
@@ -207,18 +220,35 @@ def _opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
         ) from None
 
 
-def _check(file: IO[bytes], path: Path, entry: Entry) -> None:
+@contextlib.contextmanager
+def blamed(folder: Path, name: str) -> Iterator[None]:
+    """Turn what readers raise for made-up content into a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BAD_CONTENT as error:
+        raise CheckpointError(
+            f"checkpoint {folder}: {name} holds something that no checkpoint holds: {error}"
+        ) from None
+
+
+def _check_size(file: IO[bytes], path: Path, entry: Entry) -> None:
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes != entry["bytes"]:
         raise CheckpointError(
             f"checkpoint {path.parent} is damaged: {path.name} has {num_bytes} bytes,"
             f" {entry['bytes']} were written"
         )
+
+
+def _check(file: IO[bytes], path: Path, entry: Entry) -> None:
     if _sha256(file) != entry["sha256"]:
         raise CheckpointError(
             f"checkpoint {path.parent} is damaged: {path.name} has changed since it was written"
             " (its sha256 differs)"
         )
+    file.seek(0)
 
 
 def _sha256(file: IO[bytes]) -> str:

@@ -5,6 +5,7 @@ This version reads its own format and all older ones:
 - Format 1 is the first one.
 - Format 2 adds ``written_by``, and saves each rank's own part of an open accumulation window and
   of compressed gradients.
+- Format 3 has no pickle: tensors are in files of safetensors, and everything else is JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torchbus.plugin import VERSION
 
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 
-FORMAT = 2
+FORMAT = 3
+PICKLED = 2  # and older ones
 
 
 class Program(TypedDict):

@@ -9,9 +9,7 @@ import base64
 import io
 from pathlib import Path
 
-import torch
-
-from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.disk import folder, tensors
 from torchbus_checkpoint.disk.formats import Entry
 
 Sent = dict[str, Entry | str]
@@ -21,7 +19,7 @@ Sent = dict[str, Entry | str]
 def pack(content: object) -> str:
     """Return a file that this rank can't write, as text."""
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    tensors.write(content, buffer)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -1,73 +1,70 @@
-"""Files with each rank's parts of tensors, in the format of torch.distributed.checkpoint (DCP).
+"""Files with each rank's parts of tensors.
 
-This module calls DCP's planner and storage in the order that its documentation gives. DCP's
+This module calls the planners of torch.distributed.checkpoint (DCP), which know how tensors are
+sharded, in the order that DCP's documentation gives. The files are written and read here. DCP's
 ``save`` and ``load`` would gather the plans by collectives, which a thread must not do beside those
-of the loop.
+of the loop, and its files have a pickle.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import defaultdict
+from math import prod
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    FileSystemReader,
-    FileSystemWriter,
-    Metadata,
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, Metadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    TensorProperties,
+    TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
 from torchbus_checkpoint.agreement.exchange import Exchange
-from torchbus_checkpoint.disk import metadata
+from torchbus_checkpoint.disk import folder, formats, pickled, tensors
 from torchbus_checkpoint.disk.divided import Groups
+from torchbus_checkpoint.disk.formats import Entry, Manifest
+from torchbus_checkpoint.disk.whole import Part, Whole, numbers, refuse_gaps
 from torchbus_checkpoint.errors import CheckpointError
 
-FLAGS = {"rb": os.O_RDONLY, "wb": os.O_CREAT | os.O_WRONLY | os.O_TRUNC}
+PREFIX = "part-"
+Index = dict[str, Whole]
+
+# Write -------------------------------------------------------------------------------------------
 
 
-class Files(FileSystem):
-    """Opens files with ``os.open``: a session may have replaced ``open`` on its ranks."""
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with os.fdopen(os.open(path, FLAGS[mode], 0o666), mode) as stream:
-            yield cast(io.IOBase, stream)
-
-
-def write(folder: Path, groups: Groups, exchange: Exchange) -> list[str]:
+def write(where: Path, groups: Groups, exchange: Exchange) -> dict[str, Entry]:
     """Write this rank's parts, and on rank 0 the tensors that are not sharded.
 
-    All ranks call it. Returns the names of this rank's files.
+    All ranks call it. Returns this rank's file, if it has one.
     """
-    planner, storage = DefaultSavePlanner(), FileSystemWriter(folder)
-    storage.fs = Files()
-    planner.set_up_planner(groups, is_coordinator=exchange.is_main)
-    storage.set_up_storage_writer(exchange.is_main)
-    plan = storage.prepare_local_plan(planner.create_local_plan())
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner(_flat(groups), is_coordinator=exchange.is_main)
+    plan = planner.create_local_plan()
     plans = exchange.gather(plan)
-    index = Metadata({})
     left: list[list[int] | None] = []
     if exchange.is_main:
         finished, index = planner.create_global_plan(plans)
-        refuse_gaps(index, folder)
+        refuse_missing(index, where)
         left = list(map(_left, plans, finished))
-    plan = _numbered(storage, _only(plan, exchange.scatter(left)), exchange.rank)
-    mine = _written(storage, planner.finish_plan(plan), planner)
-    results = exchange.gather(mine)
-    if exchange.is_main:
-        storage.finish(index, results)
-    own = sorted({one.storage_data.relative_path for one in mine})
-    return [*own, metadata.NAME] if exchange.is_main else own
+    chosen = exchange.scatter(left)
+    items = plan.items if chosen is None else [plan.items[number] for number in chosen]
+    content: dict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        assert item.tensor_data is not None
+        chunk, size = item.tensor_data.chunk, item.tensor_data.size
+        content[item.index.fqn].append([[*chunk.offsets], [*size], planner.resolve_data(item)])
+    if not content:
+        return {}
+    name = f"{PREFIX}{exchange.rank}{folder.SUFFIX}"
+    return {name: folder.write_file(where, name, dict(content), once=False)}
+
+
+def _flat(groups: Groups) -> dict[str, Tensor]:
+    return {f"{group}.{path}": one for group, them in groups.items() for path, one in them.items()}
 
 
 def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
@@ -81,47 +78,108 @@ def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
     return [number for number, item in enumerate(plan.items) if item.index in kept]
 
 
-def _only(plan: SavePlan, left: list[int] | None) -> SavePlan:
-    return plan if left is None else replace(plan, items=[plan.items[number] for number in left])
-
-
-def _numbered(storage: FileSystemWriter, plan: SavePlan, rank: int) -> SavePlan:
-    """Let the plan's files have the rank in their names: the place of a plan among all of them."""
-    return storage.prepare_global_plan([SavePlan([])] * rank + [plan])[rank]
-
-
-def refuse_gaps(index: Metadata, folder: Path) -> None:
+def refuse_missing(index: Metadata, where: Path) -> None:
     """Raise CheckpointError if the parts of a tensor are not the whole of it, each number once."""
     for name, tensor in index.state_dict_metadata.items():
         if isinstance(tensor, TensorStorageMetadata):
-            numbers = sum(chunk.sizes.numel() for chunk in tensor.chunks)
-            if numbers != tensor.size.numel():
+            found = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+            if found != tensor.size.numel():
                 raise CheckpointError(
-                    f"checkpoint {folder} would not be complete: the ranks have {numbers} of the"
+                    f"checkpoint {where} would not be complete: the ranks have {found} of the"
                     f" {tensor.size.numel()} numbers of {name}. state_dict() must return each part"
                     " on one rank"
                 )
 
 
-def _written(
-    storage: FileSystemWriter, plan: SavePlan, planner: DefaultSavePlanner
-) -> list[WriteResult]:
-    """Raises OSError if the disk is full, which torch's writer turns into a RuntimeError."""
-    try:
-        return storage.write_data(plan, planner).wait()
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
+# Read --------------------------------------------------------------------------------------------
 
 
-def read(folder: Path, groups: Groups) -> None:
+def index(where: Path) -> Index:
+    """Return where each part of each tensor is. Raises CheckpointError if a part is missing."""
+    content = folder.manifest(where)
+    if content["version"] <= formats.PICKLED:
+        with folder.opened(where, pickled.INDEX, content) as file:
+            old = pickled.index(file)
+            _check(old, content)
+        return old
+    found: Index = {}
+    with folder.blamed(where, "its parts"):
+        for name in content["files"]:
+            if name.startswith(PREFIX):
+                stem = name.removesuffix(folder.SUFFIX)
+                _add(found, name, folder.described(where, stem, content))
+        _check(found, content)
+    return found
+
+
+def _add(found: Index, file: str, parts: dict[str, list[Any]]) -> None:
+    for name, them in parts.items():
+        for number, (offsets, shape, tensor) in enumerate(them):
+            whole = found.setdefault(name, Whole(tensor.dtype, numbers(shape), []))
+            if (whole.dtype, whole.shape) != (tensor.dtype, numbers(shape)):
+                raise ValueError(f"parts of {name} do not fit together")
+            whole.parts.append(Part(numbers(offsets), tuple(tensor.shape), (file, number)))
+
+
+def _check(found: Index, content: Manifest) -> None:
+    for name, whole in found.items():
+        refuse_gaps(name, whole)
+        for part in whole.parts:
+            if part.place[0] not in content["files"]:
+                raise ValueError(
+                    f"{name} is in {part.place[0]!r}, which the manifest does not name"
+                )
+    claimed = sum(prod(one.shape) * one.dtype.itemsize for one in found.values())
+    if claimed > sum(entry["bytes"] for entry in content["files"].values()):
+        raise ValueError(f"{claimed} bytes of tensors, more than its files have")
+
+
+def read(where: Path, index: Index, groups: Groups) -> None:
     """Fill the tensors. Of a sharded tensor, read this rank's part, however it was sharded before.
 
     Ranks send nothing to each other.
     """
-    planner, storage = DefaultLoadPlanner(), FileSystemReader(folder)
-    storage.fs = Files()
-    index = metadata.read(folder)
-    planner.set_up_planner(groups, index, True)
-    storage.set_up_storage_reader(index, True)
-    plan = storage.prepare_local_plan(planner.create_local_plan())
-    storage.read_data(planner.finish_plan(plan), planner).wait()
+    planner, content = DefaultLoadPlanner(flatten_state_dict=False), folder.manifest(where)
+    planner.set_up_planner(_flat(groups), _as_of_dcp(index), True)
+    by_file: dict[str, list[tuple[ReadItem, Any]]] = defaultdict(list)
+    with folder.blamed(where, "its parts"):
+        for item in planner.create_local_plan().items:
+            parts = index[item.storage_index.fqn].parts
+            place = next(one.place for one in parts if one.offsets == item.storage_index.offset)
+            by_file[place[0]].append((item, place))
+    for name, items in by_file.items():
+        with folder.opened(where, name, content) as file:
+            if content["version"] <= formats.PICKLED:
+                for item, place in items:
+                    _put(planner, item, pickled.part(file, place))
+                continue
+            with tensors.reading(file) as reader:
+                specs = reader.content(lambda spec: spec)
+                for item, place in items:
+                    spec = specs[item.storage_index.fqn][place[1]][2]
+                    _put(planner, item, reader.tensor(spec))
+
+
+def _as_of_dcp(index: Index) -> Metadata:
+    return Metadata(
+        {
+            name: TensorStorageMetadata(
+                TensorProperties(dtype=one.dtype),
+                torch.Size(one.shape),
+                [
+                    ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape))
+                    for part in one.parts
+                ],
+            )
+            for name, one in index.items()
+        }
+    )
+
+
+def _put(planner: DefaultLoadPlanner, item: ReadItem, found: Tensor) -> None:
+    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        found = found.narrow(dim, start, length)
+    target = planner.resolve_tensor(item).detach()
+    if target.dtype != found.dtype:
+        raise ValueError(f"{item.storage_index.fqn} is of type {found.dtype}, not {target.dtype}")
+    target.copy_(found)

@@ -17,8 +17,16 @@ NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with the least 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file. Raises OSError for anything else, and does not wait for a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    """Open a regular file. Raises OSError for anything else, links as well.
+
+    It does not wait for a pipe. The folder may be a link: whoever names it has chosen it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link in its place: put the file itself there") from None
+        raise
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)

@@ -6,7 +6,6 @@ Rank 0 writes whole tensors. Each rank writes its own parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,22 +14,14 @@ from torchbus.plugin import UsageError
 from torchbus_checkpoint.disk import divided, folder
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.state import shapes, written
-from torchbus_checkpoint.state.capture import as_safetensors
 from torchbus_checkpoint.state.plain import State, gathered
 
+TRAINING = "training"
 HAS_SAFE_PARTS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
-@dataclass(frozen=True)
-class Format:
-    """``safetensors``: the weights are written in this format as well."""
-
-    in_parts: bool
-    safetensors: bool
-
-
 def need_safe_parts() -> None:
-    """Raise UsageError if this torch would run code from the files of parts that it reads."""
+    """Raise UsageError if this torch's planner of parts is too old."""
     if not HAS_SAFE_PARTS:
         raise UsageError(
             "checkpoints in parts (sharded_save=True) need torch 2.6 or later, and this is"
@@ -39,21 +30,17 @@ def need_safe_parts() -> None:
 
 
 def files(
-    format: Format, weights: dict[str, State], training: State, is_main: bool
+    in_parts: bool, weights: dict[str, State], training: State, is_main: bool
 ) -> tuple[dict[str, object], divided.Groups | None]:
     """Return the files that rank 0 writes, and the tensors that each rank writes its parts of.
 
-    All ranks call it.
+    All ranks call it. The names of files have no suffix.
     """
-    if format.in_parts:
+    if in_parts:
         notes, groups = divided.split(weights, training, is_main)
-        rest = gathered({"training.pt": notes}, keep=is_main)
+        rest = gathered({TRAINING: notes}, keep=is_main)
         return (rest if is_main else {}), groups
-    whole = gathered(
-        {**weights, "training.pt": training | {"weights": list(weights)}}, keep=is_main
-    )
-    if format.safetensors and is_main:
-        whole |= as_safetensors({name: whole[name] for name in weights})
+    whole = gathered({**weights, TRAINING: training | {"weights": list(weights)}}, keep=is_main)
     return (whole if is_main else {}), None
 
 
@@ -62,24 +49,24 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
 
     Call the function once the states are checked. It fills the tensors in them.
     """
-    saved = folder.read_file(found, "training.pt")
+    saved = folder.read_file(found, TRAINING)
     in_parts = isinstance(saved, dict) and "groups" in saved
-    shapes.refuse_unlike(
-        found, "training.pt", saved, written.IN_PARTS if in_parts else written.WHOLE
-    )
+    shapes.refuse_unlike(found, TRAINING, saved, written.IN_PARTS if in_parts else written.WHOLE)
     if not in_parts:
-        return saved, [_weights(found, name) for name in saved["weights"]], lambda: None
+        return saved, [_weights(found, name) for name in names(saved)], lambda: None
     need_safe_parts()
-    with shapes.as_written(found, "training.pt"):
-        saved, weights, groups = divided.prepared(saved, contents)
-    shapes.refuse_unlike(found, "training.pt", saved["optimizers"], [written.OPTIMIZER])
+    from torchbus_checkpoint.disk import parts  # slow
 
-    def read() -> None:
-        from torchbus_checkpoint.disk import parts  # slow
+    index = parts.index(found)
+    with shapes.as_written(found, TRAINING):
+        saved, weights, groups = divided.prepared(saved, contents, index)
+    shapes.refuse_unlike(found, TRAINING, saved["optimizers"], [written.OPTIMIZER])
+    return saved, weights, lambda: parts.read(found, index, groups)
 
-        parts.read(found, groups)
 
-    return saved, weights, read
+def names(saved: State) -> list[str]:
+    """Return the names of the models' files, without suffix: formats 1 and 2 write ``model.pt``."""
+    return [name.removesuffix(".pt") for name in saved["weights"]]
 
 
 def _weights(found: Path, name: str) -> State:

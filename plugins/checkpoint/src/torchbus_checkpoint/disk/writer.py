@@ -28,7 +28,8 @@ from torchbus_checkpoint.state.plain import State, copied
 class Content:
     """What goes into one checkpoint.
 
-    Rank 0 writes ``shared``, files by name. Each rank writes ``own``, and its parts of ``groups``.
+    Rank 0 writes ``shared``, files by name without suffix. Each rank writes ``own``, and its parts
+    of ``groups``.
     ``held``: which tensors this rank's states have.
     """
 
@@ -120,23 +121,22 @@ class Writer:
 
     def _write_files(self, partial: Path, content: Content, exchange: Exchange) -> packed.Sent:
         """Write this rank's files, and return what rank 0 has to know of them."""
-        own_name = f"rank-{exchange.rank}.pt"
+        own_name = f"rank-{exchange.rank}"
         if not self._hosts_share and not partial.is_dir():
             if content.groups is None:
-                return {own_name: packed.pack(content.own)}
+                return {own_name + folder.SUFFIX: packed.pack(content.own)}
             raise CheckpointError(
                 f"sharded_save=True, and rank {exchange.rank} does not see {partial.parent}: name a"
                 " folder that all hosts share, local_copy=..."
             )
-        files = {own_name: content.own} | content.shared
-        mine: packed.Sent = {
-            name: folder.write_file(partial, name, one) for name, one in files.items()
-        }
+        mine: packed.Sent = {}
+        for stem, one in ({own_name: content.own} | content.shared).items():
+            name = stem + folder.SUFFIX
+            mine[name] = folder.write_file(partial, name, one)
         if content.groups is not None:
             from torchbus_checkpoint.disk import parts  # slow
 
-            for name in parts.write(partial, content.groups, exchange):
-                mine[name] = folder.entry(partial / name)
+            mine |= parts.write(partial, content.groups, exchange)
         return mine
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def frozen(one: Path) -> Iterator[Path]:
         os.makedirs(copy)
         before = (one / MANIFEST).read_bytes()
         for name in os.listdir(one):
-            _link(one / name, copy / name)
+            if stat.S_ISREG(os.lstat(one / name).st_mode):  # a link may lead to any file
+                _link(one / name, copy / name)
         if (one / MANIFEST).read_bytes() != before or not (copy / MANIFEST).exists():
             raise FileNotFoundError(one)
         yield copy

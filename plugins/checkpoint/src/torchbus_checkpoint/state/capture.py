@@ -21,44 +21,24 @@ from torchbus_checkpoint.state.plain import State, Stateful, encode
 
 
 def weights(contents: Contents) -> dict[str, State]:
-    """Return the plain ``state_dict`` of each model, by the name of its file."""
+    """Return the plain ``state_dict`` of each model, by the name of its file without suffix."""
     is_single = len(contents.models) == 1
     return {
-        "model.pt" if is_single else _file_name(name): encode(dict(model.state_dict()), name)
+        "model" if is_single else _file_name(name): encode(dict(model.state_dict()), name)
         for name, model in contents.models
     }
 
 
 def _file_name(name: str) -> str:
-    """Return a name such as ``model-G.pt`` or ``model-nets_0.pt``."""
-    return f"model-{re.sub(r'[^0-9A-Za-z_.#-]+', '_', name).strip('_')}.pt"
-
-
-def as_safetensors(weights: dict[str, State]) -> dict[str, bytes]:
-    """Convert the weights to files of safetensors, which hold tied weights twice.
-
-    They hold only tensors. Other values are only in the plain files.
-    """
-    from safetensors.torch import save
-
-    tensors = {
-        name: {
-            key: value.detach().to("cpu", copy=True).contiguous()
-            for key, value in plain.items()
-            if isinstance(value, Tensor)
-        }
-        for name, plain in weights.items()
-    }
-    return {
-        f"{name.removesuffix('.pt')}.safetensors": save(found) for name, found in tensors.items()
-    }
+    """Return a name such as ``model-G`` or ``model-nets_0``."""
+    return f"model-{re.sub(r'[^0-9A-Za-z_.#-]+', '_', name).strip('_')}"
 
 
 GradientsOf = Callable[[Optimizer], list[Tensor | None] | None]
 
 
 def training(contents: Contents, gradients_of: GradientsOf, registered: State) -> State:
-    """Return everything else: the content of ``training.pt``.
+    """Return everything else: the content of the training file.
 
     ``gradients_of``: the gradients of an optimizer that the loop still needs, or None.
     ``registered``: states by name.

@@ -1,4 +1,4 @@
-"""Values as ``torch.load(weights_only=True)`` reads them: they can't run code."""
+"""Values as a checkpoint holds them: tensors, and plain types that can't run code."""
 
 from __future__ import annotations
 

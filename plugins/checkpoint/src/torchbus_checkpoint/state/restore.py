@@ -54,7 +54,7 @@ def _load(thing: Stateful, entry: State) -> None:
         raise CheckpointError(
             f"{entry['name']} ({entry['class']}) rejects its state in the checkpoint"
             f" ({type(error).__name__}: {error}): either its class has changed since, or torchbus"
-            " did not write training.pt"
+            " did not write its training file"
         ) from error
 
 

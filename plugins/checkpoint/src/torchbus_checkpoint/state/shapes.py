@@ -42,12 +42,12 @@ def as_written(checkpoint: Path, name: str) -> Iterator[None]:
         raise
     except _Unlike as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint}: torchbus did not write this {name}: {error}"
+            f"checkpoint {checkpoint}: torchbus did not write this {name} file: {error}"
         ) from None
     except Exception as error:
         words = f"{type(error).__name__}: {error}"[:LONGEST]
         raise CheckpointError(
-            f"checkpoint {checkpoint}: torchbus did not write this {name}: {words}"
+            f"checkpoint {checkpoint}: torchbus did not write this {name} file: {words}"
         ) from error
 
 

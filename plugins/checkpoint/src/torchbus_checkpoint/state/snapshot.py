@@ -83,7 +83,7 @@ class Snapshot:
             completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
             held = completeness.held(weights, training)
             shared, groups = saving.files(
-                self._options.format, weights, training, self._session.is_main
+                self._options.in_parts, weights, training, self._session.is_main
             )
         return Content(shared, self._own_state(contents), groups, held, self._facts())
 
@@ -161,7 +161,7 @@ class Snapshot:
                 f" {self._session.world_size} now: the order of the data continues, and the ranks'"
                 " own random numbers start again"
             )
-        name = f"rank-{self._session.rank if alike else 0}.pt"
+        name = f"rank-{self._session.rank if alike else 0}"
         own: State = folder.read_file(found, name)
         shapes.refuse_unlike(found, name, own, written.RANK)
         return own, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
@@ -175,17 +175,17 @@ class Snapshot:
         restore.put_registered(saved, self._registered)
         for name, plugin in self._stateful_plugins().items():
             if name in own["plugins"]:
-                with shapes.as_written(found, "its own file"):
+                with shapes.as_written(found, f"rank-{self._session.rank}"):
                     plugin.load_state_dict(decode(own["plugins"][name]))
         self._put_counts(contents, own)
 
     def _put_shared(self, found: Path, contents: Contents) -> State:
         saved, weights, read_parts = saving.loaded(found, contents)
-        with shapes.as_written(found, "training.pt"):
+        with shapes.as_written(found, saving.TRAINING):
             comparison.check(contents, saved, weights, self._registered, f"checkpoint {found}")
         read_parts()
         restore.put_weights(contents, weights)
-        with shapes.as_written(found, "training.pt"):
+        with shapes.as_written(found, saving.TRAINING):
             restore.put_loose(contents, saved)
             restore.put_training(contents, saved, self._take_gradients)
         return saved

@@ -1,4 +1,4 @@
-"""The forms of the two files that torchbus designs itself, ``training.pt`` and ``rank-0.pt``."""
+"""The forms of the two files that torchbus designs itself, ``training`` and ``rank-0``."""
 
 from __future__ import annotations
 

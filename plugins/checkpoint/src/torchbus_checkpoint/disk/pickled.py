@@ -1,0 +1,170 @@
+"""Files of formats 1 and 2, which are pickles. Those of tensors are read by torch's own reader,
+which makes only tensors and plain values, and only after the zip around them is checked.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import zipfile
+from typing import IO, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbus_checkpoint._compat import LAYOUT
+from torchbus_checkpoint.disk.whole import Part, Whole, numbers
+
+INDEX = ".metadata"
+OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+PLAIN = {("torch", "Size"): tuple, ("collections", "OrderedDict"): dict}
+OTHERS = {
+    LAYOUT,
+    ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3 write a member of an enumeration so
+    *(
+        (module, kind)
+        for module in ("pathlib", "pathlib._local")
+        for kind in ("PosixPath", "WindowsPath")
+    ),
+}
+MOST_ITEMS = 1 << 20
+
+
+def read(file: IO[bytes]) -> Any:
+    """Read what ``torch.save`` wrote. Raises ValueError for another zip than torch writes."""
+    _refuse_odd_zip(file)
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    _refuse_blown_up(found, MOST_ITEMS + file.seek(0, 2))
+    return found
+
+
+def _refuse_odd_zip(file: IO[bytes]) -> None:
+    """No entry may become larger in memory than it is in the file, alone or with others."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ValueError(f"it is not a file of torch.save: {error}") from None
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ValueError(f"{entry.filename!r} in it is compressed")
+    if sum(entry.file_size for entry in entries) > file.seek(0, 2):
+        raise ValueError("the entries in it overlap")
+    file.seek(0)
+
+
+def _refuse_blown_up(value: object, most: int) -> None:
+    """A pickle may name a part of itself again and again: a few bytes, and endless to walk through.
+
+    The same holds for a tensor that repeats its numbers.
+    """
+    left, count = [value], 0
+    while left:
+        one = left.pop()
+        count += 1
+        if isinstance(one, Tensor):
+            is_strided = one.layout is torch.strided
+            count += one.numel() if is_strided and 0 in one.stride() else 0
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple | set):
+            left += one
+        if count + len(left) > most:
+            raise ValueError("it holds more than the file has room for")
+
+
+# The index of parts --------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a part of a tensor is: a file that ``torch.save`` wrote, inside another file."""
+
+    file: str
+    start: int
+    length: int
+
+
+def index(file: IO[bytes]) -> dict[str, Whole]:
+    """Read the ``.metadata`` of torch.distributed.checkpoint. Its classes are not touched.
+
+    Raises ValueError or UnpicklingError for what does not belong in there.
+    """
+    data = file.read()
+    _refuse_odd_memo(data)
+    found = _Index(io.BytesIO(data)).load()
+    places = {
+        (at.fqn, numbers(at.offset)): _place(where) for at, where in found.storage_data.items()
+    }
+    return {name: _whole(name, one, places) for name, one in found.state_dict_metadata.items()}
+
+
+def _refuse_odd_memo(data: bytes) -> None:
+    """A few bytes may ask for room for billions of objects."""
+    for code, number, _ in pickletools.genops(data):
+        if "PUT" in code.name and isinstance(number, int) and number > len(data):
+            raise ValueError(f"{number} objects in {len(data)} bytes")
+
+
+def _whole(name: str, one: Any, places: dict[tuple[str, tuple[int, ...]], Place]) -> Whole:
+    if type(one).__name__ != "TensorStorageMetadata":
+        raise ValueError(f"{name} in it is not a tensor")
+    state = one.properties.state
+    dtype = state[0] if isinstance(state, tuple) else state["dtype"]
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} in it is of type {dtype!r}")
+    parts = [
+        Part(numbers(chunk.offsets), numbers(chunk.sizes), places[name, numbers(chunk.offsets)])
+        for chunk in one.chunks
+    ]
+    return Whole(dtype, numbers(one.size), parts)
+
+
+def _place(where: Any) -> Place:
+    if getattr(where, "transform_descriptors", None):
+        raise ValueError(f"{where.relative_path} in it is compressed")
+    if not isinstance(where.relative_path, str):
+        raise ValueError(f"a part in it is in {where.relative_path!r}")
+    return Place(where.relative_path, *numbers((where.offset, where.length)))
+
+
+class _Index(pickle.Unpickler):
+    """Makes records in the place of objects, of classes that exist only while it reads."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._kinds: dict[tuple[str, str], Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        at = (module, name)
+        if at in PLAIN:
+            return PLAIN[at]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if at not in OTHERS and not (module in OF_DCP and name.isidentifier()):
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return self._kinds.setdefault(at, type(name, (_Record,), {}))
+
+
+class _Record:
+    """Remembers the attributes that an object had."""
+
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+        if isinstance(state, dict):
+            vars(self).update(state)
+
+
+def part(file: IO[bytes], place: Place) -> Tensor:
+    """Read one part. Raises ValueError."""
+    size = file.seek(0, 2)
+    if place.start + place.length > size:
+        raise ValueError(f"a part at {place.start} with {place.length} bytes, of {size}")
+    file.seek(place.start)
+    found = read(io.BytesIO(file.read(place.length)))
+    if not isinstance(found, Tensor):
+        raise ValueError(f"a {type(found).__name__} in the place of a tensor")
+    return found

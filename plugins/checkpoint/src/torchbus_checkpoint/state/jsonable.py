@@ -1,0 +1,82 @@
+"""Plain values as JSON, and back. Unlike a pickle, JSON can hold no code.
+
+Numbers, texts and lists stay as they are. Everything else becomes an object with one key, which
+names its kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+PLAIN = (str, int, bool, type(None))
+OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
+DICTS: dict[str, Callable[..., Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": lambda pairs: Counter(dict(pairs)),
+}
+LISTS: dict[str, Callable[..., Any]] = {"tuple": tuple, "set": set, "Size": torch.Size}
+
+
+def to_json(value: object, other: Callable[[object], object]) -> object:
+    """Return the value in the types of JSON. ``other`` converts every value of another kind."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if isinstance(value, float) and kind is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, list) and kind is list:
+        return [to_json(one, other) for one in value]
+    if isinstance(value, dict) and kind in (dict, OrderedDict, Counter):
+        return {
+            kind.__name__: [
+                [to_json(key, other), to_json(one, other)] for key, one in value.items()
+            ]
+        }
+    if isinstance(value, tuple | set) and kind in LISTS.values():
+        return {kind.__name__: [to_json(one, other) for one in value]}
+    if isinstance(value, complex):
+        return {"complex": [to_json(value.real, other), to_json(value.imag, other)]}
+    if isinstance(value, OF_TORCH):
+        return {"torch": str(value).removeprefix("torch.")}
+    return {"device": str(value)} if isinstance(value, torch.device) else other(value)
+
+
+def from_json(value: Any, other: Callable[[str, Any], object]) -> Any:
+    """Convert back. ``other`` gets the names and contents of kinds that are unknown here.
+
+    Raises ValueError, TypeError or KeyError for anything that ``to_json`` does not write.
+    """
+    if isinstance(value, list):
+        return [from_json(one, other) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((name, content),) = value.items()
+    if name in DICTS:
+        return DICTS[name]([(from_json(key, other), from_json(one, other)) for key, one in content])
+    if name in LISTS:
+        return LISTS[name](from_json(one, other) for one in content)
+    return _single(name, content, other)
+
+
+def _single(name: str, content: Any, other: Callable[[str, Any], object]) -> object:
+    if name == "float":
+        return float(content)
+    if name == "complex":
+        real, imaginary = (from_json(one, other) for one in content)
+        return complex(real, imaginary)
+    if name == "device":
+        return torch.device(content)
+    return _of_torch(content) if name == "torch" else other(name, content)
+
+
+def _of_torch(name: str) -> object:
+    found = getattr(torch, name, None)
+    if not isinstance(found, OF_TORCH):
+        raise ValueError(f"torch.{name} is not a dtype, layout or memory format")
+    return found

@@ -1,0 +1,284 @@
+"""Checkpoints that somebody else has made, of the formats that are pickles and of the one that is
+none: no code is run, no file outside is read, and no class is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+
+from torchbus_checkpoint.command.export import NO_LOOP
+from torchbus_checkpoint.command.verify import check
+from torchbus_checkpoint.disk import folder, saving, tensors
+from torchbus_checkpoint.errors import CheckpointError
+
+from .test_formats import FORMATS
+
+NAME = "model.0.weight"
+
+
+def resealed(one: Path) -> None:
+    """With right checksums: whoever changes a file can compute them."""
+    manifest = json.loads((one / "manifest.json").read_text())
+    for name in list(manifest["files"]):
+        data = (one / name).read_bytes() if (one / name).is_file() else b""
+        entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest["files"][name] = entry
+    del manifest["sha256"]
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (one / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest}))
+
+
+def loaded(one: Path) -> list[Any]:
+    """All that a loop would be given, and what ``export`` writes."""
+    check(one)
+    saved, weights, read = saving.loaded(one, NO_LOOP)
+    read()
+    return [saved, weights, folder.read_file(one, "rank-0")]
+
+
+def of_format(number: int, kind: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FORMATS / str(number) / kind, tmp_path / "step-00000007"))
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("code_ran"),)
+
+
+def with_index(one: Path, change: Callable[[Any], None]) -> None:
+    index = pickle.loads((one / ".metadata").read_bytes())
+    change(index)
+    (one / ".metadata").write_bytes(pickle.dumps(index))
+    resealed(one)
+
+
+def bytes_in_place_of_a_tensor(one: Path) -> None:
+    def change(index: Any) -> None:
+        payload = io.BytesIO()
+        torch.save(Code(), payload)
+        data = (one / "__0_0.distcp").read_bytes()
+        (one / "__0_0.distcp").write_bytes(data + payload.getvalue())
+        index.state_dict_metadata[NAME] = BytesStorageMetadata()
+        index.storage_data = {k: v for k, v in index.storage_data.items() if k.fqn != NAME}
+        where = _StorageInfo("__0_0.distcp", len(data), len(payload.getvalue()))
+        index.storage_data[MetadataIndex(NAME)] = where
+
+    with_index(one, change)
+
+
+def code_in_place_of_a_part(one: Path) -> None:
+    bytes_in_place_of_a_tensor(one)
+
+    def change(index: Any) -> None:
+        at = MetadataIndex(NAME)
+        index.state_dict_metadata[NAME] = index.state_dict_metadata["model.0.bias"]
+        index.storage_data[MetadataIndex(NAME, torch.Size([0]))] = index.storage_data.pop(at)
+
+    with_index(one, change)
+
+
+def elsewhere(path: str) -> Callable[[Path], None]:
+    def change(one: Path) -> None:
+        torch.save(torch.full((2, 3), 7.0), one.parent / "private.pt")
+        os.mkfifo(one / "pipe")
+        os.symlink(one.parent / "private.pt", one / "link")
+        where = path.replace("ABSOLUTE", str(one.parent / "private.pt"))
+
+        def change(index: Any) -> None:
+            for key, info in list(index.storage_data.items()):
+                if key.fqn == NAME:
+                    index.storage_data[key] = _StorageInfo(where, 0, info.length)
+
+        with_index(one, change)
+
+    return change
+
+
+def named_by_the_manifest(name: str) -> Callable[[Path], None]:
+    def change(one: Path) -> None:
+        elsewhere(name)(one)
+        manifest = json.loads((one / "manifest.json").read_text())
+        manifest["files"][name] = {}
+        (one / "manifest.json").write_text(json.dumps(manifest))
+        resealed(one)
+
+    return change
+
+
+def an_attribute_of_a_class(one: Path) -> None:
+    good = (one / ".metadata").read_bytes()
+
+    def text(one: bytes) -> bytes:
+        return b"X" + len(one).to_bytes(4, "little") + one
+
+    name = b"ctorch.distributed.checkpoint.metadata\nTensorStorageMetadata\n"
+    evil = b"\x80\x02" + name + b"N}" + text(b"changed") + text(b"yes") + b"s\x86b0" + good[2:]
+    (one / ".metadata").write_bytes(evil)
+    resealed(one)
+
+
+def room_for_billions(one: Path) -> None:
+    good = (one / ".metadata").read_bytes()
+    (one / ".metadata").write_bytes(good[:2] + b"Nr\xff\xff\xff\x7f0" + good[2:])
+    resealed(one)
+
+
+def code_in_the_index(one: Path) -> None:
+    (one / ".metadata").write_bytes(pickle.dumps(Code()))
+    resealed(one)
+
+
+def deflated(one: Path) -> None:
+    with zipfile.ZipFile(one / "training.pt") as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(one / "training.pt", "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in parts.items():
+            new.writestr(name, data)
+    resealed(one)
+
+
+def itself_again_and_again(one: Path) -> None:
+    content: list[Any] = []
+    for _ in range(60):
+        content = [content, content]
+    saved = torch.load(one / "training.pt", weights_only=True)
+    torch.save(saved | {"registered": {"it": content}}, one / "training.pt")
+    resealed(one)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        bytes_in_place_of_a_tensor,
+        code_in_place_of_a_part,
+        elsewhere("../private.pt"),
+        elsewhere("ABSOLUTE"),
+        elsewhere("pipe"),
+        elsewhere("link"),
+        named_by_the_manifest("pipe"),
+        named_by_the_manifest("link"),
+        an_attribute_of_a_class,
+        room_for_billions,
+        code_in_the_index,
+        deflated,
+        itself_again_and_again,
+    ],
+)
+def test_one_of_an_old_format(
+    change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = of_format(2, "parts", tmp_path)
+    loaded(one)
+    change(one)
+    with pytest.raises(CheckpointError, match="step-00000007"):
+        loaded(one)
+    for step in (saving.loaded, check):
+        with pytest.raises(CheckpointError, match="step-00000007"):
+            read = step(one, *([NO_LOOP] if step is saving.loaded else []))[2]  # type: ignore[index]
+            read()
+    assert not Path("code_ran").exists()
+    assert not hasattr(TensorStorageMetadata, "changed")
+
+
+def again_and_again(parts: Any) -> None:
+    parts["model.0.weight"] *= 1000
+
+
+def larger(parts: Any) -> None:
+    for part in parts["model.0.weight"]:
+        part[1] = [1 << 40, 3]
+
+
+def outside(parts: Any) -> None:
+    parts["model.0.weight"][0][0] = [3, 0]
+
+
+@pytest.mark.parametrize("change", [again_and_again, larger, outside])
+def test_parts_that_are_not_the_whole(change: Callable[[Any], None], tmp_path: Path) -> None:
+    one = of_format(3, "parts", tmp_path)
+    with (one / "part-0.safetensors").open("rb") as file, tensors.reading(file) as reader:
+        content = reader.content()
+    change(content)
+    (one / "part-0.safetensors").unlink()
+    folder.write_file(one, "part-0.safetensors", content)
+    resealed(one)
+    with pytest.raises(CheckpointError, match="its parts holds something that no checkpoint"):
+        loaded(one)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.equal(other)
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(map(equal, one.values(), other.values()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+CASES = [(number, kind) for number in (2, 3) for kind in ("whole", "parts")]
+SAME = {case: loaded(FORMATS / str(case[0]) / case[1]) for case in CASES}
+
+
+def changed(data: st.DataObject, content: bytes) -> bytes:
+    """A few bytes of it are other ones, a piece is missing, twice, or another one."""
+    at = data.draw(st.integers(0, len(content) - 1) | st.integers(0, min(300, len(content) - 1)))
+    end = at + data.draw(st.integers(0, 9))
+    piece = data.draw(st.binary(max_size=9) | st.sampled_from([b"9" * 9, b"../x", content[at:end]]))
+    return content[:at] + piece + content[end:]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_whatever_is_in_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Any bytes, names, sizes and paths: loaded as it was, or refused by torchbus itself, and the
+    memory stays within what the files have.
+    """
+    case = data.draw(st.sampled_from(CASES))
+    one = of_format(*case, tmp_path_factory.mktemp("foreign"))
+    for _ in range(data.draw(st.integers(1, 3))):
+        victim = one / data.draw(st.sampled_from(sorted(os.listdir(one))))
+        if data.draw(st.integers(0, 9)):
+            victim.write_bytes(changed(data, victim.read_bytes()))
+        else:
+            victim.rename(one / data.draw(st.sampled_from([*os.listdir(one), "other"])))
+    in_order = data.draw(st.booleans(), "with right checksums")
+    if in_order:
+        try:
+            resealed(one)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError):
+            in_order = False
+    tracemalloc.start()
+    try:
+        found = loaded(one)
+    except CheckpointError as error:
+        assert "step-00000007" in str(error)
+    else:
+        assert in_order or equal(found, SAME[case])
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        shutil.rmtree(one.parent)
+    assert peak < 1 << 26
