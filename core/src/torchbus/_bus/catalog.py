@@ -211,6 +211,8 @@ DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "skip_logging": "torchbus-log",
         "log_metrics": "torchbus-log",
         "metrics_ready": "torchbus-log",
+        "monitored_name": "torchbus-log",
+        "monitored_value": "torchbus-log",
         "image_ready": "torchbus-log",
         "histogram_ready": "torchbus-log",
         "average_beyond": "torchbus-sharded",
