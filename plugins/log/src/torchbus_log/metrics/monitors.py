@@ -127,18 +127,18 @@ class Monitors:
             when = "by the end of the first epoch"
             if any(get_close_matches(name, self._logged, 1, 0.85) for name in self._missing):
                 raise UsageError(self._words(when))
-            self._warn(when)
+            self._say_once(when)
 
     def end(self) -> None:
         """Warn of names that have never come. An error would lose what follows the block."""
         if self._missing and not self._has_warned and self._logged:
-            self._warn("in this session: nothing was judged by it")
+            self._say_once("in this session: nothing was judged by it")
 
     def also_written(self, names: Collection[str]) -> None:
         """These were written, whoever logged them."""
         self._logged.update(names)
 
-    def _warn(self, when: str) -> None:
+    def _say_once(self, when: str) -> None:
         self._has_warned = True
         warn(self._words(when))
 
