@@ -32,6 +32,27 @@ def test_only_the_optimizers_own_parameters_require_gradients() -> None:
         assert flags(one, two, shared, frozen) == [True, True, True, False]
 
 
+def test_the_heap_is_not_walked_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[object] = []
+    walk = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda *given: walks.append(given) or walk(*given))
+    with session() as s:
+        one, two, three = (nn.Linear(1, 1) for _ in range(3))
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (one, two)]
+        for step in range(4):
+            for optimizer in optimizers:
+                with s.toggle(optimizer):
+                    two(one(torch.ones(1, 1))).sum().backward()
+                    optimizer.step()
+            if step == 1:
+                before = len(walks)
+                optimizers.append(torch.optim.SGD(three.parameters(), lr=0.1))
+                with s.toggle(optimizers[0]):
+                    assert flags(one, two, three) == [True, True, False, False, False, False]
+                    optimizers.pop()
+    assert before == 1 == len(walks)
+
+
 def test_parameters_are_restored_after_an_exception() -> None:
     with session() as s:
         one, two = nn.Linear(1, 1), nn.Linear(1, 1)

@@ -1,17 +1,26 @@
-"""From facts to rows and a choice, without torch."""
+"""From facts to rows and a choice."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import torch
 
 from torchbus_advise.estimate.choice import choose
 from torchbus_advise.estimate.hardware import GPUS
 from torchbus_advise.estimate.memory import activations
 from torchbus_advise.estimate.plans import Installed, Plan, Strategy
 from torchbus_advise.estimate.rows import Machine, Row, rows
-from torchbus_advise.observing.facts import Facts, OptimizerFacts, ParameterFacts, PassFacts
+from torchbus_advise.observing.facts import (
+    Facts,
+    LoaderFacts,
+    OptimizerFacts,
+    ParameterFacts,
+    PassFacts,
+)
+from torchbus_advise.observing.inventory import described
+from torchbus_advise.text.hints import largest_batch
 
 GIB = 2**30
 EVERYTHING = Installed(
@@ -150,3 +159,22 @@ def test_only_what_is_installed_is_advised() -> None:
 def test_a_loop_that_sharded_strategies_refuse_is_offered_none() -> None:
     refused = replace(facts(), hindrances=["backward(create_graph=True)"])
     assert {row.plan.strategy.label for row in table(refused, 4)} == {"ddp"}
+
+
+def test_the_largest_batch_ends_at_the_data() -> None:
+    there = table(facts(), 1)
+    row = find(there, "one process")
+    known = replace(facts(), loader=LoaderFacts(8, 0, None, samples=30))
+    assert largest_batch(row, there, known).startswith("batch: all 30 samples of the data set fit")
+    more = replace(facts(), loader=LoaderFacts(8, 0, None, samples=3000))
+    assert "the largest that fits is 39" in largest_batch(row, there, more)
+
+
+@pytest.mark.parametrize("schedule", ["warm-up", "cycle", "none"])
+def test_the_rate_is_that_of_the_script(schedule: str) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
+    if schedule == "warm-up":
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, 1.0, 1000)
+    elif schedule == "cycle":
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.25, total_steps=1000)
+    assert described([optimizer])[0].rates == (0.25,)

@@ -148,3 +148,15 @@ def test_steps_of_optimizers_in_turn(order, steps):
             optimizers[name].step()
             s.log("value", 1.0, on_step=True)
     assert [step for step, _ in hears.of("value")] == steps
+
+
+def test_the_loss_of_a_loop_with_its_own_scaler():
+    hears = RecordingLogger()
+    with session(strategy=None, logger=hears, log_every_n_steps=1):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+        loss = model(torch.ones(4, 2)).square().mean()
+        scaler.scale(loss / 2).backward()
+        scaler.step(optimizer)
+    assert hears.of("loss") == [(1, pytest.approx(loss.item()))]

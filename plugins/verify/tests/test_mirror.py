@@ -30,3 +30,40 @@ def test_only_the_mirror_is_written(tmp_path):
         if path.is_file()
     }
     assert left == files
+
+
+def test_ranks_that_make_a_folder_in_one_that_exists(tmp_path):
+    """Each of them makes the mirror's link to the outer folder real."""
+    (tmp_path / "original/outer").mkdir(parents=True)
+    (tmp_path / "original/outer/kept.txt").write_text("kept")
+    result = fork_script(
+        """
+        import os, sys
+        from multiprocessing import get_context
+        from pathlib import Path
+        from torchbus_verify.runs.mirror import Mirror
+
+        original, own = Path(sys.argv[1]), Path(sys.argv[2])
+        mirror = Mirror(original, own / "work")
+        mirror.make()
+
+        def make(start):
+            start.wait()
+            for number in range(20):
+                mirror.make_real(str(mirror.place / "outer" / "new"))
+                os.makedirs(mirror.place / "outer" / "new", exist_ok=True)
+
+        context = get_context("fork")
+        start = context.Barrier(4)
+        ranks = [context.Process(target=make, args=(start,)) for _ in range(4)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        print([rank.exitcode for rank in ranks], sorted(os.listdir(mirror.place / "outer")))
+        """,
+        str(tmp_path / "original"),
+        str(tmp_path / "own"),
+    )
+    assert result.ok() and result.stdout == "[0, 0, 0, 0] ['kept.txt', 'new']\n"
+    assert [one.name for one in (tmp_path / "original/outer").iterdir()] == ["kept.txt"]

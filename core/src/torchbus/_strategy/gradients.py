@@ -14,6 +14,7 @@ from torchbus._compat.gradients import is_view
 from torchbus._loss.count import Count
 from torchbus._loss.gradients import add_again, set_apart
 from torchbus._loss.graph.term import Number
+from torchbus._loss.held import kind_of, parts_of, unscaled
 from torchbus._seams.backward import BackwardCall, as_list
 from torchbus._session.context import Context
 from torchbus._strategy.backward import create_graph, header, user_hooks
@@ -163,6 +164,9 @@ class GradientSync:
         if self._division.has_parts and not self._loss_note:
             self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
         slots = self._slots(loss, count, reduction.buffers.shapes)
+        parts = self._parts(call, loss, count)
+        if parts and loss is not None:
+            header.add_parts(slots, loss, kind_of(loss, parts), parts)
         roots, error = self._roots(reduction, call, engine, count)
         try:
             reduction.backward(engine, roots, slots, loss, self._local, error)
@@ -172,7 +176,17 @@ class GradientSync:
             raise
         finally:
             error = None  # its traceback leads here
-        self._settle(reduction, call, count, loss)
+        self._settle(reduction, call, count, loss, parts)
+
+    def _parts(self, call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
+        """The numbers that the loop holds on the way to the loss, and that can be written to.
+
+        Where terms have weights of their own, only what is the loss but for a factor.
+        """
+        if loss is None or call.retain_graph or not self._options.sync_loss:
+            return []
+        parts = parts_of(loss) if count.value is None else [unscaled(loss)]
+        return [part for part in parts if part is not loss and not is_view(part)]
 
     def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
         """What this rank tells the others."""
@@ -200,7 +214,12 @@ class GradientSync:
         return roots._replace(inputs=[*as_list(call.inputs), reduction.header.parameter]), None
 
     def _settle(
-        self, reduction: Reduction, call: BackwardCall, count: Count, loss: Tensor | None
+        self,
+        reduction: Reduction,
+        call: BackwardCall,
+        count: Count,
+        loss: Tensor | None,
+        parts: list[Tensor],
     ) -> None:
         """The gradients are averaged: give everything else its value over all ranks."""
         self._job.count_backward()
@@ -210,6 +229,8 @@ class GradientSync:
         scale = self._divide(reduction, count)
         self._check.take(reduction.header)
         self._give_loss(reduction.header, call, loss, scale)
+        if parts:
+            reduction.header.give_parts(parts, scale)
         self._after_sync()
 
     def _have_like_buffers(self, told: Header) -> bool:

@@ -39,6 +39,7 @@ from torchbus._loss.count import Count, Scales
 from torchbus._loss.count import check_mode as check_loss_weight
 from torchbus._loss.gradients import made_anew, scale_all
 from torchbus._loss.graph.term import Number
+from torchbus._loss.held import unscaled
 from torchbus._loss.term_weights import NUMBERS as TERM_NUMBERS
 from torchbus._loss.weights import LossWeights
 from torchbus._ranks import random_streams
@@ -165,6 +166,7 @@ __all__ = [
     "threads_per_rank",
     "told_alike",
     "try_lock",
+    "unscaled",
     "users_frame",
     "visible_device",
     "warn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -33,6 +34,7 @@ class Accumulate:
         self.schedule = schedule.parse(accumulate_grad_batches)
         self._session: Context | None = None
         self._toggle = Toggle()
+        self._optimizers: weakref.WeakSet[Optimizer] | None = None  # since the first toggle
         self._place: Place | None = None
         self._local = 0
         self._weight: float | None = None
@@ -60,6 +62,11 @@ class Accumulate:
             self._windows = Windows(session, self.schedule, self._place)
             session.bus.register(self._windows, "accumulate.windows")
             session.bus.register(self._windows.own, "accumulate.own")
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if self._optimizers is not None and optimizer is not None:
+            self._optimizers.add(optimizer)
 
     @hookimpl(tryfirst=True)
     def before_backward(self, call: BackwardCall) -> None:
@@ -121,9 +128,11 @@ class Accumulate:
         With ``sync_grad=False``, ranks do not communicate either. Afterwards each parameter is as
         it was before.
         """
+        if self._optimizers is None or optimizer not in self._optimizers:
+            self._optimizers = weakref.WeakSet(inventory.optimizers())
         known = [
             other
-            for other in inventory.optimizers()
+            for other in self._optimizers
             if self._session is None or self._session.captures(other)
         ]
         if not any(optimizer is other for other in known):

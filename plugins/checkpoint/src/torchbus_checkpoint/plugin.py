@@ -51,7 +51,8 @@ class Checkpoint:
             By default after every epoch.
         keep: how many to keep: the last ones, or with ``monitor`` the best ones and the last. None
             keeps all.
-        monitor: the name of a value given to ``s.log``. Its mean over ranks orders the checkpoints.
+        monitor: the name of a value given to ``s.log``. The value that is written orders the
+            checkpoints: its mean over ranks, and with ``on_epoch`` over the epoch.
         mode: "min" or "max": which value is best.
         resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
             beginning, and rejects a folder that has checkpoints. A path names one.
@@ -103,6 +104,7 @@ class Checkpoint:
         self._when = When(every_n_steps, every_n_epochs, every_minutes)
         self._time_limit_s = None if time_limit is None else seconds(time_limit)
         self._automatic: AutomaticSaves | None = None
+        self.companions = ("log",) if monitor is not None else ()
 
     # Events --------------------------------------------------------------------------------------
 
@@ -151,11 +153,13 @@ class Checkpoint:
         self._position.training_begins()
 
     @hookimpl(optionalhook=True)
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        if self._options.monitor in metrics:
-            self._snapshot.metric = float(
-                self._session.reduce(float(metrics[self._options.monitor]))
-            )
+    def monitored_name(self) -> str | None:
+        return self._options.monitor
+
+    @hookimpl(optionalhook=True)
+    def monitored_value(self, name: str, value: float) -> None:
+        if name == self._options.monitor:
+            self._snapshot.metric = value
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
+from torchbus.plugin import UsageError, expect, hookimpl, needs
 
 MODES = ("min", "max")
 
@@ -26,8 +26,8 @@ class EarlyStop:
     """Ends the loop when a value given to ``s.log`` has not improved for a while.
 
     Args:
-        monitor: the name of the value. All ranks log it. Its mean over ranks decides, so all ranks
-            stop together.
+        monitor: the name of the value. All ranks log it. The value that is written decides: its
+            mean over ranks, and with ``on_epoch`` over the epoch. So all ranks stop together.
         patience: how many values in a row without an improvement end the loop.
         mode: whether smaller ("min") or larger ("max") is better.
         min_delta: by how much a value must improve to count. NaN never counts.
@@ -60,6 +60,7 @@ class EarlyStop:
         if mode not in MODES:
             raise UsageError(f"early_stop_mode={mode!r} is unknown: use 'min' or 'max'")
         self._monitor = monitor
+        self.companions = ("log",) if monitor is not None else ()
         self._patience = patience
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
@@ -69,14 +70,14 @@ class EarlyStop:
         self._trained: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
         self.should_stop: bool = False
 
-    @hookimpl
-    def session_start(self, session: Context) -> None:
-        self._session = session
+    @hookimpl(optionalhook=True)
+    def monitored_name(self) -> str | None:
+        return self._monitor
 
     @hookimpl(optionalhook=True)
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        if self._monitor in metrics and not self.should_stop:
-            self._judge(float(self._session.reduce(float(metrics[self._monitor]))))
+    def monitored_value(self, name: str, value: float) -> None:
+        if name == self._monitor and not self.should_stop:
+            self._judge(value)
 
     def _judge(self, value: float) -> None:
         if self._sign * value < self._best - self._min_delta:

@@ -9,7 +9,7 @@ from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, hookimpl
+from torchbus.plugin import BackwardCall, hookimpl, unscaled
 
 from torchbus_log.metrics.records import Record
 from torchbus_log.metrics.values import Value
@@ -19,7 +19,8 @@ from torchbus_log.passes import Passes
 class Autolog:
     """Logs loss, learning rates, gradient norm, samples per second and seconds per step.
 
-    The loss is that of the last backward before each optimizer's step. There is a gradient norm
+    The loss is that of the last backward before each optimizer's step, without the factors (of a
+    scaler, say) by which the loop has multiplied a variable. There is a gradient norm
     only if something computes it. Samples are those of all ranks. If the loop logs a value under
     the same name, that one is used.
 
@@ -31,6 +32,7 @@ class Autolog:
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
         self._loss: Tensor | None = None
+        self._unscaled: Tensor | None = None
         self._losses: dict[str, tuple[int, Tensor]] = {}
         self._norm: tuple[int, Tensor] | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -39,8 +41,12 @@ class Autolog:
         self._paused = 0.0
 
     @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        self._unscaled = None if call.loss is None else unscaled(call.loss)
+
+    @hookimpl
     def after_backward(self, call: BackwardCall) -> None:
-        loss = call.loss
+        loss, self._unscaled = self._unscaled, None
         self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
         if self._since is None and self._passes.current is not self._passes.outside:
             self._since = (

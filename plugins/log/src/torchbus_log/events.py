@@ -62,6 +62,28 @@ def log_metrics(metrics: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 @hookspec
+def monitored_name() -> str | None:
+    """Which logged value does the plugin judge? Asked once, when the session starts.
+
+    All ranks answer alike.
+
+    Since 0.1.
+    """
+
+
+@hookspec
+def monitored_value(name: str, value: float) -> None:
+    """A value that some plugin monitors is complete: at ``s.log``, or with ``on_epoch`` when the
+    pass over the loader ends.
+
+    It is reduced over ranks: the same on all of them, and the one that loggers get. Sent on every
+    rank.
+
+    Since 0.1.
+    """
+
+
+@hookspec
 def metrics_ready(
     metrics: dict[str, float], step: int, epoch: int | None, prog_bar: frozenset[str]
 ) -> None:

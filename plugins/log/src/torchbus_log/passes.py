@@ -130,6 +130,11 @@ class Passes:
             return world.is_main
         return world.member == 0
 
+    def has(self, loader: DataLoader[object]) -> bool:
+        """Whether a pass over the loader is open: a rank without batches has none."""
+        iterators = [one.iterator() for one in self._open if one.iterator is not None]
+        return any(one is not None and one.loader is loader for one in iterators)
+
     def end(self, loader: DataLoader[object]) -> LoaderPass | None:
         """A loader is exhausted. Take out its latest pass, and return it.
 

@@ -53,6 +53,7 @@ class Log:
         self._wants_autolog = autolog
         self._session: Context | None = None
         self._gatherer: Gatherer | None = None
+        self._listens = False
         self._skips: Listeners | None = None
         self._listeners: Listeners | None = None
 
@@ -134,7 +135,7 @@ class Log:
 
     @hookimpl(trylast=True)
     def session_start(self, session: Context) -> None:
-        """Begin if a logger listens on any rank: a log point is a collective."""
+        """Begin if a logger listens on any rank, or a plugin monitors a value."""
         self._session = session
         session.on_close.callback(self._end)
         self._skips = session.bus.listeners("skip_logging")
@@ -143,11 +144,13 @@ class Log:
             return  # the first s.log of a session without a logger has created this plugin
         listens = any(session.all_gather_object(session.bus.heard("metrics_ready")))
         refuse_unheard(session.options, listens)
-        if listens:
+        monitored = {name for name in session.bus.hook.monitored_name() if name}
+        if listens or monitored:
             session.batches.follow()
             passes = Passes(session)
             autolog = Autolog(passes) if self._wants_autolog else None
-            self._gatherer = Gatherer(session, self._every, passes, autolog)
+            self._gatherer = Gatherer(session, self._every, passes, autolog, monitored, listens)
+            self._listens = listens
             session.bus.register(self._gatherer, "log.points")
             if autolog is not None:
                 session.bus.register(autolog, "log.autolog")
@@ -187,7 +190,7 @@ class Log:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        if self._gatherer is None:
+        if not self._listens:
             return {"log": ["s.log works; no logger is named, so nothing is written"]}
         auto = "also loss, rates and times by itself" if self._wants_autolog else "autolog=False"
         return {

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import BackwardCall, LoaderIterator, Steps, hookimpl, warn
+from torchbus.plugin import BackwardCall, LoaderIterator, Steps, hookimpl, unscaled, warn
 
 from torchbus_progress.loss import Loss, MeanLoss
 from torchbus_progress.outputs import Output
@@ -55,6 +55,7 @@ class Listener:
         self._output = output
         self._passes = Passes()
         self._loss = Loss()
+        self._unscaled: torch.Tensor | None = None
         self._epochs_loss = MeanLoss()
         self._last: Callable[[], torch.Tensor | None] = _nothing
         self._named: dict[str, float] = {}
@@ -78,10 +79,15 @@ class Listener:
         if current is not None and not current.trained and time.monotonic() >= self._next_s:
             self._draw()
 
+    @hookimpl
+    @guarded
+    def before_backward(self, call: BackwardCall) -> None:
+        self._unscaled = None if call.loss is None else unscaled(call.loss)
+
     @hookimpl(trylast=True)
     @guarded
     def after_backward(self, call: BackwardCall) -> None:
-        loss = call.loss
+        loss, self._unscaled = self._unscaled, None
         current = self._passes.current
         if current is not None:
             if not (current.trained or current.inner):

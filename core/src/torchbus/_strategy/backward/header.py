@@ -19,7 +19,8 @@ from torchbus._loss import count as loss_count
 from torchbus._loss.count import Count
 from torchbus._loss.graph.term import Number
 
-OWN = 12
+PARTS = 4  # numbers that the loss is made of
+OWN = 14 + PARTS
 (
     LOSS,
     RAW_LOSS,
@@ -33,7 +34,10 @@ OWN = 12
     CONSTANTS_SQUARED,
     BUFFERS,
     BUFFERS_SQUARED,
-) = range(OWN)
+    KIND,
+    KIND_SQUARED,
+    FIRST_PART,
+) = range(OWN - PARTS + 1)
 SLOTS = OWN + loss_count.SLOTS
 WEIGHT, COUNTED = OWN + loss_count.WEIGHT, OWN + loss_count.COUNTED
 Slots = list[Number | None]
@@ -62,8 +66,29 @@ def numbers(
         float(constants * constants),
         float(buffers),
         float(buffers * buffers),
+        *[0.0] * (2 + PARTS),
     ]
     return [*told, *count.told()]
+
+
+def add_parts(slots: Slots, loss: Tensor, kind: int, parts: Sequence[Tensor]) -> None:
+    """Add the numbers that the loss is made of. ``kind``: which ones these are in its graph."""
+    slots[KIND], slots[KIND_SQUARED] = float(kind % MODULUS), float((kind % MODULUS) ** 2)
+    weight, value = slots[WEIGHT], slots[LOSS]
+    for slot, part in enumerate(parts, FIRST_PART):
+        told = part.detach()
+        counted = _weighted(told, weight) if value is None else _share(told, loss.detach()) * value
+        slots[slot] = counted.item() if isinstance(counted, Tensor) and counted.is_cpu else counted
+
+
+def _share(part: Tensor, loss: Tensor) -> Tensor:
+    return torch.where(loss == 0.0, 0.0, part / loss)
+
+
+def _weighted(loss: Number, weight: Number | None) -> Number:
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0.0, 0.0, loss * weight)
+    return loss * weight if weight else 0.0
 
 
 class Header:
@@ -97,8 +122,7 @@ class Header:
         if loss is not None:
             slots[RAW_LOSS] = value = loss.item()
             if slots[LOSS] is None:
-                weight = slots[WEIGHT]
-                slots[LOSS] = value * weight if weight else 0.0
+                slots[LOSS] = _weighted(value, slots[WEIGHT])
         slots[LOSS] = slots[LOSS] or 0.0
         slots[SAMPLE] = sample.item()
         self._array[:SLOTS] = array(self._code, cast("list[float]", slots))
@@ -129,6 +153,13 @@ class Header:
         """Write the loss over all ranks into the tensor that ``backward`` was called on."""
         loss.data.fill_(self._array[LOSS] * scale)
 
+    def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
+        """Write into each part its value over all ranks, if all have the same parts."""
+        kind = self.slots[KIND]
+        if told_alike(cast("float", kind), self._array[KIND], self._array[KIND_SQUARED]):
+            for slot, part in enumerate(parts, FIRST_PART):
+                part.data.fill_(self._array[slot] * scale)
+
 
 class DeviceHeader(Header):
     """On a GPU, without waiting for it: the loss and the sample are copied on the device."""
@@ -157,17 +188,12 @@ class DeviceHeader(Header):
         if loss is not None:
             self.sent[RAW_LOSS] = loss.detach()
             if self.slots[LOSS] is None:
-                self.sent[LOSS] = self._weighted(loss.detach(), self.slots[WEIGHT])
+                self.sent[LOSS] = _weighted(loss.detach(), self.slots[WEIGHT])
         return self.sent
 
     def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
         self.parameter.grad = told = self.fill(loss, sample, present).clone()
         return told
-
-    def _weighted(self, loss: Tensor, weight: Number | None) -> Tensor | float:
-        if isinstance(weight, Tensor):
-            return torch.where(weight == 0.0, 0.0, loss * weight)
-        return loss * weight if weight else 0.0
 
     def counts(self) -> list[float]:
         return self._mean()[OWN:SLOTS].tolist()
@@ -184,6 +210,12 @@ class DeviceHeader(Header):
 
     def give_loss(self, loss: Tensor, scale: Number) -> None:
         loss.data.copy_(self._mean()[LOSS] * scale)
+
+    def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
+        mean, kind = self._mean(), cast("float", self.slots[KIND])
+        differ = (mean[KIND] - kind).abs() + (mean[KIND_SQUARED] - kind * kind).abs()
+        for slot, part in enumerate(parts, FIRST_PART):
+            part.data.copy_(torch.where(differ < 0.25, mean[slot] * scale, part.data))
 
     def both(self) -> Tensor:
         """The means, and what this rank has sent. Shape (2, SLOTS)."""

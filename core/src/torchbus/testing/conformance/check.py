@@ -99,6 +99,9 @@ def _reference(rule: str, subject: str) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         request = Request(rule, subject, 1, 0, "float64", sys.path, folder)
         result = fork_script(Path(process.__file__), request.written(), timeout_s=LIMIT_S)
+        refusal = read_after(Path(folder))["refusal"]
+        if refusal:
+            return Record({}, {}, 0.0, 1, refusal=refusal)
         result.ok()
         return read_records(Path(folder))[0]
 

@@ -51,7 +51,8 @@ class Evidence:
     @property
     def refusals(self) -> list[str]:
         """What the session refuses, in its own words."""
-        told = [record.refusal for record in self.ranks.values()] + [self.refusal]
+        records = [*self.ranks.values(), self.reference]
+        told = [record.refusal for record in records] + [self.refusal]
         return list(dict.fromkeys(text for text in told if text))
 
     @property

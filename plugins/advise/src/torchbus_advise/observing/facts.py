@@ -46,11 +46,12 @@ class OptimizerFacts:
 @dataclass(frozen=True)
 class LoaderFacts:
     """The training loader. ``load_s``: the seconds that one batch takes one process, None if
-    unknown."""
+    unknown. ``samples``: those of the data set, None without a length."""
 
     batch_size: int | None
     workers: int
     load_s: float | None
+    samples: int | None = None
 
 
 @dataclass(frozen=True)

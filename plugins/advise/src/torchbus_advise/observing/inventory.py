@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,11 +55,17 @@ def parameters(optimizers: list[Optimizer], gradient_bytes: dict[int, int]) -> l
 
 def described(optimizers: Iterable[Optimizer]) -> list[OptimizerFacts]:
     return [
-        OptimizerFacts(
-            type(one).__name__, tuple(float(group.get("lr", 0.0)) for group in one.param_groups)
-        )
+        OptimizerFacts(type(one).__name__, tuple(map(_rate, one.param_groups)))
         for one in optimizers
     ]
+
+
+def _rate(group: dict[str, Any]) -> float:
+    """The script's rate, not what a scheduler has made of it in the first steps, as in a warm-up.
+
+    ``max_lr`` is that of cyclic schedules.
+    """
+    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", 0.0))))
 
 
 def buffer_bytes() -> int:

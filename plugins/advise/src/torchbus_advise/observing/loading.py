@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sized
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ class Loading:
         if self._loader is None:
             return None
         workers = vars(self._loader).get(ASKED_FOR, self._loader.num_workers)
-        return LoaderFacts(self._rows, workers, self._seconds_of_a_batch(self._loader))
+        load_s = self._seconds_of_a_batch(self._loader)
+        return LoaderFacts(self._rows, workers, load_s, length_of(self._loader.dataset))
 
     def _seconds_of_a_batch(self, loader: DataLoader[object]) -> float | None:
         """Time a batch without workers, because workers hide how long they take.
@@ -67,6 +69,10 @@ class Loading:
         begun_s = time.perf_counter()
         loader.collate_fn([loader.dataset[index] for index in range(self._rows)])
         return time.perf_counter() - begun_s
+
+
+def length_of(dataset: object) -> int | None:
+    return len(dataset) if isinstance(dataset, Sized) else None
 
 
 def first_rows(batch: object, rows: int, count: int) -> object:

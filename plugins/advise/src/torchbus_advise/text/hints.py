@@ -43,6 +43,12 @@ def largest_batch(row: Row, rows: Sequence[Row], facts: Facts) -> str:
         return (
             f"batch: {times} times the script's would fit (no DataLoader was seen to count samples)"
         )
+    there = None if facts.loader is None else facts.loader.samples
+    if there is not None and row.largest_batch * row.machine.ranks >= there:
+        return (
+            f"batch: all {there} samples of the data set fit into one step of {row.machine.ranks}"
+            f" ranks; the script has {row.batch} on each"
+        )
     most = max(rows, key=lambda one: one.largest_batch)
     more = f"; {most.largest_batch} with {most.plan.label}" if most.plan != row.plan else ""
     return (

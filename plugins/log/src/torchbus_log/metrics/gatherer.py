@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Collection
 from types import TracebackType
 
 from torch.optim import Optimizer
@@ -11,7 +13,8 @@ from torchbus.plugin import Context, LoaderIterator, hookimpl
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.exchange import Exchange
-from torchbus_log.metrics.how import How
+from torchbus_log.metrics.how import PLAINLY, How
+from torchbus_log.metrics.monitors import Monitors
 from torchbus_log.metrics.records import Record, lines
 from torchbus_log.metrics.reduction import computed, over_ranks, own_values
 from torchbus_log.metrics.values import Metric, Value
@@ -29,18 +32,27 @@ class Gatherer:
     log point, because maybe only rank 0 evaluates: its values wait for the next one.
 
     ``steps`` is the number of real steps so far. Optimizers that step in turn make one step
-    together (see ``Rounds``). ``names`` are those that the loop logs itself.
+    together (see ``Rounds``). ``names`` are those that the loop logs itself. ``monitored`` are
+    those that plugins judge. ``listens``: there is a logger; else only monitored values matter.
     """
 
     hears_trials = False
 
     def __init__(
-        self, session: Context, every: int, passes: Passes, autolog: Autolog | None
+        self,
+        session: Context,
+        every: int,
+        passes: Passes,
+        autolog: Autolog | None,
+        monitored: Collection[str],
+        listens: bool,
     ) -> None:
         self._session = session
         self._every = every
         self._autolog = autolog
         self._exchange = Exchange(session)
+        self._monitors = Monitors(session, self._exchange, monitored) if monitored else None
+        self._listens = listens
         self._steps = session.steps.follow()
         self._point = 0
         self._is_late = False
@@ -53,6 +65,11 @@ class Gatherer:
 
     def add(self, name: str, number: Value, how: How) -> None:
         """Gather a value for this step, or until the pass over the current loader ends, or both."""
+        if self._monitors is not None:
+            if self._is_monitored(name, how.on_epoch):
+                how = dataclasses.replace(how, sync_dist=True)
+            elif not self._listens:
+                return
         if how.on_epoch:
             self._add_to_pass(name, number, how)
         if how.in_step:
@@ -61,16 +78,24 @@ class Gatherer:
     def _add_to_pass(self, name: str, number: Value, how: How) -> None:
         self.names.add(name)
         named = f"{name}_epoch" if how.on_step else name
+        if self._monitors is not None:
+            self._monitors.named(named, name)
+            if how.sync_dist and self._follows_a_pass:
+                self._monitors.refuse_second(named, self._steps.count)
+                return self._add_record(named, number, how)
         total = self.passes.current.total(
             named, how.reduce, how.sync_dist is not False, how.prog_bar
         )
         total.add(number, self._samples(how))
 
     def _add_to_step(self, name: str, number: Value, how: How) -> None:
+        self._add_record(f"{name}_step" if how.on_epoch else name, number, how)
+
+    def _add_record(self, name: str, number: Value, how: How) -> None:
         samples = self._samples(how) if how.sync_dist else 1.0
-        self.waiting.append(
+        self._wait(
             Record(
-                name=f"{name}_step" if how.on_epoch else name,
+                name=name,
                 step=self._steps.count if how.step is None else how.step,
                 epoch=self.passes.epoch,
                 parts=(number,),
@@ -85,6 +110,8 @@ class Gatherer:
 
     def add_plainly(self, name: str, number: Value) -> None:
         """Gather a value for this step without options, in half the time."""
+        if self._monitors is not None:
+            return self.add(name, number, PLAINLY)
         self.waiting.append(
             _new(
                 Record,
@@ -103,6 +130,20 @@ class Gatherer:
             )
         )
 
+    def _wait(self, record: Record) -> None:
+        if self._monitors is not None:
+            (record,) = self._monitors.judged([record])
+        self.waiting.append(record)
+
+    def _is_monitored(self, name: str, on_epoch: bool) -> bool:
+        assert self._monitors is not None
+        return self._monitors.logs(name, on_epoch)
+
+    @property
+    def _follows_a_pass(self) -> bool:
+        """Whether the loop is between passes over loaders that it trains on."""
+        return self.passes.epoch is not None and self.passes.current is self.passes.outside
+
     def _samples(self, how: How) -> float:
         if how.reduce == "sum" and not self.passes.counts:
             return 0.0
@@ -110,7 +151,13 @@ class Gatherer:
 
     def add_metric(self, name: str, metric: Metric) -> None:
         """Compute a metric object when the pass ends, or outside of a pass now."""
-        if self.passes.current is self.passes.outside:
+        if self._monitors is not None:
+            self._is_monitored(name, True)
+            self._monitors.named(name, name)
+        if self.passes.current is self.passes.outside and self._monitors is not None:
+            values = computed(name, metric, self._steps.count, self.passes.epoch)
+            self.waiting += self._monitors.judged(values)
+        elif self.passes.current is self.passes.outside:
             self._metrics.append((name, copy.deepcopy(metric), self._steps.count))
         else:
             self.passes.current.metrics[name] = metric
@@ -137,10 +184,15 @@ class Gatherer:
         if self._is_late:
             self._is_late = False
             self.reach_point()
+        if self._monitors is not None:
+            for one in self.passes.left():
+                self._close(one)
 
     @hookimpl
     def after_backward(self) -> None:
         self.passes.trained()
+        if self._monitors is not None:
+            self._monitors.training(self.passes.epoch, self._steps.count)
 
     @hookimpl(trylast=True)
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -150,11 +202,16 @@ class Gatherer:
             self.reach_point()
 
     @hookimpl(trylast=True)
-    def loader_end(self, loader: DataLoader[object]) -> None:
+    def loader_end(self, loader: DataLoader[object], order: object) -> None:
+        has_begun = self.passes.has(loader)
         ended = self.passes.end(loader)
         self._is_late |= ended is None and self.passes.current.trains
+        if not has_begun and order is not None and self._monitors is not None:
+            self._monitors.judged([], divided=True)  # the other ranks have batches
         if ended is not None:
             self._close(ended)
+            if self._monitors is not None and not ended.trains:
+                self._monitors.evaluation(self.passes.epoch, self._steps.count)
             if ended.trains:
                 self.reach_point()
                 if self._autolog is not None:
@@ -166,12 +223,18 @@ class Gatherer:
         """Send everything. All ranks call it."""
         if self._autolog is not None:
             self.names.update([record.name for record in self.waiting])
-            self.waiting += self._autolog.records(self.names)
+            automatic = self._autolog.records(self.names)
+            if self._monitors is not None:
+                self._monitors.also_written([record.name for record in automatic])
+                automatic = self._monitors.judged(automatic)
+            self.waiting += automatic
         for one in [*self.passes.left(), self.passes.outside]:
             self._close(one)
         ready, self.waiting = self.waiting, []
         metrics, self._metrics = self._metrics, []
         self._point = self._steps.count
+        if not self._listens:
+            return
         values = over_ranks(self._exchange, self._steps.count, ready, metrics)
         for name, metric, step in metrics:
             more = computed(name, metric, step, self.passes.epoch)
@@ -191,6 +254,8 @@ class Gatherer:
         """
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.reach_point()
+            if error is None and self._monitors is not None:
+                self._monitors.end()
         else:
             self._send_local()
 
@@ -217,24 +282,31 @@ class Gatherer:
 
     def _close(self, one: LoaderPass) -> None:
         """Turn what a pass has gathered into records."""
-        for (name, reduce, sync, prog_bar), total in one.totals.items():
-            self.waiting.append(
-                Record(
-                    name,
-                    self._steps.count,
-                    self.passes.epoch,
-                    total.parts(),
-                    1.0,
-                    total.weight,
-                    reduce,
-                    sync,
-                    prog_bar,
-                    one.divided_evaluation,
-                )
+        records = [
+            Record(
+                name,
+                self._steps.count,
+                self.passes.epoch,
+                total.parts(),
+                1.0,
+                total.weight,
+                reduce,
+                sync,
+                prog_bar,
+                one.divided_evaluation,
             )
-        self._metrics += [
-            (name, copy.deepcopy(metric), self._steps.count) for name, metric in one.metrics.items()
+            for (name, reduce, sync, prog_bar), total in one.totals.items()
         ]
+        if self._monitors is None:
+            self._metrics += [
+                (name, copy.deepcopy(metric), self._steps.count)
+                for name, metric in one.metrics.items()
+            ]
+        else:
+            for name, metric in one.metrics.items():
+                records += computed(name, metric, self._steps.count, self.passes.epoch)
+            records = self._monitors.judged(records, divided=one.divided_evaluation)
+        self.waiting += records
         for metric in one.metrics.values():
             metric.reset()
         one.totals.clear()

@@ -129,9 +129,15 @@ class Steps:
             parameters=self._writer.tensors(parameters),
             buffers=self._writer.tensors(self._names.buffers(parameters)),
         )
+        before = self._fewest()
         self._steps[number] += 1
-        self._writer.count_step()
+        if self._fewest() > before:
+            self._writer.count_step()
         self._stopping.stepped(optimizer, self._steps[number])
+
+    def _fewest(self) -> int:
+        """The steps that every optimizer has made: a GAN's two make one together."""
+        return min((self._steps[one] for one in self._stopping.optimizers), default=0)
 
     def _called(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
         tensors = [one for one in inputs if isinstance(one, Tensor)]

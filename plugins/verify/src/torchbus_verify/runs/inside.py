@@ -43,11 +43,12 @@ def execute(
     """Runs the script to its end or to the last step that is wanted; returns the exit status."""
     torch.set_num_threads(1)  # sums are the same in every run, and ranks may be forked
     _seed()
+    words = _relative(request, mirror)
     Writes(mirror, own, lambda path: _note(own / OUTSIDE, path)).install()
     if request.float64:
         double.install()
     try:
-        program = session_options.find(*_relative(request, mirror), by_module=request.by_module)
+        program = session_options.find(*words, by_module=request.by_module)
         stopping = Stopping(request.steps)
         stopping.install()
         contexts = Contexts()
@@ -123,7 +124,10 @@ def _relative(request: Request, mirror: Mirror) -> list[str]:
     path = os.path.realpath(os.path.join(mirror.original, first))
     if request.by_module or not mirror.is_original(path):
         return [first, *rest]
-    return [os.path.relpath(path, mirror.original), *rest]
+    place = os.path.relpath(path, mirror.original)
+    mirror.make_real(str(mirror.place / place))  # Python imports from where the script really is
+    sys.path.append(str(mirror.original.parent))  # what it adds by its own path leads elsewhere
+    return [place, *rest]
 
 
 def _seed() -> None:

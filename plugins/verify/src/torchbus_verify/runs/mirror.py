@@ -6,6 +6,7 @@ folder becomes a folder of links, a file a copy. So a run costs what it writes, 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -33,7 +34,14 @@ class Mirror:
     def make_real(self, path: str, *, keep: bool = True) -> None:
         """Before ``path`` in the place is written: nothing on the way to it, nor itself, is a link
         of ours. ``keep=False``: what the file holds is about to be lost anyway.
+
+        The ranks of a run have one place, and come here at once.
         """
+        with open(f"{self.place}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._make_real(path, keep)
+
+    def _make_real(self, path: str, keep: bool) -> None:
         folder = self.place
         parts = os.path.relpath(path, self.place).split(os.sep)
         for part in parts[:-1]:

@@ -88,12 +88,21 @@ class Writes:
         if given == ":memory:":
             return
         path = os.path.join(os.getcwd(), given)
+        self._unfold_before_parents(path)
         place = os.path.join(self._real_folder(path), os.path.basename(path))
         if self._mirror.contains(place):
             self._mirror.make_real(place if itself else os.path.dirname(place), keep=keep)
         elif not place.startswith(self._free) or self._mirror.is_original(place):
             self._say(place)
             raise WritesOutside(place)
+
+    def _unfold_before_parents(self, path: str) -> None:
+        """A `..` behind one of the mirror's links would lead to the script's own folder."""
+        parts = path.split(os.sep)
+        for number, part in enumerate(parts):
+            before = os.path.normpath(os.sep.join(parts[:number]) or os.sep)
+            if part == os.pardir and self._mirror.contains(before):
+                self._mirror.make_real(os.path.join(before, "inside"))
 
     def _real_folder(self, path: str) -> str:
         """Where a path leads, without following the mirror's own links, which are to be

@@ -1,0 +1,123 @@
+"""What a loop prints of its loss is that of all ranks, also behind a scaler, a division, a sum."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from torchbus.testing import fork_script
+
+SCRIPT = """
+    import json
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from torchbus import session
+
+    def printed(s, step):
+        # what one epoch prints, with a ragged last batch
+        torch.manual_seed(0)
+        net = s.adopt(torch.nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        found = []
+        for x, y in DataLoader(TensorDataset(torch.randn(20, 3), torch.randn(20, 1)), batch_size=6 // RANKS):
+            optimizer.zero_grad()
+            error = net(x) - y
+            found.append([one.item() for one in step(scaler, error.square().mean(), error.abs().mean())])
+            optimizer.step()
+        return found
+
+    def plain(scaler, a, b):
+        a.backward()
+        return [a]
+
+    def of_scaler(scaler, a, b):
+        scaler.scale(a).backward()
+        return [a]
+
+    def divided(scaler, a, b):
+        (a / 4).backward()
+        return [a]
+
+    def scaled_and_divided(scaler, a, b):
+        a = a / 4
+        scaler.scale(a).backward()
+        return [a]
+
+    def of_sum(scaler, a, b):
+        total = a + 0.1 * b
+        scaler.scale(total / 2).backward()
+        return [a, b, total]
+
+    def of_dict(scaler, a, b):
+        losses = {"a": a, "b": b, "both": a - b}
+        sum(losses.values()).backward()
+        return list(losses.values())
+
+    def of_stack(scaler, a, b):
+        losses = [a, b]
+        torch.stack(losses).sum().backward()
+        return losses
+
+    def in_a_helper(scaler, a, b):
+        def update(loss):
+            scaler.scale(loss).backward()
+        total = a + b
+        update(total)
+        return [a, b, total]
+
+    def of_a_factor_of_its_own(scaler, a, b):
+        (a * torch.tensor(0.25)).backward()
+        return [a]
+
+    def kept(scaler, a, b):
+        scaler.scale(a).backward(retain_graph=True)
+        return [a * 0]
+
+    def view(scaler, a, b):
+        two = torch.stack([a, b])
+        first, second = two.unbind()
+        (first + second).backward()
+        return [first * 0]
+
+    STEPS = [plain, of_scaler, divided, scaled_and_divided, of_sum, of_dict, of_stack, in_a_helper, of_a_factor_of_its_own, kept, view]
+    with session(strategy="ddp" if RANKS > 1 else None, devices=RANKS, launch="fork" if RANKS > 1 else "auto", accelerator="cpu") as s:
+        print(json.dumps({step.__name__: printed(s, step) for step in STEPS}))
+"""
+
+
+def printed(ranks: int) -> dict[str, Any]:
+    result = fork_script(SCRIPT.replace("RANKS", str(ranks)))
+    assert result.ok(), result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return printed(1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_printed_as_in_one_process(ranks: int, alone: dict[str, Any]) -> None:
+    found = printed(ranks)
+    for name, rows in alone.items():
+        for row, expected in zip(found[name], rows, strict=True):
+            assert row == pytest.approx(expected, rel=1e-4, abs=1e-6), name
+
+
+def test_ranks_with_other_terms_keep_their_own() -> None:
+    """Values are matched by their place in the graph, which must be the same on all ranks."""
+    result = fork_script("""
+        import torch
+        from torchbus import session
+        with session(devices=2, launch="fork") as s:
+            w = s.adopt(torch.nn.Parameter(torch.ones(1)))
+            optimizer = torch.optim.SGD([w], lr=0.0)
+            a, b = (w * (s.rank + 1)).mean(), (w * 10).mean()
+            total = a + b if s.rank == 0 else b * 2 + a
+            total.backward()
+            print(s.all_gather_object((a.item(), b.item(), total.item())))
+    """)
+    assert result.ok() and result.stdout == "[(1.0, 10.0, 16.5), (2.0, 10.0, 16.5)]\n"
