@@ -14,9 +14,7 @@ from torchbus._builtin.printing import Rank0Prints
 from torchbus._builtin.seeds import Seeds
 from torchbus._builtin.to_device import BatchesToDevice
 from torchbus._builtin.verbose import ExplainFirstEpoch
-from torchbus._files.folders import SharedFolders
-from torchbus._files.shadows import Shadows
-from torchbus._files.write_once import WriteOnce
+from torchbus._files.shared import SharedFiles
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
@@ -33,9 +31,7 @@ def standard_plugins(session: Context) -> list[object]:
     if session.device.type != "cpu" and (session.world_size > 1 or _was_asked_for(session)):
         plugins.append(ModelsToDevice(session))
     if session.world_size > 1:
-        plugins += [Rank0Prints(session), WriteOnce(session), RestBetweenRuns(session)]
-    if session.world_size > 1 and session.world.launched_by in ("session", "fork"):
-        plugins += [Shadows(session), SharedFolders(session)]
+        plugins += [Rank0Prints(session), SharedFiles(session), RestBetweenRuns(session)]
     if session.options["verbose"]:
         plugins.append(ExplainFirstEpoch(session))
     return plugins

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from torchbus._launch.ending import Ending
@@ -19,14 +20,14 @@ from torchbus._launch.request import Request
 from torchbus._launch.settling import Settling
 from torchbus._launch.start.children import Child
 from torchbus._launch.store import polling
-from torchbus._launch.store.news import News
+from torchbus._launch.store.news import WHERE, News
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import orphan
 from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.guard import Guard
 from torchbus._launch.watch.lookout import GONE, Lookout
-from torchbus._launch.watch.place import Place, find, waited_workers
+from torchbus._launch.watch.place import END, Place, find, waited_workers
 from torchbus._launch.watch.sockets import connected_to, shut
 from torchbus._ranks import collectives
 from torchbus._ranks.world import World
@@ -54,7 +55,7 @@ class Job:
         self.launch_rule = request.launch_rule
         self.waiting: tuple[object, ...] | None = None
         self.backwards = 0
-        self._looked = self._looked_before = 0
+        self._looked = self._looked_before = self._questions = 0
         self._children = children or []
         self._forked = forked
         self._keep = keep
@@ -71,7 +72,7 @@ class Job:
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
         store = self.world.shared.connection(request.timeout).within("job")
-        self._news = News(self._store)
+        self._news = News(self._store, self._where if self.world.is_main else None)
         self._news.start()
         self._ending = Ending(self.world, self._store, self._news)
         workers = partial(waited_workers, self._thread)
@@ -160,6 +161,28 @@ class Job:
             pause_s = min(pause_s * 1.5, longest_s)
         return True
 
+    def asks_rank0(self) -> Iterator[bool]:
+        """Ask rank 0 where it is; yield whether it has passed the place where this rank is.
+
+        It has, once it has ended its loop or begun a collective that this rank has not. Each
+        question is asked after twice the time, because all ranks hear it.
+        """
+        assert self.world.store is not None
+        here, pause_s = (self.backwards, collectives.begun() or 0), 0.1
+        while True:
+            self._questions += 1
+            question = f"{WHERE}{self.world.rank} {self._questions}"
+            self._news.tell(self._store, question)
+            deadline = time.monotonic() + pause_s
+            while (answer := self._store.read(question)) is None or time.monotonic() < deadline:
+                passed = answer is not None and _is_past(json.loads(answer), here)
+                yield passed
+            pause_s *= 2
+
+    def _where(self) -> str:
+        ended = self._place().waits_in == END or self.guard.leaving
+        return json.dumps([ended, self.backwards, collectives.begun() or 0])
+
     def meet(self, error: BaseException | None) -> BaseException | None:
         """Meet the other ranks at the end, and return the error that this rank must raise, if any.
 
@@ -247,3 +270,8 @@ class Job:
         return dataclasses.replace(
             place, note=place.note or ("in evaluation" if self.evaluates() else "")
         )
+
+
+def _is_past(answer: list[int], here: tuple[int, int]) -> bool:
+    ended, backwards, begun = answer
+    return bool(ended) or backwards > here[0] or begun > here[1]
