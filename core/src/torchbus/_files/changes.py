@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchbus._launch.job import ENDED
 from torchbus._session.notices import users_frame, warn
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 WAIT_FOR_RANK0_S = 20.0
 ASKS_AFTER_S = 0.1
 KEPT = 32  # of the last changes to a path
+ELSEWHERE = "elsewhere"
 
 
 class Change(NamedTuple):
@@ -42,12 +44,14 @@ class Found(NamedTuple):
     """What a rank found out about a change that it came to.
 
     ``change``: rank 0's. Without one, ``is_own``: whether it is this rank's own. If not, rank 0
-    has changed the path in another way: this rank acted on what it saw of that.
+    has changed the path in another way: this rank acted on what it saw of that. ``number``: of
+    rank 0's change. ``why``: how this rank knows that rank 0 has passed this place.
     """
 
     change: Change | None
     is_own: bool
     number: int = 0
+    why: str = ""
 
 
 class Changes:
@@ -97,13 +101,14 @@ class Changes:
             nonlocal found
             waited_s = time.monotonic() - began_s
             patient = waited_s < ASKS_AFTER_S and line not in self._own_lines
-            passed = not patient and (next(asked) or self._does_elsewhere(store, line, mine))
-            found = self._look(store, kind, path, mine)
-            return found.change is not None or passed or self._is_later(store, path, mine)
+            passed = "" if patient else self._why_passed(store, line, mine) or next(asked)
+            found = self._look(store, kind, path, mine)._replace(why=passed)
+            return bool(found.change or passed) or self._is_later(store, path, mine)
 
         self._job.wait_until(is_known, WAIT_FOR_RANK0_S)
-        if found.change is None and found.is_own:
-            self._say(kind, path, line)
+        if found.is_own and line not in self._own_lines:
+            self._own_lines.add(line)
+            self._say(kind, path, found.why)
         return found
 
     def wait_until_closed(self, path: str, number: int) -> None:
@@ -111,7 +116,7 @@ class Changes:
         asked, began_s = self._job.asks_rank0(), time.monotonic()
 
         def is_closed(store: SealedStore) -> bool:
-            passed = time.monotonic() - began_s > ASKS_AFTER_S and next(asked)
+            passed = time.monotonic() - began_s > ASKS_AFTER_S and bool(next(asked))
             total, changes = _changes(store, path)
             index = number - (total - len(changes))
             return passed or index < 0 or not changes[index].is_open
@@ -136,21 +141,26 @@ class Changes:
         _, changes = _changes(store, path)
         return bool(changes) and changes[-1].backwards > mine
 
-    def _does_elsewhere(self, store: SealedStore, line: str, mine: int) -> bool:
-        """Whether rank 0 has been at this line as often, with another path."""
+    def _why_passed(self, store: SealedStore, line: str, mine: int) -> str:
+        """Return ELSEWHERE if rank 0 has been at this line as often, with another path."""
         there = store.read(f"line/{line}")
         backwards, times = json.loads(there) if there else (-1, 0)
-        return (backwards, times) >= (mine, self._at_line[line, mine])
+        return ELSEWHERE if (backwards, times) >= (mine, self._at_line[line, mine]) else ""
 
-    def _say(self, kind: str, path: str, line: str) -> None:
-        if line in self._own_lines:
-            return
-        self._own_lines.add(line)
-        warn(
-            f"rank 0 did not {kind} {path}, so rank {self._session.rank} does: if the clock names"
-            " the folder, use rank 0's name, s.all_gather_object(name)[0]; if that depends on the"
-            " rank, give each rank a path of its own"
-        )
+    def _say(self, kind: str, path: str, why: str) -> None:
+        """Warn, unless rank 0 does the same with a path of its own. What it can't save is said."""
+        rank = self._session.rank
+        if why == ENDED:
+            self._job.note(
+                f"rank 0 ended its loop before the {kind} of {path} that rank {rank} makes at"
+                f" {_line()}"
+            )
+        elif why != ELSEWHERE or kind == "save":
+            warn(
+                f"rank 0 made no {kind} of {path}, so rank {rank} does: if the clock names the"
+                " folder, use rank 0's name, s.all_gather_object(name)[0]; if that depends on the"
+                " rank, give each rank a path of its own"
+            )
 
 
 def _changes(store: SealedStore, path: str) -> tuple[int, list[Change]]:

@@ -44,6 +44,7 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
 }
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
 OWN = ("torchbus", "torch.distributed", "torch._")  # they agree between ranks by themselves
+SEAMS = ("torchbus._files", "torchbus._seams", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
@@ -65,7 +66,9 @@ class SharedFiles:
         tempfile.gettempdir()  # its first call removes a file under a lock, so it comes first
         session.replace(builtins, "open", self._opens)
         replace_everywhere(session, io, "open", self._opens)
-        session.replace(pathlib.Path, "touch", lambda original: self._changed("touch", original, (0,)))
+        session.replace(
+            pathlib.Path, "touch", lambda original: self._changed("touch", original, (0,))
+        )
         for module, functions in PATHS.items():
             for name, places in functions.items():
                 replace_everywhere(
@@ -203,7 +206,9 @@ def _caller() -> str:
     """
     frame = current_frame(2)
     while frame is not None and (
-        frame.f_globals.get("__name__", "").startswith(("torchbus._files", "torchbus._seams", "pluggy"))
+        frame.f_globals.get("__name__", "").startswith(
+            ("torchbus._files", "torchbus._seams", "pluggy")
+        )
         or (
             frame.f_code.co_filename.startswith((*STANDARD, "<frozen"))
             and not frame.f_code.co_filename.startswith(INSTALLED)

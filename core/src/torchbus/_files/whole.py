@@ -1,4 +1,4 @@
-"""Writes a file next to its path and renames it: a reader sees the old file or the whole new one."""
+"""Writes a file next to its path and renames it, so that a reader never sees half of it."""
 
 from __future__ import annotations
 

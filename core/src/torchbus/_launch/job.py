@@ -20,7 +20,7 @@ from torchbus._launch.request import Request
 from torchbus._launch.settling import Settling
 from torchbus._launch.start.children import Child
 from torchbus._launch.store import polling
-from torchbus._launch.store.news import WHERE, News
+from torchbus._launch.store.news import NOTE, WHERE, News
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.store.sealed import SealedStore
 from torchbus._launch.watch import orphan
@@ -28,10 +28,14 @@ from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.guard import Guard
 from torchbus._launch.watch.lookout import GONE, Lookout
 from torchbus._launch.watch.place import END, Place, find, waited_workers
+from torchbus._launch.watch.say import say
 from torchbus._launch.watch.sockets import connected_to, shut
 from torchbus._ranks import collectives
 from torchbus._ranks.world import World
+from torchbus._redaction import redacted
 from torchbus.errors import RankFailed, RanksDiverged
+
+ENDED, GONE_ON = "ended", "gone on"
 
 
 class Job:
@@ -72,7 +76,7 @@ class Job:
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
         store = self.world.shared.connection(request.timeout).within("job")
-        self._news = News(self._store, self._where if self.world.is_main else None)
+        self._news = News(self._store, self._answer if self.world.is_main else None)
         self._news.start()
         self._ending = Ending(self.world, self._store, self._news)
         workers = partial(waited_workers, self._thread)
@@ -161,11 +165,11 @@ class Job:
             pause_s = min(pause_s * 1.5, longest_s)
         return True
 
-    def asks_rank0(self) -> Iterator[bool]:
-        """Ask rank 0 where it is; yield whether it has passed the place where this rank is.
+    def asks_rank0(self) -> Iterator[str]:
+        """Ask rank 0 where it is; yield how it has passed the place where this rank is, or "".
 
-        It has, once it has ended its loop or begun a collective that this rank has not. Each
-        question is asked after twice the time, because all ranks hear it.
+        It has, once it has ENDED its loop, or GONE_ON: begun a collective that this rank has not.
+        Each question is asked after twice the time, because all ranks hear it.
         """
         assert self.world.store is not None
         here, pause_s = (self.backwards, collectives.begun() or 0), 0.1
@@ -175,11 +179,16 @@ class Job:
             self._news.tell(self._store, question)
             deadline = time.monotonic() + pause_s
             while (answer := self._store.read(question)) is None or time.monotonic() < deadline:
-                passed = answer is not None and _is_past(json.loads(answer), here)
-                yield passed
+                yield _how_past(json.loads(answer), here) if answer is not None else ""
             pause_s *= 2
 
-    def _where(self) -> str:
+    def note(self, text: str) -> None:
+        """Let rank 0 write a line to the terminal, which it alone is sure to have."""
+        self._news.tell(self._store, NOTE + text)
+
+    def _answer(self, question: str) -> str:
+        if question.startswith(NOTE):
+            say(redacted(question.removeprefix(NOTE)))
         ended = self._place().waits_in == END or self.guard.leaving
         return json.dumps([ended, self.backwards, collectives.begun() or 0])
 
@@ -272,6 +281,8 @@ class Job:
         )
 
 
-def _is_past(answer: list[int], here: tuple[int, int]) -> bool:
+def _how_past(answer: list[int], here: tuple[int, int]) -> str:
     ended, backwards, begun = answer
-    return bool(ended) or backwards > here[0] or begun > here[1]
+    if ended:
+        return ENDED
+    return GONE_ON if backwards > here[0] or begun > here[1] else ""
