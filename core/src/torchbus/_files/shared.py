@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -66,19 +67,11 @@ class SharedFiles:
         tempfile.gettempdir()  # its first call removes a file under a lock, so it comes first
         session.replace(builtins, "open", self._opens)
         replace_everywhere(session, io, "open", self._opens)
-        session.replace(
-            pathlib.Path, "touch", lambda original: self._changed("touch", original, (0,))
-        )
+        session.replace(pathlib.Path, "touch", partial(self._changed, "touch", (0,)))
         for module, functions in PATHS.items():
             for name, places in functions.items():
-                replace_everywhere(
-                    session,
-                    module,
-                    name,
-                    lambda original, name=name, places=places: self._changed(
-                        name, original, places
-                    ),
-                )
+                make = partial(self._changed, name, places)
+                replace_everywhere(session, module, name, make)
 
     @hookimpl
     def save_file(self, path: str, write: Callable[[str], None]) -> bool:
@@ -87,15 +80,13 @@ class SharedFiles:
         return True
 
     def _changed(
-        self, name: str, original: Callable[..., Any], places: tuple[int, ...]
+        self, name: str, places: tuple[int, ...], original: Callable[..., Any]
     ) -> Callable[..., Any]:
         kind = {"unlink": "remove", "copy2": "copy", "copyfile": "copy"}.get(name, name)
 
         def changed(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(enumerate(args)), **_by_place(kwargs)}
             paths = [self._path(given.get(place)) for place in places]
-            if name == "rmtree" and given.get("dir_fd") is not None:
-                return original(*args, **kwargs)
             if not any(map(self._is_shared, paths)) or _at_descriptor(kwargs):
                 return original(*args, **kwargs)
             self._saved.update(paths[1:])
