@@ -205,7 +205,17 @@ def test_changes_that_build_on_each_other_are_rank_0s(tmp_path: Path) -> None:
     assert found["seen"] == [["a", *(n for n in range(6) for _ in "12"), 5, 5, 4, 5]] * 3
     assert found["copy"] == "5"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        "best.pt cfg copy.json last.pt link.pt new.pt previous.pt run state.json".split()
+        [
+            "best.pt",
+            "cfg",
+            "copy.json",
+            "last.pt",
+            "link.pt",
+            "new.pt",
+            "previous.pt",
+            "run",
+            "state.json",
+        ]
     )
 
 

@@ -142,4 +142,6 @@ def test_a_tree_of_a_rank_s_own_is_removed_by_it(tmp_path: Path) -> None:
     )
     assert list(tmp_path.iterdir()) == []
     assert (found["silent"], found["none"]) == ([0, 0], "not found")
-    assert found["said"][0].startswith(f"rank 0 made no rmtree of {tmp_path}/old1, so rank 1 does: ")
+    assert found["said"][0].startswith(
+        f"rank 0 made no rmtree of {tmp_path}/old1, so rank 1 does: "
+    )
