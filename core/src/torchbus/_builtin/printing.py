@@ -9,9 +9,7 @@ import sys
 from typing import IO, TYPE_CHECKING
 
 from torchbus._bus.markers import hookimpl
-from torchbus._files.folders import SharedFolders
-from torchbus._files.shadows import Shadows
-from torchbus._files.write_once import WriteOnce
+from torchbus._files.shared import SharedFiles
 
 if TYPE_CHECKING:
     from torchbus._session.context import Context
@@ -60,7 +58,4 @@ def always(session: Context) -> list[object]:
     """Return what lets rank 0 print and write, for a session of several ranks."""
     if session.world_size == 1:
         return []
-    plugins: list[object] = [Rank0Prints(session), WriteOnce(session)]
-    if session.world.launched_by in ("session", "fork"):
-        plugins += [Shadows(session), SharedFolders(session)]
-    return plugins
+    return [Rank0Prints(session), SharedFiles(session)]

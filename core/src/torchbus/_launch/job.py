@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from torchbus._launch.ending import Ending
@@ -19,17 +20,21 @@ from torchbus._launch.request import Request
 from torchbus._launch.settling import Settling
 from torchbus._launch.start.children import Child
 from torchbus._launch.store import polling
-from torchbus._launch.store.news import News
+from torchbus._launch.store.news import NOTE, WHERE, News
 from torchbus._launch.store.roll_call import RollCall
 from torchbus._launch.watch import orphan
 from torchbus._launch.watch.ended import Ended
 from torchbus._launch.watch.guard import Guard
 from torchbus._launch.watch.lookout import GONE, Lookout
-from torchbus._launch.watch.place import Place, find, waited_workers
+from torchbus._launch.watch.place import END, Place, find, waited_workers
+from torchbus._launch.watch.say import say
 from torchbus._launch.watch.sockets import connected_to, shut
 from torchbus._ranks import collectives
 from torchbus._ranks.world import SharedStore, World
+from torchbus._redaction import redacted
 from torchbus.errors import RankFailed, RanksDiverged
+
+ENDED, GONE_ON = "ended", "gone on"
 
 
 class Job:
@@ -53,7 +58,7 @@ class Job:
         self.launch_rule = request.launch_rule
         self.waiting: tuple[object, ...] | None = None
         self.backwards = 0
-        self._looked = self._looked_before = 0
+        self._looked = self._looked_before = self._questions = 0
         self._children = children or []
         self._forked = forked
         self._keep = keep
@@ -70,7 +75,7 @@ class Job:
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
         store = self.world.shared.connection(request.timeout).within("job")
-        self._news = News(self._store)
+        self._news = News(self._store, self._answer if self.world.is_main else None)
         self._news.start()
         self._ending = Ending(self.world, self._store, self._news)
         workers = partial(waited_workers, self._thread)
@@ -159,6 +164,33 @@ class Job:
             pause_s = min(pause_s * 1.5, longest_s)
         return True
 
+    def asks_rank0(self) -> Iterator[str]:
+        """Ask rank 0 where it is; yield how it has passed the place where this rank is, or "".
+
+        It has, once it has ENDED its loop, or GONE_ON: begun a collective that this rank has not.
+        Each question is asked after twice the time, because all ranks hear it.
+        """
+        assert self.world.store is not None
+        here, pause_s = (self.backwards, collectives.begun() or 0), 0.1
+        while True:
+            self._questions += 1
+            question = f"{WHERE}{self.world.rank} {self._questions}"
+            self._news.tell(self._store, question)
+            deadline = time.monotonic() + pause_s
+            while (answer := self._store.read(question)) is None or time.monotonic() < deadline:
+                yield _how_past(json.loads(answer), here) if answer is not None else ""
+            pause_s *= 2
+
+    def note(self, text: str) -> None:
+        """Let rank 0 write a line to the terminal, which it alone is sure to have."""
+        self._news.tell(self._store, NOTE + text)
+
+    def _answer(self, question: str) -> str:
+        if question.startswith(NOTE):
+            say(redacted(question.removeprefix(NOTE)))
+        ended = self._place().waits_in == END or self.guard.leaving
+        return json.dumps([ended, self.backwards, collectives.begun() or 0])
+
     def meet(self, error: BaseException | None) -> BaseException | None:
         """Meet the other ranks at the end, and return the error that this rank must raise, if any.
 
@@ -246,3 +278,10 @@ class Job:
         return dataclasses.replace(
             place, note=place.note or ("in evaluation" if self.evaluates() else "")
         )
+
+
+def _how_past(answer: list[int], here: tuple[int, int]) -> str:
+    ended, backwards, begun = answer
+    if ended:
+        return ENDED
+    return GONE_ON if backwards > here[0] or begun > here[1] else ""

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torchbus._launch.watch.looking import leave_to_no_debugger
@@ -15,7 +16,13 @@ from torchbus._launch.watch.sockets import connected_to, shut
 from torchbus._ranks.world import SharedStore
 
 FAILED, ALL_ENDED = "failed", "all ended"
-ENDED, ASKED, REPORTED = "ended ", "asked ", "reported "  # what follows belongs to the item
+ENDED, ASKED, REPORTED, WHERE, NOTE = (
+    "ended ",
+    "asked ",
+    "reported ",
+    "where ",
+    "note ",
+)  # what follows belongs to the item
 LONGEST_WAIT = timedelta(days=20)  # poll() counts milliseconds in 32 bits
 KEEPALIVE_S = 60
 LEAVES_WITHIN_S = 1.0
@@ -29,15 +36,17 @@ class News:
     nothing makes no requests, with any number of ranks.
 
     ``store``: the store that all ranks share; the thread gets a connection of its own.
+    ``answer``: what rank 0 answers to a WHERE or a NOTE, which other ranks then find in the store.
     ``lost``: whether the store has gone.
     """
 
-    def __init__(self, store: SharedStore) -> None:
+    def __init__(self, store: SharedStore, answer: Callable[[str], str] | None = None) -> None:
         before = connected_to(store.port)
         self._store = store.connection(LONGEST_WAIT)
         self._sockets = connected_to(store.port) - before
         for descriptor in self._sockets:
             _keep_alive(descriptor)
+        self._answer = answer
         self._heard: list[str] = []
         self.lost = False
         self._thread = threading.Thread(target=self._run, name="torchbus-news", daemon=True)
@@ -84,6 +93,9 @@ class News:
                 time.sleep(UNSIGNED_AGAIN_S)
             else:
                 self._heard.append(item.decode())
+                if self._answer is not None and self._heard[-1].startswith((WHERE, NOTE)):
+                    with contextlib.suppress(RuntimeError):
+                        self._store.set(self._heard[-1], self._answer(self._heard[-1]))
 
 
 def _name(number: int) -> str:
