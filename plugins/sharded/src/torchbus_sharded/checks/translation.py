@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FrameType
 
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torchbus.plugin import Unsupported, dtensors
 
@@ -12,6 +14,10 @@ from torchbus_sharded.checks.refusals import made_later
 
 OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
 """What torch says of parts outside of forward."""
+BY_ITSELF = (
+    "{}.forward is called by itself, and what gathers its parameters under strategy='fsdp' is a call"
+    " of the module: call it (module(x)), or take module.forward after the optimizer was made"
+)
 ASSIGNED = "(torch.nn.Parameter or None expected)"
 PART_FIRST = "FSDP state has already been lazily initialized"
 
@@ -34,6 +40,16 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
     return dtensors.no_entry(error, "of a model that strategy='fsdp' has divided")
 
 
+def _is_by_itself(forward: FrameType) -> bool:
+    """Whether a unit's forward was called by the loop, and not by torch or a class above it."""
+    module, caller = forward.f_locals.get("self"), forward.f_back
+    return (
+        isinstance(module, FSDPModule)
+        and caller is not None
+        and caller.f_locals.get("self") is not module
+    )
+
+
 def _new_parameter(models: Iterable[Module]) -> str:
     for model in models:
         for name, _ in model.named_parameters(remove_duplicate=False):
@@ -49,6 +65,8 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
     }
     for frame, _ in dtensors.places_of(error):
         owner, method = parts.get(id(frame.f_locals.get("self"))), frame.f_code.co_name
+        if owner and method == "forward" and _is_by_itself(frame):
+            return Unsupported(BY_ITSELF.format(owner))
         if owner and method != "forward":
             return Unsupported(
                 f"{owner}.{method} uses parameters outside forward. There a rank has only a part of"
