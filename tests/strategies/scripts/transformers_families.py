@@ -57,13 +57,25 @@ KINDS = {
     "T5": (
         "ForConditionalGeneration",
         {
-            **{"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2},
-            **{"num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 0},
+            "vocab_size": WORDS,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "dropout_rate": 0.0,
+            "decoder_start_token_id": 0,
         },
     ),
     "ViT": (
         "ForImageClassification",
-        {**ENCODER, "image_size": 8, "patch_size": 4, "num_labels": 3, "attn_implementation": "eager"},
+        {
+            **ENCODER,
+            "image_size": 8,
+            "patch_size": 4,
+            "num_labels": 3,
+            "attn_implementation": "eager",
+        },
     ),
     "Mamba": (
         "ForCausalLM",
