@@ -74,7 +74,7 @@ def no_deprecations() -> AbstractContextManager[None]:
     return muted("`torch.distributed", FutureWarning)
 
 
-def broadcasts() -> list[tuple[Any, str, Callable[..., None]]]:
+def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
     """What sends the parameters that ranks have in common already: class, method, and what to do
     instead. It takes no tensor without a dimension, nor one in another order of memory.
     """
@@ -86,7 +86,13 @@ def broadcasts() -> list[tuple[Any, str, Callable[..., None]]]:
         self._convert_to_deepspeed_param(parameter)
         parameter.partition()
 
-    return [(engine, "_broadcast_model", lambda engine: None), (init, "_zero_init_param", divide)]
+    def leave(self: Any) -> None:
+        """Torchbus has sent them."""
+
+    return [
+        (engine, "_broadcast_model", lambda _: leave),
+        (init, "_zero_init_param", lambda _: divide),
+    ]
 
 
 def hide_model(engine: Any, model: Module) -> None:
