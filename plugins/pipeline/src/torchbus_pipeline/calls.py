@@ -19,8 +19,16 @@ from torchbus_pipeline.model.between import Between, after
 from torchbus_pipeline.model.cut import Cut
 from torchbus_pipeline.options import GPIPE, PipelineOptions
 from torchbus_pipeline.schedule import gpipe
-from torchbus_pipeline.schedule.inputs import NO_EXTRA, Extra, Inputs, check, rows_in
+from torchbus_pipeline.schedule.inputs import (
+    NO_EXTRA,
+    Extra,
+    Inputs,
+    check,
+    given_by_loop,
+    rows_in,
+)
 from torchbus_pipeline.schedule.messages import Link
+from torchbus_pipeline.schedule.objects import refuse_reading
 from torchbus_pipeline.schedule.passes import Pass
 from torchbus_pipeline.schedule.run import Run
 from torchbus_pipeline.schedule.stream import OwnStream
@@ -55,7 +63,7 @@ class Calls:
         self._layers: dict[int, Cut] = {}
         self._rows: dict[int, Row] = {}
         self._computes = False
-        self._by_rows: dict[int, frozenset[int]] = {}
+        self._by_rows: dict[int, dict[int, bool]] = {}
         self._anchor = torch.zeros((), device=session.device, requires_grad=True)
         self._driven: bool | None = None
         self._runs: list[Run] = []
@@ -130,7 +138,10 @@ class Calls:
         kind = "training" if trains else "without gradients"
         self._meeting.meet_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
         by_rows = self._rows_of(cut, x, row.extras)
-        inputs = Inputs(x, row.extras, by_rows)
+        inputs = given_by_loop(x, row.extras, by_rows)
+        for one in {id(one): one for some in inputs.own for one in some}.values():
+            if type(one) in cut.written:
+                refuse_reading(one, cut.name)
         if trains and self._may_wait(cut):
             return self._later(cut, inputs)
         return self._compute(self._pass(cut, inputs, trains))
@@ -179,14 +190,16 @@ class Calls:
 
     def _rows_of(self, cut: Cut, x: Tensor, extras: list[Extra]) -> frozenset[int]:
         """The tensors besides the input that have a row for each sample."""
-        by_rows = self._by_rows.setdefault(id(cut), rows_in(x, extras))
-        if not by_rows <= rows_in(x, extras):
+        found = rows_in(x, extras)
+        known = self._by_rows.setdefault(id(cut), {})
+        known.update({place: rows for place, rows in found.items() if place not in known})
+        if any(known[place] and not rows for place, rows in found.items()):
             raise Unsupported(
                 f"a layer of {cut.name} gets a tensor besides its input that has a row for each"
                 " sample in one batch, and not in another, so strategy='pipeline' can't tell"
                 " whether to cut it: change the batch size, or use strategy='ddp'"
             )
-        return by_rows
+        return frozenset(place for place, rows in known.items() if rows)
 
     def _pass(self, cut: Cut, inputs: Inputs, trains: bool) -> Pass:
         link = Link(self._team, self._session.device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from torchbus_deepspeed._compat.hooks import hook_tables, pre_hooks, run_pre_hooks
+from torchbus_deepspeed._compat.hooks import compiled_in, hook_tables, pre_hooks, run_pre_hooks
 from torchbus_deepspeed._compat.package import (
     average,
+    broadcasts,
     close_comm,
     comm_module,
     deepspeed,
@@ -59,8 +60,10 @@ __all__ = [
     "averaged",
     "backward_counts",
     "begin_backward",
+    "broadcasts",
     "close_comm",
     "comm_module",
+    "compiled_in",
     "deepspeed",
     "end_backward",
     "free_parameters",

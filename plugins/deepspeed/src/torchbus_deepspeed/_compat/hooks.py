@@ -19,6 +19,17 @@ def hook_tables(module: Module) -> list[dict[int, Any]]:
     return [getattr(module, name) for name in MODULE_HOOKS]
 
 
+def compiled_in(model: Module) -> Module | None:
+    """The part of a model whose calls torch's compiler makes, or None.
+
+    Without ``_orig_mod`` or ``_compiled_call_impl``: torch's error at its first forward.
+    """
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None):
+            return getattr(module, "_orig_mod", module)
+    return None
+
+
 def pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
     """The hooks that run before a module's forward."""
     hooks: dict[int, Callable[..., Any]] = getattr(module, MODULE_HOOKS[0])

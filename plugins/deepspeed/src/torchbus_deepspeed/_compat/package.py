@@ -74,6 +74,27 @@ def no_deprecations() -> AbstractContextManager[None]:
     return muted("`torch.distributed", FutureWarning)
 
 
+def broadcasts() -> list[tuple[Any, str, Callable[[Any], Callable[..., None]]]]:
+    """What sends the parameters that ranks have in common already: class, method, and what to do
+    instead. It takes no tensor without a dimension, nor one in another order of memory.
+    """
+    engine, init = deepspeed().DeepSpeedEngine, deepspeed().zero.Init
+    require(engine, "_broadcast_model", "sends rank 0's parameters")
+    require(init, "_zero_init_param", "sends rank 0's parameters, and divides them")
+
+    def divide(self: Any, parameter: Any) -> None:
+        self._convert_to_deepspeed_param(parameter)
+        parameter.partition()
+
+    def leave(self: Any) -> None:
+        """Torchbus has sent them."""
+
+    return [
+        (engine, "_broadcast_model", lambda _: leave),
+        (init, "_zero_init_param", lambda _: divide),
+    ]
+
+
 def hide_model(engine: Any, model: Module) -> None:
     """Let the model be no part of DeepSpeed's engine, which is a module too."""
     engine._modules.pop("module", None)

@@ -69,6 +69,7 @@ class Engines:
             return
         reference = weakref.ref(model)
 
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
             owner, known = reference(), set(_compat.pre_hooks(module))
             if owner is not None:
@@ -84,9 +85,10 @@ class Engines:
         for hook in self._hooks.pop(id(model), ()):
             hook.remove()
         inside = {id(parameter) for parameter in model.parameters()}
-        for optimizer in self._waiting():
-            if any(id(parameter) in inside for parameter in parameters_of(optimizer)):
-                self._make(optimizer)
+        with torch.inference_mode(False):  # a model may be evaluated first, and trained then
+            for optimizer in self._waiting():
+                if any(id(parameter) in inside for parameter in parameters_of(optimizer)):
+                    self._make(optimizer)
 
     def _waiting(self) -> list[Optimizer]:
         alive = [reference() for reference in self._pending]
@@ -111,10 +113,12 @@ class Engines:
             if any(one.requires_grad for one in model.parameters())
         ]
         refuse_unless_by_element(optimizer, self.strategy)
+        refusals.refuse_kinds(models, trained, self.strategy)
         refusals.refuse_loose(trained, models, self.strategy, type(optimizer).__name__)
         self._end_left(models)
         refusals.refuse_shared(trained, models, self._engines, self.strategy)
         if self.config.stage == 3:
+            refusals.refuse_compiled(models, self.strategy)
             refusals.refuse_partial(models, held, self.strategy, type(optimizer).__name__)
         kernel = self.config.optimizer.of(optimizer, self.session.device)
         for model in models:

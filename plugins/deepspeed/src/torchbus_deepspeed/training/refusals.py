@@ -10,6 +10,7 @@ from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus.plugin import TorchbusError, Unsupported, UsageError
 
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.engine.engine import Engine
 
 LATE = (
@@ -29,6 +30,13 @@ TOGETHER = (
 LOOSE = (
     "strategy='{}': {} holds a tensor of shape {} that is in no module, and DeepSpeed needs a"
     " model. Make it a parameter of a module, or use strategy='ddp'"
+)
+COMPILED = (
+    "strategy='{}': {} is compiled (torch.compile), and DeepSpeed's hooks of stage 3 can't be."
+    " Leave torch.compile out, or use zero_optimization.stage=2"
+)
+KIND = (
+    "strategy='{}': {} of {} {}, which DeepSpeed's flat parts can't have. {}, or use strategy='ddp'"
 )
 SHARED = (
     "strategy='{}': two optimizers hold the same parameter of {}, which can be in one DeepSpeed"
@@ -79,6 +87,21 @@ def refuse_loose(
             raise Unsupported(LOOSE.format(strategy, optimizer, tuple(tensor.shape)))
 
 
+def refuse_kinds(models: Iterable[Module], trained: Iterable[Tensor], strategy: str) -> None:
+    """Raise UsageError for a trained parameter that is complex or has no elements."""
+    wanted = {id(parameter) for parameter in trained}
+    for model in models:
+        for name, one in model.named_parameters():
+            if id(one) in wanted and (one.is_complex() or not one.numel()):
+                what, remedy = (
+                    ("is complex", "Keep it as torch.view_as_real(parameter)")
+                    if one.is_complex()
+                    else ("has no elements", "Freeze it (requires_grad_(False))")
+                )
+                words = strategy, name, type(model).__name__, what, remedy
+                raise UsageError(KIND.format(*words))
+
+
 def refuse_shared(
     held: Sequence[Tensor], models: Iterable[Module], engines: Iterable[Engine], strategy: str
 ) -> None:
@@ -89,6 +112,13 @@ def refuse_shared(
                 raise Unsupported(SHARED.format(strategy, type(engine.model).__name__))
             if engine.model is model and engine.stage == 3:
                 raise Unsupported(TWO_AT_STAGE_3.format(strategy, type(model).__name__))
+
+
+def refuse_compiled(models: Iterable[Module], strategy: str) -> None:
+    """Raise Unsupported, for stage 3, if torch's compiler makes the calls of a part of a model."""
+    for compiled in map(_compat.compiled_in, models):
+        if compiled is not None:
+            raise Unsupported(COMPILED.format(strategy, type(compiled).__name__))
 
 
 def refuse_partial(

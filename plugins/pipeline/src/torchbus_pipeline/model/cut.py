@@ -38,6 +38,7 @@ class Cut:
         self.stages = len(self.balance)
         self.own = [stage for stage in range(self.stages) if stage % places == place]
         self.measured = ""
+        self.written: set[type] = set()
         self.forwards = 0
         self.loss_kind: str | None = None
 

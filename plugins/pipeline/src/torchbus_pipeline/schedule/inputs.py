@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torchbus.plugin import Unsupported, leaves, map_tensors
 
+from torchbus_pipeline.schedule.objects import copied, held_in, mutable_in
+
 Extra = tuple[tuple[object, ...], Mapping[str, object]]
 NO_EXTRA: Extra = ((), {})
 
@@ -16,40 +18,68 @@ NO_EXTRA: Extra = ((), {})
 class Inputs(NamedTuple):
     """``x``: the input, with samples in dim 0. ``extras``: each layer's other arguments.
 
-    ``by_rows``: the numbers of the tensors, among all of the extras, that have a row for each
-    sample.
+    ``by_rows``: the places, among all leaves of the extras, of tensors that have a row for each
+    sample. ``own``: the containers and objects that each layer gets from the loop; the extras have
+    copies of them.
     """
 
     x: Tensor
     extras: list[Extra]
     by_rows: frozenset[int]
+    own: list[list[object]]
 
     def part(self, index: int, count: int) -> Tensor:
         """The input of one micro-batch."""
         return self.x.detach().tensor_split(count)[index]
 
-    def extra(self, layer: int, index: int, count: int) -> Extra:
-        """The other arguments of a layer, for one micro-batch."""
-        before = sum(len(tensors_in(one)) for one in self.extras[:layer])
-        numbers = iter(range(before, before + len(tensors_in(self.extras[layer]))))
+    def extra(self, layer: int, index: int, count: int, known: dict[int, object]) -> Extra:
+        """The other arguments of a layer, for one micro-batch.
+
+        ``known``: the micro-batch's own copies of what layers could write to.
+        """
+        before = sum(len(leaves(one)) for one in self.extras[:layer])
+        numbers = iter(
+            before + place
+            for place, leaf in enumerate(leaves(self.extras[layer]))
+            if isinstance(leaf, Tensor)
+        )
 
         def take(tensor: Tensor) -> Tensor:
             return tensor.tensor_split(count)[index] if next(numbers) in self.by_rows else tensor
 
         found: Extra = map_tensors(self.extras[layer], take)
-        return found
+        if not self.own[layer]:
+            return found
+        for one in held_in(found):
+            if isinstance(one, Tensor) and id(one) not in known:
+                has_rows = one.dim() > 0 and len(one) == len(self.x)
+                known[id(one)] = one.tensor_split(count)[index] if has_rows else one
+        return copied(found, known)
+
+
+def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> Inputs:
+    """The inputs, with copies of what layers could write to."""
+    own = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
+    known: dict[int, object] = {}
+    kept = [copied(one, known) if some else one for one, some in zip(extras, own, strict=True)]
+    return Inputs(x, kept, by_rows, own)
 
 
 def tensors_in(extra: Extra) -> list[Tensor]:
     return [leaf for leaf in leaves(extra) if isinstance(leaf, Tensor)]
 
 
-def rows_in(x: Tensor, extras: list[Extra]) -> frozenset[int]:
-    """The tensors among all extras that have as many rows as there are samples."""
-    found = [tensor for extra in extras for tensor in tensors_in(extra)]
-    return frozenset(
-        number for number, one in enumerate(found) if one.dim() > 0 and len(one) == len(x)
-    )
+def rows_in(x: Tensor, extras: list[Extra]) -> dict[int, bool]:
+    """Whether the tensors among all leaves of the extras have as many rows as there are samples.
+
+    By their places: a mask may be None in one batch, and a tensor in another.
+    """
+    found = [leaf for extra in extras for leaf in leaves(extra)]
+    return {
+        place: one.dim() > 0 and len(one) == len(x)
+        for place, one in enumerate(found)
+        if isinstance(one, Tensor)
+    }
 
 
 def check(name: str, x: object, extras: list[Extra]) -> Tensor:

@@ -9,6 +9,7 @@ from torchbus.plugin import Unsupported
 from torchbus_pipeline.model.cut import Cut
 from torchbus_pipeline.schedule.inputs import Inputs
 from torchbus_pipeline.schedule.messages import FLOATS, Link
+from torchbus_pipeline.schedule.objects import Given, mutable_in, refuse_reading
 
 MICROBATCHES_AT_MOST = 4096
 Key = tuple[int, int]
@@ -29,6 +30,7 @@ class Run:
         self._given: dict[Key, Tensor] = {}
         self._made: dict[Key, Tensor] = {}
         self.outputs: dict[int, Tensor | None] = {}
+        self._copies: dict[int, dict[int, object]] = {}
         trained = [trains and cut.needs_gradients(stage) for stage in range(cut.stages)]
         self._reaches = [
             trains and (inputs.x.requires_grad or any(trained[:stage]))
@@ -65,13 +67,24 @@ class Run:
             with torch.set_grad_enabled(self.trains):
                 made = given
                 for number, layer in self.cut.layers_of(stage):
-                    args, kwargs = self.inputs.extra(number, index, self.count)
+                    known = self._copies.setdefault(index, {})
+                    args, kwargs = self.inputs.extra(number, index, self.count, known)
+                    copies = mutable_in((*args, *kwargs.values()))
+                    watched = list(map(Given, self.inputs.own[number], copies))
                     made = layer(made, *args, **kwargs)
                     self._check(number, made, len(given))
+                    self._note_written(number, watched)
         except Exception as error:
             self.error = self.error or error
             return None
         return made
+
+    def _note_written(self, number: int, watched: list[Given]) -> None:
+        """What a layer has written to is here, and nowhere where the loop could read it."""
+        for one in watched:
+            if one.is_written(f"{self.cut.found.names()[number]} of {self.cut.name}"):
+                self.cut.written.add(type(one.own))
+                refuse_reading(one.own, self.cut.name)
 
     def _check(self, number: int, made: object, rows: int) -> None:
         if isinstance(made, Tensor) and made.dtype in FLOATS and made.dim() and len(made) == rows:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
+from types import FrameType
 
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torchbus.plugin import Unsupported, dtensors
 
@@ -12,6 +15,10 @@ from torchbus_sharded.checks.refusals import made_later
 
 OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
 """What torch says of parts outside of forward."""
+BY_ITSELF = (
+    "{}.forward is called by itself, and what gathers its parameters under strategy='fsdp' is a"
+    " call of the module: call it (module(x)), or take module.forward after the optimizer was made"
+)
 ASSIGNED = "(torch.nn.Parameter or None expected)"
 PART_FIRST = "FSDP state has already been lazily initialized"
 
@@ -34,6 +41,16 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
     return dtensors.no_entry(error, "of a model that strategy='fsdp' has divided")
 
 
+def _is_by_itself(forward: FrameType, caller: FrameType) -> bool:
+    """Whether the script calls a unit's forward, and not torch or a class that extends it."""
+    module = forward.f_locals.get("self")
+    return (
+        isinstance(module, FSDPModule)
+        and caller.f_locals.get("self") is not module
+        and not caller.f_globals["__name__"].startswith("torch")
+    )
+
+
 def _new_parameter(models: Iterable[Module]) -> str:
     for model in models:
         for name, _ in model.named_parameters(remove_duplicate=False):
@@ -47,8 +64,13 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
     parts = {
         id(part): original_class(model).__name__ for model in models for part in model.modules()
     }
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    callers = dict(zip(frames[1:], frames, strict=False))
     for frame, _ in dtensors.places_of(error):
         owner, method = parts.get(id(frame.f_locals.get("self"))), frame.f_code.co_name
+        if method == "forward" and _is_by_itself(frame, callers.get(frame, frame)):
+            called = original_class(frame.f_locals["self"])
+            return Unsupported(BY_ITSELF.format(called.__name__))
         if owner and method != "forward":
             return Unsupported(
                 f"{owner}.{method} uses parameters outside forward. There a rank has only a part of"

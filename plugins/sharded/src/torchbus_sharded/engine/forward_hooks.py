@@ -23,6 +23,7 @@ from torchbus_sharded._compat.fsdp2 import (
     places_in,
     reset,
     units_in,
+    unsharded,
 )
 from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import current_graph_task_id
@@ -67,21 +68,23 @@ class ForwardHooks:
         stack.callback(model.register_forward_hook(self._after).remove)
 
     def surround(self, model: Module, method: str, number: int) -> None:
-        """Let another method gather the parameters, as forward does.
+        """Let a method gather the parameters, as a call of the model does.
 
-        It does not if forward, or another such method, calls it.
+        It does not if such a call, or another such method, calls it.
         """
+        own, original = vars(model).get(method), getattr(model, method)
         register_fsdp_forward_method(model, method)
-        gathering, original = vars(model)[method], getattr(type(model), method).__get__(model)
         name = f"{original_class(model).__name__}.{method}, model {number}"
-        vars(model)[method] = self._surrounded(model, name, original, gathering)
+        made = self._surrounded(model, name, original, vars(model)[method])
+        vars(model)[method] = made
+        self._session.on_close.callback(_put_back, weakref.ref(model), method, own)
 
     def _surrounded(
         self, model: Module, name: str, original: Callable[..., T], gathering: Callable[..., T]
     ) -> Callable[..., T]:
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> T:
-            if model in self._begun:
+            if torch.compiler.is_compiling() or model in self._begun:
                 return original(*args, **kwargs)
             self._before(name, "", model, args)
             outputs = gathering(*args, **kwargs)
@@ -115,6 +118,8 @@ class ForwardHooks:
             reset(model)  # an exception that the loop has caught left the last one
         self._begun.add(model)
         self.writes.begin(model)
+        if torch.is_inference_mode_enabled():
+            _gather_outside(model)
         if model in self._forwards:
             _reshard(model)  # an optimizer may have changed the parts since the last forward
         if torch.is_grad_enabled():
@@ -169,6 +174,23 @@ class ForwardHooks:
 
 def _in_backward() -> bool:
     return current_graph_task_id() != -1
+
+
+def _put_back(reference: weakref.ref[Module], method: str, own: object) -> None:
+    """Leave the method of the class, or what the script has put in its place."""
+    model = reference()
+    if model is not None:
+        vars(model).pop(method, None)
+        vars(model).update({} if own is None else {method: own})
+
+
+def _gather_outside(model: Module) -> None:
+    """Gather what was never gathered: under inference_mode, it could not be trained afterwards."""
+    if any(unsharded(pair) is None for pair in pairs_in(model)):
+        with torch.inference_mode(False), torch.no_grad():
+            for unit in units_in(model):
+                unit.unshard()
+                unit.reshard()
 
 
 def _reshard(model: Module) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -15,7 +13,7 @@ from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import parameters, share_backward_hooks
 
 
-def make_whole(model: Module, methods: Iterable[str]) -> dict[int, nn.Parameter]:
+def make_whole(model: Module) -> dict[int, nn.Parameter]:
     """Gather the parameters. All ranks call it.
 
     Returns the whole ones by the ``id`` of the divided ones.
@@ -35,8 +33,6 @@ def make_whole(model: Module, methods: Iterable[str]) -> dict[int, nn.Parameter]
                 parameters(module)[name] = whole[id(parameter)]
     for module in list(model.modules()):
         forget_engine(module)
-    for name in methods:
-        vars(model).pop(name, None)
     return whole
 
 

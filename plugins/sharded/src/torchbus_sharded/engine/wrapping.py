@@ -7,6 +7,8 @@ from collections.abc import Collection
 from torch.nn import Module
 from torchbus.plugin import UsageError, inventory
 
+from torchbus_sharded._compat.tensors import parameters
+
 Policy = str | int | Collection[type[Module]] | None
 
 
@@ -31,7 +33,11 @@ def check(policy: Policy) -> None:
 
 
 def units(model: Module, policy: Policy) -> list[Module]:
-    """The parts, inner ones first. The model itself is not among them."""
+    """The parts, inner ones first. The model itself is not among them.
+
+    Nor is a part that shares a parameter or a module with what is outside of it: a parameter can be
+    gathered in one place only.
+    """
     inner = [
         module
         for module in model.modules()
@@ -45,7 +51,31 @@ def units(model: Module, policy: Policy) -> list[Module]:
         chosen = _large([module for module in inner if inventory.is_called(module)], policy)
     else:
         chosen = [module for module in inner if isinstance(module, tuple(policy))]  # type: ignore[arg-type]
-    return list(reversed(chosen))
+    holders = _holders(model)
+    return [part for part in reversed(chosen) if _has_all_to_itself(part, holders)]
+
+
+def _holders(model: Module) -> dict[int, set[int]]:
+    """Which modules have a parameter or a module as their own, all by their ids."""
+    found: dict[int, set[int]] = {}
+    for module in model.modules():
+        for thing in (*parameters(module).values(), *module.children()):
+            found.setdefault(id(thing), set()).add(id(module))
+    return found
+
+
+def _has_all_to_itself(part: Module, holders: dict[int, set[int]]) -> bool:
+    inside = {id(module): module for module in part.modules()}
+    things = [
+        *(
+            one
+            for module in inside.values()
+            for one in parameters(module).values()
+            if one is not None
+        ),
+        *(module for module in inside.values() if module is not part),
+    ]
+    return all(holders[id(thing)] <= inside.keys() for thing in things)
 
 
 def called_parts(model: Module, methods: Collection[str]) -> list[Module]:

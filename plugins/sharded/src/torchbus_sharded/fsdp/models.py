@@ -31,7 +31,7 @@ from torchbus_sharded._compat.fsdp2 import (
     reduce_late,
 )
 from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.checks.divisible import can_be_divided
+from torchbus_sharded.checks.divisible import can_be_divided, refuse_unlike_dtypes
 from torchbus_sharded.checks.refusals import refuse_copies, refuse_optimizer
 from torchbus_sharded.checks.stale import empty
 from torchbus_sharded.checks.translation import translate
@@ -41,6 +41,7 @@ from torchbus_sharded.dtensor.install import as_whole
 from torchbus_sharded.engine import parameter_hooks
 from torchbus_sharded.engine.forward_hooks import ForwardHooks
 from torchbus_sharded.engine.meta import MetaModules
+from torchbus_sharded.engine.strides import Strides, make_contiguous, put_strides
 from torchbus_sharded.engine.unshard import make_whole
 from torchbus_sharded.engine.wrapping import called_parts, units
 from torchbus_sharded.fsdp.existing_optimizers import common_optimizers
@@ -62,6 +63,7 @@ class ShardedModels:
         self.forwards = ForwardHooks(session, self.agreement)
         self.used = UsedParameters(self.agreement)
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._strides: weakref.WeakKeyDictionary[Module, Strides] = weakref.WeakKeyDictionary()
         self._replaced: dict[int, nn.Parameter] = {}
         # no new tensor gets the id of an old one, and no rank frees a model before the others do
         self._kept: list[Tensor | Module] = []
@@ -144,6 +146,7 @@ class ShardedModels:
         for tensor in [*model.parameters(), *model.buffers()]:
             if not tensor.is_meta:
                 dist.broadcast(tensor.data, 0)
+        self._strides[model] = make_contiguous(model)
         before = parameter_hooks.named(model)
         if self._options.tp is not None:
             divide_layers(self._session, model)
@@ -168,6 +171,7 @@ class ShardedModels:
     def _shard(self, model: Module) -> int:
         """Returns the number of units."""
         parts = units(model, self._options.policy)
+        refuse_unlike_dtypes(model, [*parts, model])
         dtype = next(model.parameters()).dtype
         for part in [*parts, model]:
             options = self._options.of_engine(dtype if part is model else None)
@@ -175,7 +179,7 @@ class ShardedModels:
             self._session.on_close.callback(name_as_before(part))
         in_newer_releases = getattr(model, "set_reduce_scatter_unused_params", lambda _: None)
         in_newer_releases(True)
-        for name in self._options.forward_methods:
+        for name in dict.fromkeys(("forward", *self._options.forward_methods)):
             if hasattr(model, name):
                 self.forwards.surround(model, name, len(self._models) + 1)
         return len(parts) + 1
@@ -231,7 +235,8 @@ class ShardedModels:
             self._job.wait_in(END)
             self.undivided.refuse_trained()
         for model in list(self._models) if error is None else []:
-            self._optimizers.swap(make_whole(model, self._options.forward_methods))
+            self._optimizers.swap(make_whole(model))
+            put_strides(model, self._strides[model])
 
     def _forget(self) -> None:
         self._kept.clear()

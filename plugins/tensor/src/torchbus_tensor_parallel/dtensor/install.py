@@ -11,6 +11,7 @@ from torchbus_tensor_parallel.dtensor import reductions
 from torchbus_tensor_parallel.dtensor.attention import by_heads
 from torchbus_tensor_parallel.dtensor.copying import copied
 from torchbus_tensor_parallel.dtensor.in_place import WRITES
+from torchbus_tensor_parallel.dtensor.joining import JOINS
 from torchbus_tensor_parallel.dtensor.means import LOSSES
 from torchbus_tensor_parallel.dtensor.random import DROPOUT
 
@@ -34,7 +35,7 @@ def as_whole(session: Context) -> None:
 
 def compute_divided(session: Context) -> None:
     """Until the end of the block, attend, drop out and compare with features that are divided."""
-    dtensors.as_whole(session, DROPOUT | LOSSES, {})
+    dtensors.as_whole(session, DROPOUT | LOSSES | JOINS, {})
     session.replace(functional, "scaled_dot_product_attention", by_heads)
     # one kernel for a whole nn.TransformerEncoderLayer, which knows no DTensors
     session.on_close.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())

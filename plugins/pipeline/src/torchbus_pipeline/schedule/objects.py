@@ -1,0 +1,134 @@
+"""What layers get besides tensors: an object that they write to belongs to its micro-batch.
+
+Such as a decoder's cache of keys and values: each micro-batch has a copy of its own. What a layer
+has written is on its rank alone, so the loop must not read it afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import types
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torchbus.plugin import Unsupported
+
+from torchbus_pipeline._compat import version
+
+T = TypeVar("T")
+KEPT = (
+    *(Tensor, Module, torch.Generator, torch.dtype, torch.device, torch.Size, enum.Enum, type),
+    *(str, bytes, int, float, complex, types.NoneType),
+    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType),
+)
+"""What all micro-batches have in common."""
+WRITTEN = (
+    "{} of {} under strategy='pipeline': layers have written to it, each micro-batch's to a copy"
+    " on some rank, so it does not hold what one process would have in it. If it is a"
+    " cache of keys and values, pass use_cache=False (also to generate()); else use strategy='ddp'"
+)
+CONTAINER = (
+    "{} writes to a {} that it gets besides its input: under strategy='pipeline' layers compute on"
+    " other ranks, a micro-batch at a time, and the loop would not find it there. Return it from"
+    " the last layer, or use strategy='ddp'"
+)
+IN_PLACE = (
+    "{} writes into tensors of the {} that it gets besides its input: under strategy='pipeline' all"
+    " micro-batches would write to the same ones. Pass use_cache=False if it is a cache, or use"
+    " strategy='ddp'"
+)
+NO_COPY = (
+    "layers get {} besides their input, which strategy='pipeline' can't copy for each micro-batch"
+    " ({}): leave it out, or use strategy='ddp'"
+)
+
+
+READ = "__getattribute__"
+
+
+def mutable_in(value: object) -> list[object]:
+    """The containers and objects that a layer could write to, but for what is inside of them."""
+    if isinstance(value, KEPT):
+        return []
+    if isinstance(value, tuple):
+        return [one for part in value for one in mutable_in(part)]
+    return [value]
+
+
+def held_in(value: object) -> list[object]:
+    """Everything in it that is neither a container nor an object, once each."""
+    return list(_held(value, set()))
+
+
+def _held(value: object, seen: set[int]) -> Iterator[object]:
+    if isinstance(value, KEPT):
+        yield value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        parts = value if isinstance(value, list | tuple | set | frozenset) else ()
+        named = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for part in (*parts, *named, *named.values()):
+            yield from _held(part, seen)
+
+
+def copied(value: T, known: dict[int, object]) -> T:
+    """A copy that shares nothing but ``KEPT``. ``known``: what has a copy already, by id."""
+    for one in held_in(value):
+        if isinstance(one, Tensor | Module | torch.Generator):
+            known.setdefault(id(one), one)
+    try:
+        return copy.deepcopy(value, known)
+    except Exception as error:
+        kinds = ", ".join(type(one).__name__ for one in mutable_in(value))
+        raise Unsupported(NO_COPY.format(kinds, error)) from error
+
+
+class Given:
+    """A layer's copy of what it could write to, and the loop's own."""
+
+    def __init__(self, own: object, copy: object) -> None:
+        self.own, self._copy = own, copy
+        self._before, self._versions = held_in(copy), _versions(copy)
+
+    def is_written(self, layer: str) -> bool:
+        """Whether the layer has. Raises Unsupported where the loop could not be stopped from
+        reading it.
+        """
+        name, versions = type(self.own).__name__, _versions(self._copy)
+        if any(versions.get(key, now) != now for key, now in self._versions.items()):
+            raise Unsupported(IN_PLACE.format(layer, name))
+        after = held_in(self._copy)
+        if len(after) == len(self._before) and all(map(_is_same, after, self._before)):
+            return False
+        if isinstance(self.own, list | dict | set):
+            raise Unsupported(CONTAINER.format(layer, name))
+        return True
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (not isinstance(one, Tensor) and one == other)
+
+
+def _versions(value: object) -> dict[int, int]:
+    tensors = [one for one in held_in(value) if isinstance(one, Tensor)]
+    return {id(one): version(one) for one in tensors if not one.is_inference()}
+
+
+def refuse_reading(written: object, model: str) -> None:
+    """Let every use of an object raise Unsupported from now on."""
+    cls = type(written)
+    if READ in vars(cls):
+        return
+    words = WRITTEN.format("{}", f"the {cls.__name__} that the layers of {model} get")
+
+    def read(self: object, name: str) -> object:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        raise Unsupported(words.format(name))
+
+    made = type(cls.__name__, (cls,), {"__slots__": (), READ: read})
+    object.__setattr__(written, "__class__", made)
