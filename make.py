@@ -3,14 +3,14 @@
     python make.py demo                  # the digits example, on one and on two ranks, compared
     python make.py test                  # ruff, mypy and the tests
     python make.py test -m slow          # further words go to pytest
-    python make.py test --torch 2.4.0    # only the tests, with another torch; also: --torch newest
+    python make.py test --torch 2.6.0    # only the tests, with another torch; also: --torch newest
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
     python make.py docs                  # the documentation as a site, in site/; --serve shows it
     python make.py release 0.2.0 --dry-run   # build and try all packages; without it, also tag
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
 Everything is installed into ``.venv``, which is used again as long as what it was made from is
-unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``, and so has the
+unchanged. Each other torch has an environment of its own, ``.venv-torch-2.6.0``, and so has the
 site, ``.venv-docs``.
 """
 

@@ -19,11 +19,9 @@ LOOPS: dict[str, tuple[dict[str, Any], float]] = {
 
 def train(options: dict[str, Any], devices: int, launch: str) -> list[float] | None:
     given = {"batch": "global", "accelerator": "cpu", **options}
-    with session(strategy="ddp", devices=devices, launch=launch, **given) as s:
+    with session(strategy="ddp", devices=devices, launch=launch, **given):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(
-            torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
-        )
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         samples = torch.utils.data.TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
         for x, y in torch.utils.data.DataLoader(samples, batch_size=8):

@@ -46,11 +46,8 @@ DESCRIPTORS = """
     ],
 )
 def test_no_port_and_no_descriptor_is_left(options):
-    # a temporary directory of its own
-    of_torch_2_4 = "ignore:Implicitly cleaning up:ResourceWarning"
     result = run_script(
-        DESCRIPTORS.replace("OPTIONS", options),
-        env={"PYTHONWARNINGS": f"error::ResourceWarning,{of_torch_2_4}"},
+        DESCRIPTORS.replace("OPTIONS", options), env={"PYTHONWARNINGS": "error::ResourceWarning"}
     )
     assert result.ok() and result.stderr == ""
     ports, descriptors = zip(

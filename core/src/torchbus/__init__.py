@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torchbus._launch.start import inherited
+from torchbus._compat.required import require_torch
+
+require_torch()
+
+from torchbus._launch.start import inherited  # noqa: E402
 
 inherited.read()
 

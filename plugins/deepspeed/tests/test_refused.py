@@ -74,7 +74,14 @@ REFUSED = """
     ids=str,
 )
 def test_refused_in_a_session(parts, words):
-    given = {"before": "", "options": "", "optimizer": "SGD", "backward": "", "line": "pass", **parts}
+    given = {
+        "before": "",
+        "options": "",
+        "optimizer": "SGD",
+        "backward": "",
+        "line": "pass",
+        **parts,
+    }
     given.setdefault("loss", "model(x)")
     result = fork_script(REFUSED.format(**given))
     assert result.status and words in result.stderr, result.stderr

@@ -1,7 +1,7 @@
 """Accelerators by the name of their device type: what torch knows of each, whoever makes it.
 
 Everything goes through ``torch.accelerator``, or the module of the device (``torch.cuda``,
-``torch.xpu``, ``torch.npu``). Private names were seen in 2.4 to 2.13.
+``torch.xpu``, ``torch.npu``). Private names were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations

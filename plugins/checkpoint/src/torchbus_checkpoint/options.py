@@ -90,8 +90,6 @@ def _format(safetensors: bool, sharded_save: bool) -> saving.Format:
         raise UsageError(
             "safetensors=True needs a package that is not installed: pip install safetensors"
         )
-    if sharded_save:
-        saving.need_safe_parts()
     return saving.Format(sharded_save, safetensors)
 
 

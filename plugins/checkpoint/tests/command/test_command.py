@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from torchbus_checkpoint.disk import saving
-
 from ..test_formats import FORMATS, KEPT
 from .resealed import reseal
 
@@ -129,8 +127,6 @@ def test_safetensors_that_is_not_installed(
 @pytest.mark.parametrize("kind", ["whole", "window", "parts"])
 def test_every_format(kind: str, number: int, tmp_path: Path, call: Call) -> None:
     path = FORMATS / str(number) / kind
-    if kind == "parts" and not saving.HAS_SAFE_PARTS:
-        pytest.skip("needs torch 2.6")
     status, out, _ = call("show", path)
     assert status == 0 and f"format {number}" in out and ("torchbus " in out) is (number > 1)
     assert call("verify", path)[0] == call("export", path, "-o", tmp_path / "out")[0] == 0

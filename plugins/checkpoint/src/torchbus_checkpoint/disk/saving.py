@@ -9,16 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torchbus.plugin import UsageError
-
 from torchbus_checkpoint.disk import divided, folder
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.state import shapes, written
 from torchbus_checkpoint.state.capture import as_safetensors
 from torchbus_checkpoint.state.plain import State, gathered
-
-HAS_SAFE_PARTS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 @dataclass(frozen=True)
@@ -27,15 +22,6 @@ class Format:
 
     in_parts: bool
     safetensors: bool
-
-
-def need_safe_parts() -> None:
-    """Raise UsageError if this torch would run code from the files of parts that it reads."""
-    if not HAS_SAFE_PARTS:
-        raise UsageError(
-            "checkpoints in parts (sharded_save=True) need torch 2.6 or later, and this is"
-            f" {torch.__version__}: leave sharded_save out"
-        )
 
 
 def files(
@@ -69,7 +55,6 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
     )
     if not in_parts:
         return saved, [_weights(found, name) for name in saved["weights"]], lambda: None
-    need_safe_parts()
     with shapes.as_written(found, "training.pt"):
         saved, weights, groups = divided.prepared(saved, contents)
     shapes.refuse_unlike(found, "training.pt", saved["optimizers"], [written.OPTIMIZER])
