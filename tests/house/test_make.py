@@ -51,6 +51,14 @@ def test_only_torch_differs(make: ModuleType, torch: str | None, line: str) -> N
     assert {*lines} ^ {*rest} == differ | for_newer
 
 
+def test_a_row_of_a_version_has_one_place(make: ModuleType) -> None:
+    page = "before\n|---|---|---|---|---|---|---|\nafter\n"
+    for version in ("2.10.0", "2.9.1", "2.13.0", "2.9.1"):
+        page = make.versions.with_row(page, version, f"| {version} | x |\n")
+    rows = "".join(f"| {version} | x |\n" for version in ("2.9.1", "2.10.0", "2.13.0"))
+    assert page == f"before\n|---|---|---|---|---|---|---|\n{rows}after\n"
+
+
 def test_the_site_has_an_environment_without_torch(make: ModuleType) -> None:
     environment = make.Environment("docs")
     assert environment.folder.name == ".venv-docs" and environment.packages == []

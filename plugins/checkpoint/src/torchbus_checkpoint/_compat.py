@@ -66,7 +66,7 @@ def kinds_of_dcp() -> tuple[Any, ...]:
     """What torch.distributed.checkpoint writes about each part of a file. Slow to import.
 
     Without ``_StoragePrefix`` or ``_StorageInfo``: AttributeError at the first divided checkpoint.
-    ``BytesIOWriteData`` is newer than torch 2.4, whose plans do without.
+    ``BytesIOWriteData`` is not in every torch; plans of older ones do without.
     """
     from torch.distributed.checkpoint import filesystem, planner
 
