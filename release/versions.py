@@ -42,7 +42,7 @@ def _tried(environment: Environment) -> bool:
 
 
 def _apart(python: Path, name: str) -> tuple[str, float]:
-    command = [python, ROOT / "tests" / "two_ranks.py", name]
+    command: list[str | Path] = [python, ROOT / "tests" / "two_ranks.py", name]
     done = subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE, text=True)
     told = json.loads(done.stdout.splitlines()[-1])
     return told["torch"], told["apart"]
