@@ -69,8 +69,7 @@ def digest(tensor: Tensor) -> complex | None:
     """Return a tensor's sum, or None for a part of a tensor, and for one without values or with
     NaNs.
 
-    fsdp frees the memory of a gathered parameter: reading it would end the process. torch 2.8 and
-    2.9 hold a parameter that has no memory at all.
+    fsdp frees the memory of a gathered parameter: reading it would end the process.
     """
     if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return None
