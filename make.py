@@ -3,14 +3,15 @@
     python make.py demo                  # the digits example, on one and on two ranks, compared
     python make.py test                  # ruff, mypy and the tests
     python make.py test -m slow          # further words go to pytest
-    python make.py test --torch 2.4.0    # only the tests, with another torch; also: --torch newest
+    python make.py test --torch 2.6.0    # only the tests, with another torch; also: --torch newest
+    python make.py versions 2.6.0 2.9.1  # a loop on two ranks with each torch; without: the window
     python make.py quick plugins/ddp     # ruff, mypy and the fast tests of one package, in a minute
     python make.py docs                  # the documentation as a site, in site/; --serve shows it
     python make.py release 0.2.0 --dry-run   # build and try all packages; without it, also tag
     python make.py gpu                   # on a machine with a GPU: its tests and measurements
 
 Everything is installed into ``.venv``, which is used again as long as what it was made from is
-unchanged. Each other torch has an environment of its own, ``.venv-torch-2.4.0``, and so has the
+unchanged. Each other torch has an environment of its own, ``.venv-torch-2.6.0``, and so has the
 site, ``.venv-docs``.
 """
 
@@ -26,6 +27,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from release import versions
 from release.environment import NEWEST, Environment, say
 
 ROOT = Path(__file__).resolve().parent
@@ -117,7 +119,7 @@ def main() -> int:
         add_help=sys.argv[1:2] in ([], ["-h"], ["--help"]),
         allow_abbrev=False,
     )
-    parser.add_argument("what", choices=(*RUNS, "gpu"), help="what to run")
+    parser.add_argument("what", choices=(*RUNS, "gpu", "versions"), help="what to run")
     parser.add_argument("--torch", metavar="VERSION", help=f"test: another torch, or '{NEWEST}'")
     given, words = parser.parse_known_args()
     if given.torch and given.what != "test":
@@ -126,6 +128,8 @@ def main() -> int:
         parser.error("quick takes a path, such as plugins/ddp")
     if given.what == "gpu":  # with the torch of this Python, which may be built for its GPU
         return subprocess.call([sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", *words])
+    if given.what == "versions":
+        return versions.run(words)
     purpose = given.what if given.what in ("demo", "docs") else "test"
     environment = Environment(purpose, given.torch)
     try:

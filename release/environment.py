@@ -34,6 +34,8 @@ class Environment:
     def folder(self) -> Path:
         if self.purpose == "docs":
             return ROOT / ".venv-docs"
+        if self.purpose == "versions":
+            return ROOT / f".venv-versions-{self.torch}"
         return ROOT / (".venv" if self.torch is None else f".venv-torch-{self.torch}")
 
     @property
@@ -45,8 +47,10 @@ class Environment:
         """The folders of the packages to install, the core first. The site only reads them."""
         if self.purpose == "docs":
             return []
-        if self.purpose == "demo":
-            return [ROOT / folder for folder in ("core", "plugins/ddp", "plugins/sampler")]
+        if self.purpose in ("demo", "versions"):
+            names = ["core", "plugins/ddp", "plugins/sampler"]
+            names += ["plugins/accumulate", "plugins/amp"] if self.purpose == "versions" else []
+            return [ROOT / name for name in names]
         return [one for one in tree.packages(ROOT) if one not in self.left_out]
 
     @property

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from torchbus.testing import run_script
 
 HEAVY = (
@@ -64,13 +63,22 @@ def test_it_says_what_is_public():
     ("door", "imported"),
     [
         ("torchbus.plugin", False),
-        pytest.param(
-            "torchbus.plugin.dtensors",
-            True,
-            marks=pytest.mark.skipif(torch.__version__ < "2.6", reason="needs torch 2.6"),
-        ),
+        ("torchbus.plugin.dtensors", True),
     ],
 )
 def test_only_strategies_that_divide_parameters_import_dtensors(door: str, imported: bool) -> None:
     result = run_script(f"import sys, {door}; print('torch.distributed.tensor' in sys.modules)")
     assert result.ok() and result.stdout == f"{imported}\n"
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.5.1+cpu", 1), ("2.6.0", 0), ("2.10.0", 0)])
+def test_an_older_torch_is_refused_in_one_sentence(version: str, status: int) -> None:
+    result = run_script(f"""
+        import torch
+        torch.__version__ = torch.torch_version.TorchVersion("{version}")
+        import torchbus
+    """)
+    words = (
+        "ImportError: torchbus needs torch 2.6 or later, and this is torch 2.5.1+cpu: pip instal"
+    )
+    assert result.ok(status) and (words in result.stderr) is bool(status)

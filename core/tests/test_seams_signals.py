@@ -19,6 +19,14 @@ class Hears:
         pass
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """Also in a job that a shell has started with ``&``, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def interrupted(monkeypatch):
     """Ctrl-C arrives just before the seam's change is noted, or just before it is undone."""

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torch.utils.data import DataLoader, dataloader
-from torchbus._compat import groups
 
 HOOKS = "forward_pre forward backward_pre backward state_dict_pre state_dict load_state_dict_pre"
 GLOBAL = "forward forward_pre backward module_registration parameter_registration"
@@ -28,10 +27,7 @@ SAVED = (
     " pos_weight reduction result self self_sym_sizes target tensor total_weight weight"
 )
 NO_NAMES = {"_NormalAccessor", "_foreach_", "_saved_", "_second", "_size", "_strides"}
-"""Of Python 3.10 only, parts of names, and a variable of an example; what torch 2.4 has alone."""
-if hasattr(torch, "accelerator"):
-    NO_NAMES |= {"_get_accelerator"}
-HAS_FSDP2 = torch.__version__ >= "2.6"
+"""Of Python 3.10 only, parts of names, and a variable of an example."""
 
 
 class Saved:
@@ -80,7 +76,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield LRScheduler, "_step_count"
     yield SequentialLR, "_schedulers"
     yield GradScaler, "_scale _per_optimizer_states _lazy_init_scale_growth_tracker"
-    yield dist.distributed_c10d, "_abort_process_group _world" if groups.HAS_ABORT else "_world"
+    yield dist.distributed_c10d, "_abort_process_group _world"
     yield dist.ProcessGroup, "_get_backend _device_types _get_sequence_number_for_group"
     yield dist.Reducer, "_rebuild_buckets"
     yield DistributedDataParallel, "_build_params_for_reducer"
@@ -94,10 +90,7 @@ def owners() -> Iterator[tuple[Any, str]]:
     yield Module(), "_forward_pre_hooks_with_kwargs"
     yield torch, "_register_device_module"
     yield torch.cuda, "_lazy_init"
-    if not hasattr(torch, "accelerator"):
-        yield torch._C, "_get_accelerator"
-    if HAS_FSDP2:
-        yield from owners_in_fsdp()
+    yield from owners_in_fsdp()
 
 
 def owners_in_fsdp() -> Iterator[tuple[Any, str]]:
@@ -136,28 +129,12 @@ IN_EITHER = {"_fsdp_param_group", "_fsdp_param_groups"}
 """Of a unit: newer releases have several groups."""
 LEFT_BY_ENGINE = {"_is_fsdp_managed_module", "_fsdp_use_orig_params", "_distribute_module_applied"}
 """What older releases leave in a module is taken away; nothing is lost without it."""
-OF_OLD_RELEASES = {"_shutdown"}
-"""Of NCCL's groups, in 2.4."""
 OF_NEW_RELEASES = {
     "_clear_DTensor_sharding_propagator_cache",
     "_gen_transform_infos",
     "_redistribute",
     "_set_unshard_async_op",
 }
-if not HAS_FSDP2:
-    OF_NEW_RELEASES |= {
-        "_abort_process_group",
-        "_all_gather_result",
-        "_composable",
-        "_composable_state",
-        "_custom_op_handlers",
-        "_get_fsdp_state",
-        "_is_root",
-        "_module_state_mapping",
-        "_op_dispatcher",
-        "_training_state",
-        "_unsharded_param",
-    }
 ALL = [
     pytest.param(owner, name, id=f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
     for owner, names in owners()

@@ -30,8 +30,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_another_torch_has_an_environment_of_its_own(make: ModuleType) -> None:
-    usual, other = make.Environment("test"), make.Environment("test", "2.4.0")
-    assert (usual.folder.name, other.folder.name) == (".venv", ".venv-torch-2.4.0")
+    usual, other = make.Environment("test"), make.Environment("test", "2.6.0")
+    assert (usual.folder.name, other.folder.name) == (".venv", ".venv-torch-2.6.0")
     assert usual.fingerprint() != other.fingerprint()
     ignored = subprocess.run(["git", "check-ignore", "-q", other.folder], cwd=ROOT)
     assert ignored.returncode in (0, 128)  # 128: no git, as in an unpacked source
@@ -39,16 +39,24 @@ def test_another_torch_has_an_environment_of_its_own(make: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("torch", "line"),
-    [(None, "torch==2.13.0"), ("2.4.0", "torch==2.4.0"), ("newest", "torch")],
+    [(None, "torch==2.13.0"), ("2.6.0", "torch==2.6.0"), ("newest", "torch")],
 )
 def test_only_torch_differs(make: ModuleType, torch: str | None, line: str) -> None:
     lines = make.Environment("test", torch).requirements().splitlines()
     assert [one for one in lines if one.startswith("torch") and one[5:6] in ("", "=")] == [line]
     assert {"pluggy==1.7.0", "pytest==9.2.0"} < {*lines}
     rest = make.Environment("test").requirements().splitlines()
-    for_newer = {one for one in rest if "# torch>=" in one} if torch == "2.4.0" else set()
+    for_newer = {one for one in rest if "# torch>=" in one} if torch == "2.6.0" else set()
     differ = {line, "torch==2.13.0"} if torch else set()
     assert {*lines} ^ {*rest} == differ | for_newer
+
+
+def test_a_row_of_a_version_has_one_place(make: ModuleType) -> None:
+    page = "before\n|---|---|---|---|---|---|---|\nafter\n"
+    for version in ("2.10.0", "2.9.1", "2.13.0", "2.9.1"):
+        page = make.versions.with_row(page, version, f"| {version} | x |\n")
+    rows = "".join(f"| {version} | x |\n" for version in ("2.9.1", "2.10.0", "2.13.0"))
+    assert page == f"before\n|---|---|---|---|---|---|---|\n{rows}after\n"
 
 
 def test_the_site_has_an_environment_without_torch(make: ModuleType) -> None:
@@ -68,7 +76,7 @@ def test_the_package_of_a_path(make: ModuleType) -> None:
 
 
 def test_another_torch_is_for_tests_only(make: ModuleType, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["make.py", "demo", "--torch", "2.4.0"])
+    monkeypatch.setattr(sys, "argv", ["make.py", "demo", "--torch", "2.6.0"])
     with pytest.raises(SystemExit):
         make.main()
     assert "--torch belongs to test" in capsys.readouterr().err

@@ -15,12 +15,10 @@ import torch
 from private_names import SOURCES, compat_files, foreign, in_compat, names_in, parsed
 from private_owners import (
     ALL,
-    HAS_FSDP2,
     IN_EITHER,
     LEFT_BY_ENGINE,
     NO_NAMES,
     OF_NEW_RELEASES,
-    OF_OLD_RELEASES,
     SLOW,
     Saved,
 )
@@ -51,7 +49,6 @@ def test_this_torch_has_late(name: str) -> None:
     assert any(found) or name == place.__name__.split(".")[-1]
 
 
-@pytest.mark.skipif(not HAS_FSDP2, reason="fully_shard came with torch 2.6")
 def test_a_unit_has_one_group_of_parameters_or_several() -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
@@ -69,8 +66,8 @@ def test_this_torchs_graphs_are_as_they_were_seen() -> None:
 
 def test_every_private_name_is_looked_for_above() -> None:
     looked_for = {param.values[1] for param in ALL} | {*SLOW} | NO_NAMES
-    looked_for |= IN_EITHER | LEFT_BY_ENGINE | OF_OLD_RELEASES
-    late = set() if HAS_FSDP2 and torch.__version__ >= "2.13" else OF_NEW_RELEASES
+    looked_for |= IN_EITHER | LEFT_BY_ENGINE
+    late = set() if torch.__version__ >= "2.13" else OF_NEW_RELEASES
     used = {name for package in SOURCES for path, _, name in foreign(package) if in_compat(path)}
     assert used - looked_for - late == set()
 
@@ -142,11 +139,7 @@ def _scaler_has_seen() -> None:
             lambda: ddp.ReducerOnly(None),
             "_build_params_for_reducer",
         ),
-        *(
-            [_gone(groups.dist, "distributed_c10d", groups.require_abort, "_abort_process_group")]
-            if groups.HAS_ABORT
-            else []
-        ),
+        _gone(groups.dist, "distributed_c10d", groups.require_abort, "_abort_process_group"),
         _gone(
             sampler.dataloader,
             "_MultiProcessingDataLoaderIter",
@@ -197,7 +190,6 @@ def test_loops_that_are_not_read_as_they_should(monkeypatch: pytest.MonkeyPatch)
         checkpoint.check_bytecode.__wrapped__()
 
 
-@pytest.mark.skipif(not HAS_FSDP2, reason="torchbus-sharded needs torch 2.6")
 def test_caches_of_dtensor_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import tensor
     from torchbus._compat import dtensors

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run_script, start
+from torchbus.testing import fork_script, run_script, start
 
 SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
 WITHIN_S = 8.0
@@ -46,11 +46,8 @@ DESCRIPTORS = """
     ],
 )
 def test_no_port_and_no_descriptor_is_left(options):
-    # a temporary directory of its own
-    of_torch_2_4 = "ignore:Implicitly cleaning up:ResourceWarning"
     result = run_script(
-        DESCRIPTORS.replace("OPTIONS", options),
-        env={"PYTHONWARNINGS": f"error::ResourceWarning,{of_torch_2_4}"},
+        DESCRIPTORS.replace("OPTIONS", options), env={"PYTHONWARNINGS": "error::ResourceWarning"}
     )
     assert result.ok() and result.stderr == ""
     ports, descriptors = zip(
@@ -77,6 +74,44 @@ def test_ctrl_c_at_the_terminal(tmp_path, launch):
     assert result.stderr.count("Traceback") == 1 and result.stderr.rstrip().endswith(
         "KeyboardInterrupt"
     )
+
+
+IGNORED = """
+    import os, pathlib, signal, time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a job has it that a shell starts with &
+    import torch
+    from torchbus import session
+
+    folder = pathlib.Path(FOLDER)
+    with session(strategy="ddp", devices=2, accelerator="cpu", launch=LAUNCH) as s:
+        model = torch.nn.Linear(1, 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            for step in range(10**9):
+                model(torch.ones(1, 1)).mean().backward()
+                if step == 3:
+                    (folder / f"goes_on{s.rank}").touch()
+                    s.barrier()
+                    if s.rank == WHO:
+                        os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            (folder / f"finally{s.rank}").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "who", "status"),
+    [("fork", 0, 143), ("fork", 1, 1), pytest.param("script", 0, 143, marks=pytest.mark.slow)],
+)
+def test_ranks_that_ignore_ctrl_c_end_by_sigterm(tmp_path, launch, who, status):
+    given = {"FOLDER": repr(str(tmp_path)), "LAUNCH": repr(launch), "WHO": str(who)}
+    source = IGNORED
+    for name, value in given.items():
+        source = source.replace(name, value)
+    result = (fork_script if launch == "fork" else run_script)(source)
+    assert result.ok(status)
+    names = {f"{what}{rank}" for what in ("goes_on", "finally") for rank in (0, 1)}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 STUCK = """

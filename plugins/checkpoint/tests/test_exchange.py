@@ -22,7 +22,6 @@ from torchbus_checkpoint.disk import parts, saving, tensors
 from torchbus_checkpoint.errors import CheckpointError
 
 SIZES = (2, 8, 48)
-needs_safe_parts = pytest.mark.skipif(not saving.HAS_SAFE_PARTS, reason="needs torch 2.6")
 
 
 class Asked(CountedStore):
@@ -108,7 +107,6 @@ class Together:
         return wait
 
 
-@needs_safe_parts
 def test_parts_need_as_many_requests_and_bytes_in_any_world(tmp_path: Path) -> None:
     worlds = [Together(tmp_path / str(size), size) for size in SIZES]
     for place in (0, -1):
@@ -120,7 +118,6 @@ def test_parts_need_as_many_requests_and_bytes_in_any_world(tmp_path: Path) -> N
     assert max(answers) < 10  # DCP changes nothing of a plan that only one rank has
 
 
-@needs_safe_parts
 def test_ranks_write_what_all_have_once(tmp_path: Path) -> None:
     """torch's DCP divides it over the ranks."""
     world = Together(tmp_path / "parts", 3, alike=7)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchbus_checkpoint.disk import formats, saving
+from torchbus_checkpoint.disk import formats
 
 FORMATS = Path(__file__).parent / "formats"
 LOOP = FORMATS / "loop.py"
@@ -49,8 +49,6 @@ def test_every_format_is_gone_on_from(
 ) -> None:
     if torch.__version__ < "2.13":
         pytest.skip("torch 2.13 wrote them, and others draw other numbers")
-    if kind == "parts" and not saving.HAS_SAFE_PARTS:
-        pytest.skip("needs torch 2.6")
     pytest.importorskip(
         {
             "whole": "torchbus_checkpoint",

@@ -16,9 +16,7 @@ from torchbus._cli import main
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint import CheckpointError, latest
-from torchbus_checkpoint.disk import folder, parts, saving
-
-pytestmark = pytest.mark.skipif(not saving.HAS_SAFE_PARTS, reason="needs torch 2.6")
+from torchbus_checkpoint.disk import folder, parts
 
 
 def train(s: Any, epochs: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -130,17 +128,6 @@ def test_another_model(written: Path) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True)
         for _ in s.epochs(3):
             optimizer.step()
-
-
-def test_an_old_torch(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "HAS_SAFE_PARTS", False)
-    with pytest.raises(
-        UsageError,
-        match=r"checkpoints in parts \(sharded_save=True\) need torch 2.6 or later, and this is",
-    ):
-        session(sharded_save=True)
-    with pytest.raises(UsageError, match="need torch 2.6"), session(checkpoint=written) as s:
-        train(s, 3)
 
 
 @pytest.mark.parametrize(

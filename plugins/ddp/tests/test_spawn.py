@@ -32,9 +32,7 @@ TOLD = "from rank 0\n{'ranks': 2, 'note': 'kept', 'agree': True}\nTrue True\n"
 
 @pytest.fixture(scope="module")
 def trained() -> Result:
-    # torch 2.4 warns of its own torch.load
-    env = {"PYTHONWARNINGS": "ignore::FutureWarning:torch.storage"}
-    result = run_script(TRAIN, env=env, timeout_s=115)
+    result = run_script(TRAIN, timeout_s=115)
     assert result.ok()
     return result
 

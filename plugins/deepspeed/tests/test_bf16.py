@@ -1,4 +1,4 @@
-"""``config={"bf16": {"enabled": True}}``, against one process in float32."""
+"""``config={"bf16": {"enabled": True}}`` and fp16, against one process in float32."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from torchbus.testing import fork_script
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_bf16.py"
-ROUNDING = 2**-8  # of one number in bf16, relative
+ROUNDING = {"bf16": 2**-8, "fp16": 2**-11}  # of one number, relative
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "precision"),
     [
-        pytest.param("deepspeed_stage_1", marks=pytest.mark.slow),
-        "deepspeed_stage_2",
-        pytest.param("deepspeed_stage_3", marks=pytest.mark.slow),
+        pytest.param("deepspeed_stage_1", "bf16", marks=pytest.mark.slow),
+        ("deepspeed_stage_2", "bf16"),
+        pytest.param("deepspeed_stage_3", "bf16", marks=pytest.mark.slow),
+        ("deepspeed_stage_2", "fp16"),
+        pytest.param("deepspeed_stage_3", "fp16", marks=pytest.mark.slow),
     ],
 )
-def test_parameters_are_those_of_float32_but_for_rounding(strategy):
+def test_parameters_are_those_of_float32_but_for_rounding(strategy, precision):
     """Ten steps that were taken in bf16 itself are 0.0106 apart."""
-    found = fork_script(SCRIPT, strategy, timeout_s=115).json()
-    assert found["dtypes"] == ["torch.bfloat16"]
-    assert found["apart"] < 2 * ROUNDING, found
+    found = fork_script(SCRIPT, strategy, precision, timeout_s=115).json()
+    assert found["dtypes"] == [{"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]]
+    assert found["apart"] < 2 * ROUNDING[precision], found

@@ -11,9 +11,14 @@ pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STAGE_3 = {"zero_optimization": {"stage": 3}}
+NO_FP16 = """
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    CPU_Accelerator.is_fp16_supported = lambda self: False  # a processor with AVX512-FP16 has it
+"""
 REFUSED = """
     import torch
     from torchbus import session
+{before}
     with session(strategy="deepspeed", devices=2, launch="fork", {options}):
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.{optimizer}(model.parameters())
@@ -62,14 +67,21 @@ REFUSED = """
             "norm of weight: under strategy='deepspeed', parameters are empty outside of",
         ),
         (
-            {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}"},
+            {"options": "accelerator='cpu', config={'fp16': {'enabled': True}}", "before": NO_FP16},
             "DeepSpeed has none on this device (cpu): enable bf16 instead",
         ),
     ],
     ids=str,
 )
 def test_refused_in_a_session(parts, words):
-    given = {"options": "", "optimizer": "SGD", "backward": "", "line": "pass", **parts}
+    given = {
+        "before": "",
+        "options": "",
+        "optimizer": "SGD",
+        "backward": "",
+        "line": "pass",
+        **parts,
+    }
     given.setdefault("loss", "model(x)")
     result = fork_script(REFUSED.format(**given))
     assert result.status and words in result.stderr, result.stderr

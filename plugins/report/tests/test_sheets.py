@@ -84,6 +84,7 @@ def test_a_curve_that_cannot_be_drawn_is_a_table(tmp_path, changes):
 
 
 def test_the_curve_of_find_lr(tmp_path):
+    torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

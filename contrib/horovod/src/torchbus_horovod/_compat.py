@@ -1,6 +1,6 @@
 """Private names of torch, and Horovod's modules.
 
-Torch's were seen in 2.4 to 2.13, Horovod's in 0.28.1.
+Torch's were seen in 2.6 to 2.13, Horovod's in 0.28.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Accelerators by the name of their device type: what torch knows of each, whoever makes it.
 
 Everything goes through ``torch.accelerator``, or the module of the device (``torch.cuda``,
-``torch.xpu``, ``torch.npu``). torch 2.4 lacks the former. Private names were seen in 2.4 to 2.13.
+``torch.xpu``, ``torch.npu``). Private names were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations
@@ -28,11 +28,6 @@ ONE_DEVICE = ("mps",)
 """Types of which a machine has one device, and torch.distributed no backend."""
 OF_TORCH_ALONE = ("tpu",)
 """Types whose module raises if others than torch ask it for what ``torch.accelerator`` has too."""
-
-
-OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-"""torch 2.4 knows it by CUDA's name."""
-
 
 swap_contents: Callable[[Tensor, Tensor], None] = private(
     torch._C, "_swap_tensor_impl", "moves parameters to a device that another package brings"
@@ -85,15 +80,12 @@ def module(kind: str) -> Any:
 
 
 def built_in() -> str | None:
-    """The type that this torch was built for, or that a backend has registered.
-
-    torch 2.4 tells it by ``_get_accelerator``. Without it: AttributeError in such a torch.
-    """
-    if hasattr(torch, "accelerator"):
+    """The type that this torch was built for, or that a backend has registered."""
+    try:
         found = torch.accelerator.current_accelerator()
-        return None if found is None else str(found.type)
-    kind = str(torch._C._get_accelerator().type)
-    return None if kind == "cpu" else kind
+    except RuntimeError:  # of torch 2.6, where there is none
+        return None
+    return None if found is None else str(found.type)
 
 
 def current() -> str | None:
@@ -180,7 +172,7 @@ def serves(backend: str, kind: str) -> bool:
 
 def event(device: torch.device, timed: bool = False) -> Event:
     """A new event. ``timed``: it tells the time between two."""
-    if hasattr(torch, "accelerator") and device.type != "cuda":
+    if device.type != "cuda":
         return cast(Event, torch.Event(device.type, enable_timing=timed))
     return cast(Event, module(device.type).Event(enable_timing=timed))
 

@@ -1,7 +1,7 @@
 """DTensors: tensors that an engine has divided over ranks.
 
-``torch.distributed.tensor`` is public since 2.5. It is not imported here: who has made a DTensor
-has imported it. Private names were seen in 2.13; strategies that divide need 2.6.
+``torch.distributed.tensor`` is not imported here: who has made a DTensor has imported it. Private
+names were seen in 2.13.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients: the engine of autograd, hooks, and how losses are reduced.
 
-All were seen in 2.4 to 2.13.
+All were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations

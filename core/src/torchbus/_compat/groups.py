@@ -1,6 +1,6 @@
 """Process groups.
 
-All were seen in 2.4 to 2.13.
+All were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations
@@ -32,27 +32,17 @@ def collectives_begun(group: Any) -> int:
     return int(group._get_sequence_number_for_group())
 
 
-HAS_ABORT = torch.__version__ >= "2.6"
-
-
 def require_abort() -> None:
     """Raise UsageError where NCCL's collectives can't be ended. It can't wait: whoever ends them
     goes on after errors.
     """
-    if HAS_ABORT:
-        need = "ends NCCL's collectives when a rank fails"
-        require(dist.distributed_c10d, "_abort_process_group", need)
+    need = "ends NCCL's collectives when a rank fails"
+    require(dist.distributed_c10d, "_abort_process_group", need)
 
 
 def abort_all_groups() -> None:
-    """Without ``_abort_process_group``: see ``require_abort``. 2.4 has ``_shutdown`` instead, which
-    ends the collectives as well, by torch's sources.
-    """
-    if HAS_ABORT:
-        dist.distributed_c10d._abort_process_group()
-    else:
-        for engine in engines_of_groups():
-            engine._shutdown()
+    """Without ``_abort_process_group``: see ``require_abort``."""
+    dist.distributed_c10d._abort_process_group()
 
 
 def engines_of_groups() -> list[Any]:

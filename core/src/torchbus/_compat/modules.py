@@ -1,6 +1,6 @@
 """Modules, their global hooks, and torch's compiler.
 
-All were seen in 2.4 to 2.13.
+All were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations

@@ -8,8 +8,17 @@ import torch
 
 from torchbus.errors import UsageError
 
-OLDEST, NEWEST = "2.4", "2.13"
+OLDEST, NEWEST = "2.6", "2.13"
 """The releases of torch between which every private name was seen."""
+
+
+def require_torch() -> None:
+    """Raise ImportError under an older torch. Its versions compare by the rules of packaging."""
+    if torch.__version__ < OLDEST:
+        raise ImportError(
+            f"torchbus needs torch {OLDEST} or later, and this is torch {torch.__version__}:"
+            " pip install --upgrade torch"
+        )
 
 
 def private(holder: object, name: str, need: str) -> Any:

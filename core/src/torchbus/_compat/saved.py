@@ -1,6 +1,6 @@
 """What the nodes of a graph have saved for backward: ``saved.target(node)``.
 
-Seen in 2.4 to 2.13. Without one of them, or if a kind of node has another name: UsageError when a
+Seen in 2.6 to 2.13. Without one of them, or if a kind of node has another name: UsageError when a
 strategy starts, from ``check``. Nodes that have no such thing raise AttributeError.
 """
 

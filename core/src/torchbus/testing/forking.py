@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+from torchbus.testing.processes import take_ctrl_c
 from torchbus.testing.scripts import Result, write_script
 
 
@@ -34,6 +35,7 @@ class ForkServer:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=take_ctrl_c(),
         )
 
     def run(

@@ -5,9 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 MARKER = "TORCHBUS_TEST_MARKER"
+
+
+def take_ctrl_c() -> Callable[[], None] | None:
+    """What Popen calls in a process that should end by SIGINT; None if it does so anyway.
+
+    A shell lets the jobs that it starts with ``&`` ignore SIGINT, and their processes inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        return None
+    return _take_ctrl_c
+
+
+def _take_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def orphans(marker: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Private names of torch that accumulation uses; nothing else in this package uses one.
 
-All were seen in 2.4 to 2.13.
+All were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations

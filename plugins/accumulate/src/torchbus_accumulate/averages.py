@@ -66,11 +66,12 @@ def _internal(modules: list[nn.Module]) -> set[int]:
 
 
 def digest(tensor: Tensor) -> complex | None:
-    """Return a tensor's sum, or None for a part of a tensor and for one with NaNs.
+    """Return a tensor's sum, or None for a part of a tensor, and for one without values or with
+    NaNs.
 
     fsdp frees the memory of a gathered parameter: reading it would end the process.
     """
-    if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta:
+    if is_part(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return None
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
         return None

@@ -1,6 +1,6 @@
 """Private names of torch and torchao that this package uses; nothing else in it uses one.
 
-Torch's were seen in 2.4 to 2.13, torchao's in 0.18.
+Torch's were seen in 2.6 to 2.13, torchao's in 0.18.
 """
 
 from __future__ import annotations

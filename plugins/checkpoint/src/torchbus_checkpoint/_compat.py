@@ -1,6 +1,6 @@
 """Private names of torch and CPython that checkpoints use; nothing else in this package uses one.
 
-All were seen in 2.4 to 2.13, and in Python 3.10 to 3.13.
+All were seen in 2.6 to 2.13, and in Python 3.10 to 3.13.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def has_iterator(loader: Any) -> bool:
 def kinds_of_dcp() -> tuple[Any, ...]:
     """What newer plans of torch.distributed.checkpoint are made of, too. Slow to import.
 
-    ``BytesIOWriteData`` is newer than torch 2.4, whose plans do without.
+    ``BytesIOWriteData`` is not in every torch; plans of older ones do without.
     """
     from torch.distributed.checkpoint import planner
 

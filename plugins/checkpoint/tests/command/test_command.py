@@ -115,8 +115,6 @@ def test_export_to_safetensors(one: Path, tmp_path: Path, call: Call) -> None:
 @pytest.mark.parametrize("kind", ["whole", "window", "parts"])
 def test_every_format(kind: str, number: int, tmp_path: Path, call: Call) -> None:
     path = FORMATS / str(number) / kind
-    if kind == "parts" and not saving.HAS_SAFE_PARTS:
-        pytest.skip("needs torch 2.6")
     status, out, _ = call("show", path)
     assert status == 0 and f"format {number}" in out and ("torchbus " in out) is (number > 1)
     assert call("verify", path)[0] == call("export", path, "-o", tmp_path / "out")[0] == 0

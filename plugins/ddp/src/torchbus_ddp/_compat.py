@@ -1,6 +1,6 @@
 """Private names of torch that ddp uses; nothing else in this package uses one.
 
-All were seen in 2.4 to 2.13.
+All were seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sparse_values: Callable[[Tensor], Tensor] = Tensor._values
 preserved_version: Callable[[Tensor], AbstractContextManager[None]] = private(
     torch.autograd, "_unsafe_preserve_version_counter", "keeps graphs valid while DDP is made"
 )
-"""Without it: UsageError at the first backward, if DDP has no ``init_sync=`` (2.4 has none)."""
+"""Without it: UsageError at the first backward, if DDP has no ``init_sync=``."""
 
 parameters: Callable[[Module], dict[str, object]] = attrgetter("_parameters")
 """Of one module, by name. Without it: AttributeError when a model is found."""

@@ -4,6 +4,7 @@ import json
 import sys
 
 import torch
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed_head import F, batches, difference, found, net, opened
 
 
@@ -19,8 +20,13 @@ def train(size):
     return torch.cat([value.float().reshape(-1) for value in model.state_dict().values()]), model
 
 
+SECTIONS = {
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": True, "initial_scale_power": 8},  # nothing overflows
+}
+CPU_Accelerator.is_fp16_supported = lambda self: True  # as on a processor with AVX512-FP16
 whole, _ = train(8)
-with opened(sys.argv[1], 2, config={"bf16": {"enabled": True}}):
+with opened(sys.argv[1], 2, config={sys.argv[2]: SECTIONS[sys.argv[2]]}):
     parts, model = train(4)
 found["apart"] = difference(whole, parts)
 found["dtypes"] = sorted({str(one.dtype) for one in model.parameters()})

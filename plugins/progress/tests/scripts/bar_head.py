@@ -1,7 +1,6 @@
 import logging
 import sys
 import time
-import warnings
 
 import torch
 from torch.utils.data import DataLoader
@@ -10,8 +9,6 @@ from torchbus import session
 from torchbus_progress import Progress, listener
 from torchbus_progress.outputs import terminal
 
-# torch 2.4 warns of its own torch.load
-warnings.filterwarnings("ignore", "You are using `torch.load`", FutureWarning)
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 
 listener.LARGEST_PART = 1e6  # so that every batch is drawn, however slow the machine is

@@ -1,6 +1,6 @@
 """Private names of torch that this package uses; nothing else in it uses one.
 
-Seen in 2.4 to 2.13.
+Seen in 2.6 to 2.13.
 """
 
 from __future__ import annotations

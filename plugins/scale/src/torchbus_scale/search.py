@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from torchbus.plugin import Context, UsageError, accelerators
+import torch
+from torchbus.plugin import Context, UsageError
 
 Function = Callable[[int], object]
 OUT_OF_MEMORY = "CUDA out of memory."  # what accelerate takes for a reason to go on with less
@@ -32,9 +33,7 @@ def search(
             with unsynchronised():
                 function(batch_size)
         except Exception as raised:
-            if not (
-                isinstance(raised, accelerators.OUT_OF_MEMORY) or should_reduce_batch_size(raised)
-            ):
+            if not (isinstance(raised, torch.OutOfMemoryError) or should_reduce_batch_size(raised)):
                 raise
             error = raised
         if float(session.reduce(float(error is not None), "max")):

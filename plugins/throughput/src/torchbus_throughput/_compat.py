@@ -1,4 +1,4 @@
-"""Private names of torch that this package uses. They were seen in 2.4 to 2.13."""
+"""Private names of torch that this package uses. They were seen in 2.6 to 2.13."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
+
+from torchbus._launch.store.sealed import LIBUV_TAKES_SOCKETS
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SERVED = "session {} is served"
 LOOK_AGAIN_S = 0.05
-LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.5"
 sessions = itertools.count()
 """Numbers this process's sessions with ranks that it did not start; all ranks agree on them."""
 

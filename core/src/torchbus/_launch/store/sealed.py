@@ -9,9 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, cast
 
+import torch
 import torch.distributed as dist
 
 TAG_BYTES = 16
+LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
+"""Older stores with libuv raise for a socket that is bound already; those without it listen on it.
+"""
 FORGED_AGAIN_S = 0.05
 
 
@@ -157,7 +161,7 @@ class SealedStore:
 
     def leave(self, name: str, value: str | bytes) -> None:
         """Set the value if the store has none, not even an unsigned one."""
-        self._bytes.compare_set(self.prefix + name, "", self._sealed(name, value))
+        self._swap(name, b"", _bytes(value))
 
     def add(self, name: str, amount: int) -> int:
         """Add to a counter, and return the sum.
@@ -187,8 +191,11 @@ class SealedStore:
         return bool(self.raw.delete_key(self.prefix + name))
 
     def _swap(self, name: str, there: bytes, value: bytes) -> bool:
-        mine = self._sealed(name, value)
-        return bool(self._bytes.compare_set(self.prefix + name, there, mine) == mine)
+        mine, key = self._sealed(name, value), self.prefix + name
+        done = bool(self._bytes.compare_set(key, there, mine) == mine)
+        if done and not LIBUV_TAKES_SOCKETS:
+            self.raw.append(key, "")  # a store without libuv wakes nobody who waits for a swap
+        return done
 
     def _all_there(self, names: Sequence[str]) -> list[bytes]:
         keys = [self.prefix + name for name in names]

@@ -8,25 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from torchbus.plugin import UsageError
-
 from torchbus_checkpoint.disk import divided, folder
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.state import shapes, written
 from torchbus_checkpoint.state.plain import State, gathered
 
 TRAINING = "training"
-HAS_SAFE_PARTS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 6)
-
-
-def need_safe_parts() -> None:
-    """Raise UsageError if this torch's planner of parts is too old."""
-    if not HAS_SAFE_PARTS:
-        raise UsageError(
-            "checkpoints in parts (sharded_save=True) need torch 2.6 or later, and this is"
-            f" {torch.__version__}: leave sharded_save out"
-        )
 
 
 def files(
@@ -54,7 +41,6 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
     shapes.refuse_unlike(found, TRAINING, saved, written.IN_PARTS if in_parts else written.WHOLE)
     if not in_parts:
         return saved, [_weights(found, name) for name in names(saved)], lambda: None
-    need_safe_parts()
     from torchbus_checkpoint.disk import parts  # slow
 
     index = parts.index(found)

@@ -1,4 +1,4 @@
-"""The hooks around a module's forward and backward, as they were seen in torch 2.4 to 2.13."""
+"""The hooks around a module's forward and backward, as they were seen in torch 2.6 to 2.13."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch does with a subclass of its tensors, as it was seen in torch 2.4 to 2.13."""
+"""What torch does with a subclass of its tensors, as it was seen in torch 2.6 to 2.13."""
 
 from __future__ import annotations
 

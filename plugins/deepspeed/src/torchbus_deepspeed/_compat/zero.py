@@ -1,6 +1,6 @@
 """ZeRO's optimizers, and the parameters and modules that they change.
 
-DeepSpeed's were seen in 0.19.8, torch's in 2.4 to 2.13. Without one of DeepSpeed's: UsageError
+DeepSpeed's were seen in 0.19.8, torch's in 2.6 to 2.13. Without one of DeepSpeed's: UsageError
 or AttributeError, when the first engine is made.
 """
 
