@@ -15,7 +15,7 @@ from torchbus._launch.frozen import rest
 from torchbus._launch.hang.watch import HangWatch, report
 from torchbus._launch.watch.fair import FairClock
 from torchbus._launch.watch.looking import Looking
-from torchbus._launch.watch.place import Place
+from torchbus._launch.watch.place import Place, find
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -35,6 +35,15 @@ def test_a_fair_clock_leaves_out_the_wait_for_a_processor(tmp_path):
     (tmp_path / "schedstat").write_text(f"0 {10**12} 0")
     time.sleep(0.05)
     assert clock.seconds() == 0.0
+
+
+def test_a_rank_is_placed_after_its_working_directory_was_removed(tmp_path, monkeypatch):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    place = find(0, None, 0, threading.get_ident())
+    assert place.line.startswith(f"{__file__}:")
 
 
 IDLE = SCRIPTS / "idle.py"

@@ -77,8 +77,14 @@ def _name(frame: FrameType) -> str:
 def _line(frame: FrameType) -> tuple[str, str]:
     # f_lineno is None while the frame moves on
     file, number = frame.f_code.co_filename, frame.f_lineno or 0
-    short = file.removeprefix(os.getcwd() + os.sep)
-    return f"{short}:{number}", linecache.getline(file, number).strip()
+    return f"{_shortened(file)}:{number}", linecache.getline(file, number).strip()
+
+
+def _shortened(file: str) -> str:
+    try:
+        return file.removeprefix(os.getcwd() + os.sep)
+    except OSError:  # the script may remove the directory that it works in
+        return file
 
 
 def _synchronisation(chain: list[FrameType]) -> str:
