@@ -18,7 +18,7 @@ from torchbus.testing import CountedStore
 
 from torchbus_checkpoint.agreement import requests
 from torchbus_checkpoint.agreement.exchange import Exchange
-from torchbus_checkpoint.disk import parts, saving, tensors
+from torchbus_checkpoint.disk import parts, tensors
 from torchbus_checkpoint.errors import CheckpointError
 
 SIZES = (2, 8, 48)

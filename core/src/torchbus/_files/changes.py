@@ -17,9 +17,9 @@ from torchbus._launch.job import ENDED
 from torchbus._session.notices import users_frame, warn
 
 if TYPE_CHECKING:
-    from torchbus._launch.job import Job
-    from torchbus._launch.store.sealed import SealedStore
+    from torchbus._ranks.world import SharedStore
     from torchbus._session.context import Context
+    from torchbus._session.services import JobService
 
 WAIT_FOR_RANK0_S = 20.0
 ASKS_AFTER_S = 0.1
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 class Changes:
-    def __init__(self, session: Context, job: Job) -> None:
+    def __init__(self, session: Context, job: JobService) -> None:
         self._session = session
         self._job = job
         self._lock = threading.RLock()
@@ -97,7 +97,7 @@ class Changes:
         self._at_line[line, mine] += 1
         found, began_s, asked = Found(None, True), time.monotonic(), self._job.asks_rank0()
 
-        def is_known(store: SealedStore) -> bool:
+        def is_known(store: SharedStore) -> bool:
             nonlocal found
             waited_s = time.monotonic() - began_s
             patient = waited_s < ASKS_AFTER_S and line not in self._own_lines
@@ -115,7 +115,7 @@ class Changes:
         """Wait until rank 0 has closed the file that it opened by this change."""
         asked, began_s = self._job.asks_rank0(), time.monotonic()
 
-        def is_closed(store: SealedStore) -> bool:
+        def is_closed(store: SharedStore) -> bool:
             passed = time.monotonic() - began_s > ASKS_AFTER_S and bool(next(asked))
             total, changes = _changes(store, path)
             index = number - (total - len(changes))
@@ -123,7 +123,7 @@ class Changes:
 
         self._job.wait_until(is_closed, WAIT_FOR_RANK0_S)
 
-    def _look(self, store: SealedStore, kind: str, path: str, mine: int) -> Found:
+    def _look(self, store: SharedStore, kind: str, path: str, mine: int) -> Found:
         total, changes = _changes(store, path)
         first = total - len(changes)
         if self._next[path] < first:  # rank 0 is far ahead
@@ -136,12 +136,12 @@ class Changes:
                 return Found(change, False, number)
         return Found(None, is_own=total <= self._next[path])
 
-    def _is_later(self, store: SealedStore, path: str, mine: int) -> bool:
+    def _is_later(self, store: SharedStore, path: str, mine: int) -> bool:
         """Whether rank 0 has changed the path after a backward that this rank has not come to."""
         _, changes = _changes(store, path)
         return bool(changes) and changes[-1].backwards > mine
 
-    def _why_passed(self, store: SealedStore, line: str, mine: int) -> str:
+    def _why_passed(self, store: SharedStore, line: str, mine: int) -> str:
         """Return ELSEWHERE if rank 0 has been at this line as often, with another path."""
         there = store.read(f"line/{line}")
         backwards, times = json.loads(there) if there else (-1, 0)
@@ -163,7 +163,7 @@ class Changes:
             )
 
 
-def _changes(store: SealedStore, path: str) -> tuple[int, list[Change]]:
+def _changes(store: SharedStore, path: str) -> tuple[int, list[Change]]:
     there = store.read(f"file/{path}")
     total, changes = json.loads(there) if there else (0, [])
     return total, [Change(*change) for change in changes]

@@ -5,7 +5,7 @@ Each is an entry point of the group ``torchbus.service``, made from the session'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -66,6 +66,12 @@ class JobService(Protocol):
         self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
     ) -> bool:
         """Wait without a collective until the shared store meets a condition, or return False."""
+
+    def asks_rank0(self) -> Iterator[str]:
+        """Ask rank 0 where it is; yield how it has passed the place where this rank is, or ""."""
+
+    def note(self, text: str) -> None:
+        """Let rank 0 write a line to the terminal."""
 
     def meet(self, error: BaseException | None) -> BaseException | None:
         """Wait for the other ranks at the end; return the error that this rank must raise."""

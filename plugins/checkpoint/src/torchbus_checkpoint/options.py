@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torchbus.plugin import UsageError, expect
 
-from torchbus_checkpoint.disk import saving
 from torchbus_checkpoint.remote import url as remote
 
 MODES = ("min", "max")
@@ -56,8 +55,6 @@ def checked(
         raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
     expect("async_save", async_save, bool, "True or False")
     expect("sharded_save", sharded_save, bool, "True or False")
-    if sharded_save:
-        saving.need_safe_parts()
     folder, url = _places(checkpoint, local_copy)
     return Options(
         folder, url, keep, monitor, mode, _resume(resume, folder), async_save, sharded_save

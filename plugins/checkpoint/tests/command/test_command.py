@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from torchbus_checkpoint.disk import folder, saving
+from torchbus_checkpoint.disk import folder
 
 from ..test_formats import FORMATS, KEPT
 from .resealed import reseal

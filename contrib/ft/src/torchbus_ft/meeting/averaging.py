@@ -58,7 +58,7 @@ class SharedBuffers(strategies.Buffers):
         self._replicas = replicas
 
     @torch.no_grad()
-    def copy_from_rank0(self) -> None:
+    def copy_from_rank0(self, alike: bool = True) -> None:
         buffers = self._of_all()
         if not buffers:
             return

@@ -26,6 +26,7 @@ class OfBytes(Protocol):
 
     def set(self, key: str, value: str | bytes) -> None: ...
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None: ...
+    def append(self, key: str, value: str) -> None: ...
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes: ...
 
 
@@ -194,7 +195,7 @@ class SealedStore:
         mine, key = self._sealed(name, value), self.prefix + name
         done = bool(self._bytes.compare_set(key, there, mine) == mine)
         if done and not LIBUV_TAKES_SOCKETS:
-            self.raw.append(key, "")  # a store without libuv wakes nobody who waits for a swap
+            self._bytes.append(key, "")  # a store without libuv wakes nobody who waits for a swap
         return done
 
     def _all_there(self, names: Sequence[str]) -> list[bytes]:
