@@ -38,7 +38,8 @@ from typing import Any
 import torch
 from raw_clients import RAW
 from rounds import add_options, installed, interleave, summarise, table, write_json
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 NUMBERS = {f"metric{number}": 0.5 + number for number in range(5)}
 Call = Callable[[int], object]

@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
-from torchbus._ranks.random_streams import RandomStreams
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.memory import Memory
 from torchbus_sampler.orders.sliced import SlicedOrder
+from torchbus_strategy.random_streams import RandomStreams
 
 WORLD_SIZES = (2, 8, 64, 512, 4096)
 ITERATED_STEPS = 20  # of those that cost milliseconds, fewer

@@ -32,14 +32,14 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torchbus._launch.frozen.pulse import Pulse
-from torchbus._launch.hang.watch import HangWatch
-from torchbus._launch.store import listening, secret
-from torchbus._launch.store.news import FAILED, News
-from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore
-from torchbus._launch.watch.place import Place
-from torchbus.testing import CountedStore
+
+from torchbus_launch import listening, secret
+from torchbus_launch.broadcast_log import FAILED, News
+from torchbus_launch.freeze import Pulse
+from torchbus_launch.hang import HangWatch
+from torchbus_launch.place import Place
+from torchbus_launch.store import RollCall, SealedStore
+from torchbus_testing.counted_store import CountedStore
 
 WORLD_SIZES = (2, 8, 64, 512, 4096, 10000, 16384)
 KEY = "a secret of both scripts"

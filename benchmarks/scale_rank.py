@@ -34,9 +34,6 @@ from alike import Alike
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchbus import session
-from torchbus._strategy import gradients
-from torchbus._strategy.backward import header, loss_counts
-from torchbus._strategy.checks import divergence, repeated_work, replicas
 
 import torchbus_checkpoint.plugin
 import torchbus_log.metrics.gatherer
@@ -45,6 +42,8 @@ import torchbus_sampler.divider
 import torchbus_sampler.order
 import torchbus_sampler.orders.sliced
 from torchbus_checkpoint.automatic import AutomaticSaves
+from torchbus_strategy.backward import gradients, header, loss_counts
+from torchbus_strategy.checks import divergence, replicas
 
 SAMPLES, BATCH, PER_NODE = 2**25, 32, 8
 WARM, STEPS, RESTS_S = 8, 50, 5.0
@@ -102,7 +101,7 @@ def timed_parts() -> Parts:
     parts.time_listeners("checkpoint", torchbus_checkpoint.plugin)
     parts.time(torchbus_checkpoint.plugin.Checkpoint, "_boundary", "checkpoint")
     AutomaticSaves.at_end = lambda saves: None  # type: ignore[method-assign]  # no files to wait for
-    parts.time_listeners("header", repeated_work, replicas)
+    parts.time_listeners("header", replicas)
     for owner, name in (
         (gradients.GradientSync, "_slots"),
         (gradients.GradientSync, "_give_loss"),

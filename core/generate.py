@@ -213,7 +213,7 @@ def _origin(module: str) -> str:
 
 def options() -> str:
     """The types of all options, by the code of ``torchbus stubs``."""
-    from torchbus._cli.options import known, stubs
+    from torchbus_cli import options, stubs
 
     declared = [project for _, project in projects()]
     packages = {project["name"] for project in declared}
@@ -221,7 +221,7 @@ def options() -> str:
         kind: [name for project in declared for name in points(project, kind)]
         for kind in ("strategy", "logger")
     }
-    found = [one for one in known.known_options() if one.package in packages]
+    found = [one for one in options.known_options() if one.package in packages]
     return stubs.known_text(found, names, WRITTEN)
 
 
@@ -229,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("::")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and compare")
     written = {
-        SOURCES / "_bus/distributions.json": distributions(),
+        SOURCES / "bus/distributions.json": distributions(),
         SOURCES / "known_verbs.pyi": verbs(),
         SOURCES / "known_options.pyi": options(),
     }

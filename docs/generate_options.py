@@ -11,8 +11,9 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from torchbus._bus import discovery
-from torchbus._cli.options.known import Option, known_options
+from torchbus.bus import discovery
+
+from torchbus_cli.options import Option, known_options
 
 PAGE = Path(__file__).resolve().parent / "options.md"
 OURS = {
@@ -70,7 +71,7 @@ def page() -> str:
 
 def _row(one: Option) -> str:
     kind = one.kind.replace("typing.Literal", "").replace("collections.abc.", "")
-    kind = kind.replace("torchbus._bus.attributes.", "")
+    kind = kind.replace("torchbus.bus.base.", "")
     default = f"`{one.default}`" if one.default else ""
     cells = (f"`{one.name}`", f"`{kind}`", default, one.words.replace("``", "`"))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

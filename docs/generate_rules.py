@@ -11,7 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from torchbus.testing.conformance import RULES, Rule
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.rules import RULES
 
 PAGE = Path(__file__).resolve().parent / "conformance.md"
 PLACE = re.compile(r"(?<=writes this table from the rules\. -->\n\n).*?(?=<!-- end -->)", re.S)

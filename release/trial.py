@@ -12,9 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torchbus.testing import empty_environment
-
 from release import tree
+from torchbus_testing.environments import empty_environment
 
 
 def check_metadata(files: list[Path]) -> None:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torchbus.testing import Result, start
+from torchbus_testing.scripts import Result, start
 
 
 def run_nodes(

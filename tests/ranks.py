@@ -5,7 +5,8 @@ from __future__ import annotations
 from textwrap import dedent, indent
 from typing import Any
 
-from torchbus.testing import Result, fork_script
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 HEAD = """
 import json, torch

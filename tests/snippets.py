@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchbus.testing.fork_process import become
+from torchbus_testing.fork_process import become
 
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```$)?", re.M | re.S

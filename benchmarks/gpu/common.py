@@ -21,7 +21,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sim", action="store_true", help="on the simulated accelerator")
     given = parser.parse_args()
     if given.sim:
-        from torchbus.testing import accelerator
+        import torchbus_simulator as accelerator
 
         accelerator.load(devices=2)
     return given

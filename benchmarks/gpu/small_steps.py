@@ -71,7 +71,7 @@ def _wrapped(model: Any, optimizer: Any, x: Any, backward: Any) -> Callable[[], 
 
 @contextmanager
 def logging() -> Iterator[Callable[[], None]]:
-    from torchbus.testing import RecordingLogger
+    from torchbus_testing.recorder import RecordingLogger
 
     with in_session("log", logger=RecordingLogger()) as s:
         model, optimizer, x = make()

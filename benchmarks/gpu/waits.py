@@ -23,7 +23,7 @@ STEPS = 10
 
 def waits(steps: int, sim: bool, step: object) -> int:
     if sim:
-        from torchbus.testing import accelerator
+        import torchbus_simulator as accelerator
 
         with accelerator.host_waits() as told:
             for _ in range(steps):

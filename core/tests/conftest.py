@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torchbus import testing
-from torchbus._bus import discovery
+from torchbus.bus import discovery
+
+import torchbus_testing as testing
 
 Install = Callable[..., Path]
 

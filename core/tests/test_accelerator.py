@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torchbus.testing import accelerator, fork_script
+
+import torchbus_simulator as accelerator
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REASON = accelerator.missing()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from torchbus import session
-from torchbus._bus import discovery
+from torchbus.bus import discovery
 from torchbus.errors import PluginNotInstalled, UsageError
 from torchbus.session import Session
 

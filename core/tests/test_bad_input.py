@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from torchbus import session
-from torchbus._bus import discovery
+from torchbus.bus import discovery
 from torchbus.errors import PluginNotInstalled, UsageError
-from torchbus.testing import (
-    empty_environment,
-    run,
-    write_script,
-)
+
+from torchbus_testing.environments import empty_environment
+from torchbus_testing.scripts import run, write_script
 
 
 def message(*args, **kwargs) -> str:

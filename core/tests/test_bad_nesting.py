@@ -7,10 +7,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import (
-    assert_torch_unchanged,
-    torch_state,
-)
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 def test_nested_sessions():

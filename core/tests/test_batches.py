@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchbus import Session, session
+from torchbus import session
 from torchbus.errors import UsageError
+from torchbus.session import Session
 
 Wrap = Callable[[DataLoader[Any]], Any]
 Pair = namedtuple("Pair", "x y")

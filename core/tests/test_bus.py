@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pluggy
 import pytest
 import torch
-from torchbus import events, hookimpl, hookspec, session
-from torchbus._bus.bus import Bus
+from torchbus import events, session
+from torchbus.bus.base import hookimpl, hookspec
+from torchbus.bus.registry import Bus
 from torchbus.errors import PluginError, UsageError
 
 

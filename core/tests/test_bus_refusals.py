@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pluggy
 import pytest
-from torchbus import events, hookimpl, session
-from torchbus._bus.bus import Bus
+from torchbus import events, session
+from torchbus.bus.base import hookimpl
+from torchbus.bus.registry import Bus
 from torchbus.errors import PluginConflict, UsageError
 
 

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus._cli import main
-from torchbus.testing import run
+
+from torchbus_cli.main import main
+from torchbus_testing.scripts import run
 
 EXPLAIN = "import torchbus\nprint(torchbus.current().explain())"
 COMMAND = [sys.executable, "-m", "torchbus", "run", "--config", "run.toml"]

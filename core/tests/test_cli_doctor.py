@@ -116,7 +116,7 @@ def test_a_machine_without_loopback() -> None:
 def site(tmp_path: Path) -> Path:
     """A strategy ddp that starts ranks, and does nothing to keep them together."""
     (tmp_path / "loose_ddp.py").write_text("""
-from torchbus import hookimpl
+from torchbus.bus.base import hookimpl
 class Loose:
     def __init__(self, backend): pass
     @hookimpl

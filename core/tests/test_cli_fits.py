@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus._cli.fits import fits
-from torchbus.testing import empty_environment, run
+
+from torchbus_cli.plugins import fits
+from torchbus_testing.environments import empty_environment
+from torchbus_testing.scripts import run
 
 
 @pytest.mark.parametrize(

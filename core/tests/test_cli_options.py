@@ -9,11 +9,13 @@ from typing import Literal
 
 import pytest
 import torch
-from torchbus import hookimpl, session
-from torchbus._bus import discovery
-from torchbus._cli import main
-from torchbus._cli.options import kinds
-from torchbus._cli.options.known import known_options
+from torchbus import session
+from torchbus.bus import discovery
+from torchbus.bus.base import hookimpl
+
+from torchbus_cli import options
+from torchbus_cli.main import main
+from torchbus_cli.options import known_options
 
 
 class Third:
@@ -118,7 +120,7 @@ def test_a_type_that_is_not_there_is_any() -> None:
     import inspect
 
     parameters = inspect.signature(_of).parameters.values()
-    texts = [kinds.text(kinds.of_parameter(_of, one), set()) for one in parameters]
+    texts = [options.text(options.of_parameter(_of, one), set()) for one in parameters]
     assert texts == ["typing.Any", "list[int] | None"]
 
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 
 class Clipping:

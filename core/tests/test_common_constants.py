@@ -6,8 +6,9 @@ import sys
 
 import torch
 from torch import nn
-from torchbus._checks import hyperparameters, loss_constants
-from torchbus._checks.common_constants import suspicious
+
+from torchbus_strategy.checks import constants, hyperparameters
+from torchbus_strategy.checks.constants import suspicious
 
 
 def test_which_constants_are_read() -> None:
@@ -17,15 +18,15 @@ def test_which_constants_are_read() -> None:
         - torch.add(x.sum(), x.mean(), alpha=0.5) * torch.tensor(2.0)
         + x.mean() * x.sum()
     )
-    assert sorted(set(loss_constants.read(loss)[1])) == [0.3, 0.5, 1.0, 2.0, 7.0]
+    assert sorted(set(constants.read(loss)[1])) == [0.3, 0.5, 1.0, 2.0, 7.0]
     loss.backward()
-    assert loss_constants.read(loss) == ((), ())
-    assert loss_constants.read(torch.ones(())) == ((), ())
+    assert constants.read(loss) == ((), ())
+    assert constants.read(torch.ones(())) == ((), ())
 
 
 def test_a_divisor_of_a_sum_is_told_from_other_factors() -> None:
     x = torch.ones(4, requires_grad=True)
-    kinds, _ = loss_constants.read(0.5 * x.sum() / 1.5 + x.mean() / 1.5)
+    kinds, _ = constants.read(0.5 * x.sum() / 1.5 + x.mean() / 1.5)
     assert kinds[1:] == ("DivBackward0 of a sum", "DivBackward0", "MulBackward0")
 
 

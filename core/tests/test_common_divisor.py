@@ -4,7 +4,7 @@ is equal by chance.
 
 from __future__ import annotations
 
-from torchbus._loss.divisors import CommonDivisor
+from torchbus_strategy.loss.units import CommonDivisor
 
 
 def test_a_number_of_samples_is_none_though_all_ranks_have_the_same() -> None:

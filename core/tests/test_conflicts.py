@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
-from torchbus import hookimpl, session
-from torchbus._bus import discovery
+from torchbus import session
+from torchbus.bus import discovery
+from torchbus.bus.base import hookimpl
 from torchbus.errors import PluginConflict, UsageError
 
 PLUGIN = """
-    from torchbus import hookimpl
+    from torchbus.bus.base import hookimpl
 
     class Plugin:
         verbs = ("answer",)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pluggy
 import pytest
 import torchbus
-from torchbus.plugin import deprecated, going, hookspec
+from torchbus.bus.base import hookspec
+from torchbus.runtime.user_code import deprecated, going
 
 SOURCES = Path(torchbus.__file__).parent
 WORDS = "s.old is deprecated since torchbus 0.2, and will be gone in 0.3: call s.new"

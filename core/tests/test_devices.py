@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchbus import session
-from torchbus._ranks.devices import DevicePlan, find_usable_devices, plan_devices
 from torchbus.errors import UsageError
+
+from torchbus_device.devices import DevicePlan, find_usable_devices, plan_devices
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def test_spellings_of_a_list_are_equal(chosen):
 
 def test_usable_devices_are_those_that_are_free(gpus, monkeypatch):
     gpus(3)
-    monkeypatch.setattr("torchbus._ranks.devices._free_devices", lambda kind: [0, 2])
+    monkeypatch.setattr("torchbus_device.devices._free_devices", lambda kind: [0, 2])
     assert (
         find_usable_devices() == [0, 2]
         and find_usable_devices(1) == [0]

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import Session, events, hookimpl, session
-from torchbus.testing import ALL_EVENTS, Recorder
+from torchbus import events, session
+from torchbus.bus.base import hookimpl
+from torchbus.session import Session
+
+from torchbus_testing.recorder import ALL_EVENTS, Recorder
 
 IN_FILE = [name for name, value in vars(events).items() if hasattr(value, "torchbus_spec")]
 NOT_IN_A_LOOP = {

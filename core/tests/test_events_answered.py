@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchbus import hookimpl, session
-from torchbus._seams.passes import Pass
-from torchbus.testing import Recorder
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches.loaders import Pass
+
+from torchbus_testing.recorder import Recorder
 
 
 def test_a_loader_left_by_break_has_no_end():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torchbus._seams.modules.forward import Surround
+from torchbus.patches.modules import Surround
 
 
 class Net(nn.Linear):

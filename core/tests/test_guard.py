@@ -8,9 +8,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from torchbus._launch.watch.guard import Guard
-from torchbus._launch.watch.sockets import connected_to
 from torchbus.errors import RankFailed
+
+from torchbus_launch.broadcast_log import connected_to
+from torchbus_launch.guard import Guard
 
 
 def test_an_error_of_the_guard_ends_the_rank() -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from torchbus.testing import run_script
+
+from torchbus_testing.scripts import run_script
 
 HEAVY = (
     "torch._dynamo",
@@ -41,7 +42,7 @@ def test_it_imports_no_plugin(added):
 
 
 def test_it_imports_no_tools_of_its_own(added):
-    assert {"torchbus.testing", "torchbus._cli"}.isdisjoint(added)
+    assert {"torchbus_testing", "torchbus_cli.main"}.isdisjoint(added)
 
 
 def test_it_imports_nothing_heavy(added):

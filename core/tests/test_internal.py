@@ -7,8 +7,9 @@ import copy
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
-from torchbus import hookimpl, session
-from torchbus.plugin import making_internal, mark_internal
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches.patching import making_internal, mark_internal
 
 
 class Events:

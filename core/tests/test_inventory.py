@@ -8,15 +8,15 @@ import time
 import pytest
 from torch.nn import Linear, Module
 from torch.optim import SGD, Optimizer
-from torchbus._session import inventory
+from torchbus import objects
 
 
 def test_objects_of_a_class_and_of_its_subclasses_are_found():
     model = Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
-    assert any(found is model for found in inventory.alive(Module))
-    assert any(found is optimizer for found in inventory.alive(Optimizer))
-    assert all(isinstance(found, Module) for found in inventory.alive(Module))
+    assert any(found is model for found in objects.alive(Module))
+    assert any(found is optimizer for found in objects.alive(Optimizer))
+    assert all(isinstance(found, Module) for found in objects.alive(Module))
 
 
 def test_proxies_are_not_asked_for_their_class():
@@ -26,7 +26,7 @@ def test_proxies_are_not_asked_for_their_class():
             raise AssertionError("asked")
 
     proxy = Proxy()
-    assert all(found is not proxy for found in inventory.alive(Module))
+    assert all(found is not proxy for found in objects.alive(Module))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_other_threads_never_see_objects_held_by_the_search(busy_collector):
     watcher = threading.Thread(target=watch)
     watcher.start()
     for _ in range(5):
-        inventory.alive(Module)
+        objects.alive(Module)
     done.set()
     watcher.join()
     assert len(counts) == 1

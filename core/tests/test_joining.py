@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from torchbus._launch import Request
-from torchbus._launch.join import places
-from torchbus._launch.join.places import Place
-from torchbus._ranks.devices import plan_devices
 from torchbus.errors import UsageError
+
+from torchbus_device.devices import plan_devices
+from torchbus_launch import places
+from torchbus_launch.places import Place
+from torchbus_launch.request import Request
 
 AT = {"MASTER_ADDR": "host", "MASTER_PORT": "1234"}
 PORT_HOROVOD = 20000 + zlib.crc32(b"10.0.0.1:4321") % 12000

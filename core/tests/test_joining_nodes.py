@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from torchbus import session
-from torchbus._launch import Request
-from torchbus._launch.join.places import first_host
-from torchbus._ranks.devices import plan_devices
 from torchbus.errors import UsageError
+
+from torchbus_device.devices import plan_devices
+from torchbus_launch.places import first_host
+from torchbus_launch.request import Request
 
 PREFIXES = (
     "RANK",
@@ -77,7 +78,7 @@ def test_a_world_of_one_needs_no_variables(clean):
     ],
 )
 def test_nodes_by_hand(clean, variables, words):
-    from torchbus._launch.join.nodes import find_nodes
+    from torchbus_launch.joining import find_nodes
 
     for name, value in variables.items():
         clean.setenv(name, value)

@@ -8,14 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
-from torchbus.testing import run, run_script, write_script
+
+from torchbus_testing.scripts import run, run_script, write_script
 
 RANKS = """
 import os, sys, time
 import torch
-from torchbus import hookimpl, session
+from torchbus.bus.base import hookimpl
+from torchbus import session
 
 class Ranks:
     owns = ("strategy",)

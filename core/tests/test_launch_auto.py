@@ -8,13 +8,15 @@ import sys
 
 import pytest
 import torch
-from torchbus.testing import run, run_script
+
+from torchbus_testing.scripts import run, run_script
 
 RANKS = """
 import os, random, sys, threading
 import numpy, torch
 {imports}
-from torchbus import hookimpl, session
+from torchbus.bus.base import hookimpl
+from torchbus import session
 
 class Ranks:
     owns = ("strategy",)

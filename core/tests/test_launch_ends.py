@@ -6,12 +6,14 @@ import socket
 
 import pytest
 import torch
-from torchbus.testing import run_script
+
+from torchbus_testing.scripts import run_script
 
 RANKS = """
 import os, sys, time
 import torch
-from torchbus import hookimpl, session
+from torchbus.bus.base import hookimpl
+from torchbus import session
 
 class Ranks:
     owns = ("strategy",)
@@ -93,7 +95,7 @@ def test_a_port_that_is_in_use(occupied, variables):
 
 def test_a_forked_rank_that_does_not_begin_is_an_error() -> None:
     late = """
-from torchbus._launch.start import fork
+from torchbus_launch import fork
 fork.JOINS_WITHIN_S = 1.0
 os.register_at_fork(after_in_child=lambda: time.sleep(100))  # it waits for a lock
 with session(strategy=Ranks(), devices=2, accelerator="cpu", launch="fork"):

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from torchbus._launch.store import listening
+
+from torchbus_launch import listening
 
 TIMEOUT = timedelta(seconds=5)
 ANOTHER = "127.0.0.2"  # on Linux each of 127.0.0.0/8 is an address of this host

@@ -7,8 +7,9 @@ import sys
 import weakref
 
 import torch
-from torchbus import hookimpl, session
-from torchbus._compat import local_variables
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.compat import python
 
 
 class Thing:
@@ -19,7 +20,7 @@ def test_what_was_read_is_freed_when_the_function_deletes_it():
     thing, cell = Thing(), 5
     alive = weakref.ref(thing)
     assert (lambda: cell)() == 5
-    found = local_variables.read(sys._getframe())
+    found = python.read(sys._getframe())
     assert found["thing"] is thing and found["cell"] == 5
     del found, thing
     assert alive() is None
@@ -30,8 +31,8 @@ def test_what_the_function_has_from_locals_stays_as_it_was():
         given = locals()
         given["more"] = 1
         other = [lr]
-        assert local_variables.read(sys._getframe())["other"] is other
-        local_variables.assign(sys._getframe(), {"hidden": 16})
+        assert python.read(sys._getframe())["other"] is other
+        python.assign(sys._getframe(), {"hidden": 16})
         assert hidden == 16 and given == {"lr": 0.1, "hidden": 8, "more": 1}
 
     function(0.1)
@@ -40,12 +41,10 @@ def test_what_the_function_has_from_locals_stays_as_it_was():
 def test_names_of_a_module_and_of_a_class_are_set_for_good():
     class Scope:
         number = 1
-        local_variables.assign(
-            sys._getframe(), {"number": local_variables.read(sys._getframe())["number"] + 1}
-        )
+        python.assign(sys._getframe(), {"number": python.read(sys._getframe())["number"] + 1})
 
-    names = {"number": 1, "sys": sys, "local_variables": local_variables}
-    exec("local_variables.assign(sys._getframe(), {'number': 2, 'new': 3})", names)
+    names = {"number": 1, "sys": sys, "python": python}
+    exec("python.assign(sys._getframe(), {'number': 2, 'new': 3})", names)
     assert Scope.number == 2 and (names["number"], names["new"]) == (2, 3)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchbus import session
-from torchbus._batches.share import Share
-from torchbus._loss.count import ALL, COUNTED, NORM, SLOTS, WEIGHT
-from torchbus._loss.graph.reading import terms_of
-from torchbus._loss.graph.term import Term
-from torchbus._loss.weights import LossWeights
 from torchbus.errors import UsageError
+from torchbus.world import Share
+
+from torchbus_strategy.loss.reading import terms_of
+from torchbus_strategy.loss.terms import ALL, COUNTED, NORM, SLOTS, WEIGHT, Term
+from torchbus_strategy.loss.weights import LossWeights
 
 X = torch.randn(4, 3, requires_grad=True) * torch.ones(4, 3)
 Y = torch.tensor([0, 1, -100, 2])

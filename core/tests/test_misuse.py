@@ -11,9 +11,11 @@ import functools
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 class Plugin:

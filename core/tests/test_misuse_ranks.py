@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 class Launches:

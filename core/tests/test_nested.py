@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torchbus.plugin import collect, leaves, map_tensors
+from torchbus.tree import collect, leaves, map_tensors
 
 Pair = namedtuple("Pair", ["x", "y"])
 

@@ -10,16 +10,14 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchbus._launch.ending import Ending
-from torchbus._launch.hang import questions
-from torchbus._launch.hang.questions import Questions
-from torchbus._launch.hang.report import report
-from torchbus._launch.store import polling
-from torchbus._launch.store.news import ALL_ENDED, ENDED, FAILED, News
-from torchbus._launch.store.sealed import SealedStore
-from torchbus._launch.watch.ended import Ended
-from torchbus._launch.watch.place import Place
-from torchbus._ranks.world import World
+from torchbus.world import World
+
+from torchbus_launch import hang
+from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, FAILED, News
+from torchbus_launch.ending import Ended, Ending
+from torchbus_launch.hang import Questions, report
+from torchbus_launch.place import Place
+from torchbus_launch.store import REQUESTS_PER_S, SealedStore, pause_s
 
 
 @pytest.fixture
@@ -115,7 +113,7 @@ def place(rank: int, waits_in: str = "backward 41") -> Place:
 
 def asked(store, listeners, monkeypatch, places):
     """What rank 0 is told, with three ranks of a world that is said to be larger."""
-    monkeypatch.setattr(questions, "ANSWERS_WITHIN_S", 1.0)
+    monkeypatch.setattr(hang, "ANSWERS_WITHIN_S", 1.0)
     ranks = [
         Questions(store, news, rank, 5000, lambda rank=rank: places[rank], lambda: None)
         for rank, news in enumerate(listeners)
@@ -148,7 +146,7 @@ def test_of_thousands_of_ranks_only_those_elsewhere_answer(store, listeners, mon
 
 
 def test_of_ranks_that_are_elsewhere_only_the_first_are_written_down(store, listeners, monkeypatch):
-    monkeypatch.setattr(questions, "SLOTS", 1)
+    monkeypatch.setattr(hang, "SLOTS", 1)
     found = asked(store, listeners, monkeypatch, [place(0), place(1, ""), place(2, "")])
     assert len(found) == 2 and found[1].rank in (1, 2)
 
@@ -163,8 +161,8 @@ def test_one_question_at_a_time(store, listeners):
 
 
 def test_ranks_of_a_large_world_ask_at_a_pace_that_one_store_answers():
-    assert polling.pause_s(0.05, 16) == 0.05
-    assert 10000 / polling.pause_s(0.05, 10000) <= polling.REQUESTS_PER_S
+    assert pause_s(0.05, 16) == 0.05
+    assert 10000 / pause_s(0.05, 10000) <= REQUESTS_PER_S
 
 
 @pytest.mark.parametrize("words", ["backward 12", "backward 12 after 40 collectives"])

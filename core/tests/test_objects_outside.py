@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 from torchbus.errors import UsageError
-from torchbus.plugin import all_gather_object, broadcast_object
+
+from torchbus_strategy.collectives import all_gather_object, broadcast_object
 
 
 def test_they_are_refused_outside_of_a_session() -> None:

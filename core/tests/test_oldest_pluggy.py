@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run, run_script
+
+from torchbus_testing.scripts import run, run_script
 
 CORE = Path(__file__).resolve().parents[1]
 OLDEST = re.search(r'"pluggy>=([\d.]+)"', (CORE / "pyproject.toml").read_text("utf-8"))

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 
 class Ready:

@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 from torchbus import session
-from torchbus._bus import discovery
+from torchbus.bus import discovery
 from torchbus.errors import PluginConflict
 
 COUNTER = """
-    from torchbus import hookimpl
+    from torchbus.bus.base import hookimpl
 
     class Counter:
         def __init__(self, *, by=1):

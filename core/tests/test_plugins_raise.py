@@ -6,9 +6,11 @@ import traceback
 
 import pytest
 import torch
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import PluginError, UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 class Opens:
@@ -69,7 +71,7 @@ def test_one_that_raises_when_it_is_created(install):
 
 def test_one_that_refuses_its_option_says_so_itself(install):
     source = """
-        from torchbus._bus.options import expect
+        from torchbus.bus.options import expect
 
         class Counter:
             def __init__(self, *, by=1):

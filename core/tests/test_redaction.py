@@ -19,9 +19,11 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torchbus._redaction import HIDDEN, Redactor, printable, redacted, redacted_traceback
-from torchbus._session.notices import warn
 from torchbus.errors import RankFailed, UsageError
+from torchbus.runtime.user_code import warn
+
+from torchbus_redaction.redactor import Redactor, printable, redacted, redacted_traceback
+from torchbus_redaction.texts import HIDDEN
 
 from .redaction_names import SECRET_NAMES
 

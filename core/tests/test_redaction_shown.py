@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torchbus._launch.watch import failure
-from torchbus._redaction import HIDDEN, Redactor, redacted
+
+from torchbus_launch import failure
+from torchbus_redaction.redactor import Redactor, redacted
+from torchbus_redaction.texts import HIDDEN
 
 from .redaction_names import SECRET_NAMES
 

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from torchbus._launch.frozen import rest
-from torchbus._launch.hang.watch import HangWatch, report
-from torchbus._launch.watch.fair import FairClock
-from torchbus._launch.watch.looking import Looking
-from torchbus._launch.watch.place import Place, find
+
+from torchbus_launch import stall
+from torchbus_launch.broadcast_log import FairClock, Looking
+from torchbus_launch.hang import HangWatch, report
+from torchbus_launch.place import Place, find
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -81,7 +81,7 @@ def test_the_store_is_asked_all_the_time():
             client.send(b"x")
             time.sleep(0.1)
             port = server.getsockname()[1]
-            assert rest._carries_something(accepted.fileno(), 0) and not rest._carries_something(
+            assert stall._carries_something(accepted.fileno(), 0) and not stall._carries_something(
                 accepted.fileno(), port
             )
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from torchbus._launch.ending import Ending
-from torchbus._launch.frozen.neighbours import Neighbours
-from torchbus._launch.start.relaunch import wait_until_joined
-from torchbus._launch.store import secret
-from torchbus._launch.store.news import ALL_ENDED, News
-from torchbus._launch.store.roll_call import RollCall
-from torchbus._launch.store.sealed import SealedStore
-from torchbus._launch.watch.ended import Ended
-from torchbus._ranks.world import World
-from torchbus.testing import CountedStore
+from torchbus.world import World
+
+from torchbus_launch import secret
+from torchbus_launch.broadcast_log import ALL_ENDED, News
+from torchbus_launch.ending import Ended, Ending
+from torchbus_launch.freeze import Neighbours
+from torchbus_launch.relaunch import wait_until_joined
+from torchbus_launch.store import RollCall, SealedStore
+from torchbus_testing.counted_store import CountedStore
 
 SIZES = (2, 8, 16384)
 

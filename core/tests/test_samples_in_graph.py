@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchbus._loss.graph.reading import relates_samples, terms_of
+
+from torchbus_strategy.loss.reading import relates_samples, terms_of
 
 SIZES = st.sampled_from((2, 3, 4))  # so few that they collide
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from torchbus._launch.store.sealed import SealedStore
+
+from torchbus_launch.store import SealedStore
 
 
 @pytest.fixture

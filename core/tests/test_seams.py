@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchbus import _seams as seams
-from torchbus import events, hookimpl, session
-from torchbus._bus.bus import Bus
-from torchbus._seams import Seams
-from torchbus._seams.patch import replace
-from torchbus.testing import ALL_EVENTS, assert_torch_unchanged, torch_state
+from torchbus import events, session
+from torchbus.bus.base import hookimpl
+from torchbus.bus.registry import Bus
+from torchbus.patches import active as seams
+from torchbus.patches.active import Seams
+from torchbus.patches.patching import replace
+
+from torchbus_testing.recorder import ALL_EVENTS
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 PLACES = {event: seam.place for seam in seams.ALL for event in seam.events}
 PLACES["optimizer_ready"] = PLACES["parameters_added"]  # the rest is there while one waits

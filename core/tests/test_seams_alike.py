@@ -20,10 +20,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
-from torchbus import hookimpl, session
-from torchbus._files import paths
-from torchbus._seams.patch import replace
-from torchbus.testing import assert_torch_unchanged, torch_state
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches.patching import replace
+
+from torchbus_rank0 import whole_files
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 def make(cls):
@@ -200,16 +202,16 @@ def test_pathlib_is_heard_where_it_keeps_functions_of_its_own(monkeypatch):
     class Accessor:
         mkdir, open = os.mkdir, io.open
 
-    monkeypatch.setattr(paths, "PATHLIBS", paths.PATHLIBS or Accessor)
+    monkeypatch.setattr(whole_files, "PATHLIBS", whole_files.PATHLIBS or Accessor)
     heard = []
     with session(strategy=None) as s:
-        paths.replace_everywhere(
+        whole_files.replace_everywhere(
             s._context,
             os,
             "mkdir",
             lambda original: lambda path, *given: heard.append(os.fspath(path)),
         )
         os.mkdir("one")
-        paths.PATHLIBS().mkdir("two")
+        whole_files.PATHLIBS().mkdir("two")
         pathlib.Path("three").mkdir()
     assert heard == ["one", "two", "three"]

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchbus import hookimpl, session
-from torchbus._seams.patch import replace
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches.patching import replace
 
 KINDS = ("model", "function", "loss")
 
@@ -56,7 +57,7 @@ def test_a_warning_points_at_the_users_line_and_not_into_a_library():
     from tqdm import tqdm
 
     names = {"__name__": "torchbus_demo"}
-    exec("from torchbus._session.notices import warn\ndef batch_ready(): warn('here')", names)
+    exec("from torchbus.runtime.user_code import warn\ndef batch_ready(): warn('here')", names)
     plugin = SimpleNamespace(batch_ready=hookimpl(names["batch_ready"]))
     with session(plugin, strategy=None), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -7,10 +7,13 @@ import signal
 
 import pytest
 import torch
-from torchbus import _seams, hookimpl, session
-from torchbus._seams.modules import calls
-from torchbus._seams.undisturbed import undisturbed
-from torchbus.testing import assert_torch_unchanged, torch_state
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches import active as _seams
+from torchbus.patches import modules
+from torchbus.patches.patching import undisturbed
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 class Hears:
@@ -30,7 +33,7 @@ def ctrl_c_interrupts():
 @pytest.fixture
 def interrupted(monkeypatch):
     """Ctrl-C arrives just before the seam's change is noted, or just before it is undone."""
-    whole = calls.every_forward
+    whole = modules.every_forward
     came = []
 
     def installed(ears):

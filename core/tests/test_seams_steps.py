@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchbus import hookimpl, session
-from torchbus._seams.optimizers.skipping import Answer
-from torchbus.testing import Recorder
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches.skipping import Answer
+
+from torchbus_testing.recorder import Recorder
 
 
 class Steps:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from torchbus._launch.store import secret
-from torchbus._launch.store.sealed import SealedStore
 from torchbus.errors import LaunchError, UsageError
+
+from torchbus_launch import secret
+from torchbus_launch.store import SealedStore
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes of files")
 

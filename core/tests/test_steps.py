@@ -7,8 +7,10 @@ import gc
 import pytest
 import torch
 from torch.optim import SGD
-from torchbus import hookimpl, session
-from torchbus.plugin import Answer, Context
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.patches.skipping import Answer
+from torchbus.runtime.context import Context
 
 
 def optimizer() -> SGD:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from torchbus import session
 from torchbus.errors import PluginError, UsageError
-from torchbus.plugin import Strategy
-from torchbus.testing import fork_script
+
+from torchbus_strategy.strategy import Strategy
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -12,9 +12,13 @@ import urllib.request
 
 import pytest
 import torch
-from torchbus import session, testing
-from torchbus.testing import Recorder, assert_torch_unchanged, run_script, torch_state
-from torchbus.testing.processes import until_gone
+from torchbus import session
+
+import torchbus_testing as testing
+from torchbus_testing.processes import until_gone
+from torchbus_testing.recorder import Recorder
+from torchbus_testing.scripts import run_script
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 def test_result_of_a_script():

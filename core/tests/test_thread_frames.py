@@ -10,8 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from torchbus._launch.watch import thread_frames
-from torchbus._launch.watch.thread_frames import of_thread
+
+from torchbus_launch import guard
+from torchbus_launch.guard import of_thread
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -41,7 +42,7 @@ def test_a_process_forked_during_a_read_can_read_and_collects_garbage() -> None:
     begun, over = threading.Event(), threading.Event()
 
     def read() -> None:
-        with thread_frames._nothing_collected():
+        with guard._nothing_collected():
             begun.set()
             over.wait(0.3)
 

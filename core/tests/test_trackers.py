@@ -9,7 +9,8 @@ import time
 import pytest
 from torchbus import session
 from torchbus.errors import PluginError, UsageError
-from torchbus.trackers import without_secrets
+
+from torchbus_log.trackers.values import without_secrets
 
 from .tracker_client import Client, send, warned
 

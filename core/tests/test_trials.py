@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 
 class Hears:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import PluginError, PluginNotInstalled, UsageError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -74,7 +75,7 @@ def test_hasattr_never_raises(heard, monkeypatch):
         with pytest.raises(AttributeError, match="^session has no 'no_such_verb': unknown "):
             _ = s.no_such_verb
     with monkeypatch.context() as patch, session(strategy=None) as s:
-        patch.setattr("torchbus._bus.discovery.installed", lambda kind: {})
+        patch.setattr("torchbus.bus.discovery.installed", lambda kind: {})
         assert not hasattr(s, "save")
         with pytest.raises(PluginNotInstalled, match=r"pip install torchbus-checkpoint$") as error:
             _ = s.save

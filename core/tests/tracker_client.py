@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from torchbus.trackers import Tracker
+from torchbus_log.trackers.tracker import Tracker
 
 TOKEN = "very-secret-token"
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from nodes import run_nodes
-from torchbus.testing import Result, fork_script
 
 from torchbus_checkpoint.disk import folder
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

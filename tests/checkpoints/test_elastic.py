@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run, start
+
+from torchbus_testing.scripts import run, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchbus import session
-from torchbus.testing import RecordingLogger
+
+from torchbus_testing.recorder import RecordingLogger
 
 
 def train(folder: Path, dies_after: int | None = None) -> list[int]:

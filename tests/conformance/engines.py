@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchbus.testing.conformance import Subject
+from torchbus_testing.conformance.subject import Subject
 
 NO_LAYERS = "is no nn.Sequential and has no nn.ModuleList or nn.Sequential of repeated blocks"
 OF_PIPELINE = {

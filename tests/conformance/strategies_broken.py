@@ -7,7 +7,9 @@ import torch.distributed as dist
 from strategies_by_hand import AllReduce
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
 
 class ForgetsWeights(AllReduce):

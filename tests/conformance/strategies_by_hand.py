@@ -12,16 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import (
-    BackwardCall,
-    Context,
-    RanksDiverged,
-    Strategy,
-    Unsupported,
-    World,
-    hookimpl,
-    inventory,
-)
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged, Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
+from torchbus.world import World
+
+from torchbus_strategy.strategy import Strategy
 
 DISCOVERY_BACKWARDS = 3
 
@@ -59,7 +57,7 @@ class AllReduce:
 
     @hookimpl(tryfirst=True)
     def parameters_added(self, parameters: list[Tensor]) -> None:
-        models = inventory.models_of(parameters)
+        models = objects.models_of(parameters)
         self._take([*parameters, *(p for model in models for p in model.parameters())], models)
 
     @hookimpl

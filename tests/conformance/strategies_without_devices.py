@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from torchbus.plugin import Context, Strategy, World, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
-from torchbus_tpu import TPU
+from torchbus_strategy.strategy import Strategy
+from torchbus_tpu.strategy import TPU
 
 
 class TPUsEngine(TPU):

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 from engines import OF_PIPELINE
-from torchbus.testing import run, run_script
-from torchbus.testing.conformance import RULES, Rule, Subject, check, other_plugins
-from torchbus.testing.conformance.rules import find
+
+from torchbus_testing.conformance import check
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.rules import RULES, find
+from torchbus_testing.conformance.subject import Subject, other_plugins
+from torchbus_testing.scripts import run, run_script
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from engines import ENGINES, rows
-from torchbus.testing.conformance import RULES, Rule, check
+
+from torchbus_testing.conformance import check
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.rules import RULES
 
 LIMIT_S = 240.0
 """Of a case: each imports DeepSpeed, which takes long on a busy machine."""

@@ -6,7 +6,8 @@ from textwrap import indent
 
 import pytest
 from ranks import HEAD, facts, run
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 TRAIN = """
 def train(net, loader, steps=99):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 import ranks
-from torchbus.testing import fork_script, write_script
-from torchbus.testing.scripts import run
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run, write_script
 
 SLICES = """
 import torch, torchbus

@@ -52,7 +52,7 @@ loaders have too."""
 
 
 def in_compat(path: Path) -> bool:
-    return "_compat" in (*path.parts, path.stem)
+    return bool({"_compat", "compat"} & {*path.parts, path.stem})
 
 
 def compat_files() -> list[Path]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from snippets import Snippet, find
-from torchbus.testing import fork_script
 
 from torchbus_advise.explain.by_hand import PARTS, parts
+from torchbus_testing.forking import fork_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "by-hand.md"
 HEADINGS = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.M)

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run
+
+from torchbus_testing.scripts import run
 
 NAME = "first-try"
 PLUGIN = {
@@ -89,7 +90,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_it_can_not_write_is_an_error(name, tmp_path, capsys, monkeypatch):
-    from torchbus._cli import main
+    from torchbus_cli.main import main
 
     (tmp_path / "torchbus-there").mkdir()
     (tmp_path / "torchbus-there" / "mine.py").touch()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from torchbus import session
-from torchbus._bus import discovery
+from torchbus.bus import discovery
 from torchbus.errors import UsageError
 
 OPTIONS = sorted(discovery.distributions("option"))

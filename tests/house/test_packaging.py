@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torchbus
-from torchbus.testing import empty_environment, run
+
+from torchbus_testing.environments import empty_environment
+from torchbus_testing.scripts import run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -24,8 +24,8 @@ from private_owners import (
 )
 from torch.amp import GradScaler
 from torch.nn import Module
-from torchbus._compat import groups, loaders, optimizers, required, saved
-from torchbus._compat.modules import compiler
+from torchbus.compat import loaders, required, torch_names
+from torchbus.compat.torch_names import compiler
 from torchbus.errors import UsageError
 
 import torchbus_accumulate._compat as accumulate
@@ -33,11 +33,12 @@ import torchbus_amp._compat as amp
 import torchbus_checkpoint._compat as checkpoint
 import torchbus_ddp._compat as ddp
 import torchbus_sampler._compat as sampler
+from torchbus_strategy import compat
 
 
 @pytest.mark.parametrize(("owner", "name"), ALL)
 def test_this_torch_has(owner: Any, name: str) -> None:
-    places = [loss.grad_fn for _, loss, _ in saved._examples()] if owner is Saved else [owner]
+    places = [loss.grad_fn for _, loss, _ in compat._examples()] if owner is Saved else [owner]
     assert any(hasattr(one, name) or required._is_in_methods(one, name) for one in places)
 
 
@@ -61,7 +62,7 @@ def test_a_compiled_model_is_as_it_was_seen() -> None:
 
 
 def test_this_torchs_graphs_are_as_they_were_seen() -> None:
-    saved.check.__wrapped__()
+    compat.check.__wrapped__()
 
 
 def test_every_private_name_is_looked_for_above() -> None:
@@ -79,7 +80,7 @@ def test_no_private_name_is_used_elsewhere() -> None:
         for path, line, name in foreign(package)
         if not in_compat(path)
     ]
-    assert elsewhere == [], "private names of torch belong into the package's _compat"
+    assert elsewhere == [], "private names of torch belong into the package's compat"
 
 
 @pytest.mark.parametrize("path", compat_files(), ids=lambda path: "/".join(path.parts[-2:]))
@@ -127,8 +128,8 @@ def _scaler_has_seen() -> None:
         _gone(loaders, "DataLoader", loaders.check.__wrapped__, "_get_iterator"),
         _gone(loaders, "SINGLE_PROCESS", loaders.check.__wrapped__, "_num_yielded"),
         _gone(loaders, "OF_WORKERS", loaders.check.__wrapped__, "_workers"),
-        _gone(optimizers, "LRScheduler", optimizers.require_step_count, "_step_count"),
-        _gone(optimizers, "Unhooked", lambda: optimizers.require_hooked(Unhooked), "hooked"),
+        _gone(torch_names, "LRScheduler", torch_names.require_step_count, "_step_count"),
+        _gone(torch_names, "Unhooked", lambda: torch_names.require_hooked(Unhooked), "hooked"),
         _gone(accumulate, "GradScaler", _scaler_has_seen, "_per_optimizer_states"),
         _gone(accumulate, "LRScheduler", accumulate.require_step_count, "_step_count"),
         _gone(amp, "GradScaler", amp.check.__wrapped__, "_scale"),
@@ -139,7 +140,7 @@ def _scaler_has_seen() -> None:
             lambda: ddp.ReducerOnly(None),
             "_build_params_for_reducer",
         ),
-        _gone(groups.dist, "distributed_c10d", groups.require_abort, "_abort_process_group"),
+        _gone(compat.dist, "distributed_c10d", compat.require_abort, "_abort_process_group"),
         _gone(
             sampler.dataloader,
             "_MultiProcessingDataLoaderIter",
@@ -169,9 +170,9 @@ def test_a_kind_of_node_that_has_another_name(monkeypatch: pytest.MonkeyPatch) -
         ([("MeanBackward9", loss, ())], "MeanBackward9"),
         ([("MeanBackward0", loss, ("_saved_sizes",))], "_saved_sizes"),
     ):
-        monkeypatch.setattr(saved, "_examples", lambda examples=examples: iter(examples))
+        monkeypatch.setattr(compat, "_examples", lambda examples=examples: iter(examples))
         with pytest.raises(UsageError, match=f"has no .*{name}, which tells what a loss is a mean"):
-            saved.check.__wrapped__()
+            compat.check.__wrapped__()
 
 
 def test_a_function_that_is_gone_raises_when_it_is_used() -> None:
@@ -192,15 +193,15 @@ def test_loops_that_are_not_read_as_they_should(monkeypatch: pytest.MonkeyPatch)
 
 def test_caches_of_dtensor_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import tensor
-    from torchbus._compat import dtensors
 
     from torchbus_sharded._compat import fsdp2
+    from torchbus_strategy import compat
 
-    monkeypatch.setattr(dtensors, "SEEN_BY", "2.0")
+    monkeypatch.setattr(compat, "SEEN_BY", "2.0")
     monkeypatch.setattr(fsdp2, "SEEN_BY", "2.0")
     monkeypatch.setattr(tensor, "_redistribute", Empty)
     with pytest.raises(UsageError, match="has no .*_gen_transform_infos, which forgets the ranks"):
-        dtensors.forget_meshes()
+        compat.forget_meshes()
     with pytest.raises(UsageError, match="has no .*_set_unshard_async_op, which lets a unit"):
         fsdp2.gather_ahead(Empty())  # type: ignore[arg-type]
 

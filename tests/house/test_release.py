@@ -13,7 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from torchbus.testing import empty_environment, run
+
+from torchbus_testing.environments import empty_environment
+from torchbus_testing.scripts import run
 
 ROOT = Path(__file__).parents[2]
 DAY = datetime.date(2026, 12, 24)

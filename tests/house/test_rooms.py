@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(
     path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/src/torchbus_*")
 )
-DOORS = ("torchbus.plugin", "torchbus.trackers", "torchbus.testing")
+DOORS = ("torchbus.plugin", "torchbus_log.trackers", "torchbus_testing")
 LINES_AT_MOST = 600
-SOURCES = [ROOT / "core/src/torchbus", ROOT / "core/src/torchbus_pytest", *PACKAGES]
+SOURCES = [ROOT / "core/src/torchbus", ROOT / "plugins/testing/src/torchbus_pytest", *PACKAGES]
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -52,7 +52,7 @@ def test_pages_show_no_other_way_in() -> None:
         for page in pages
         for name in re.findall(r"^(?:from|import) (torchbus[\w.]*)", page.read_text("utf-8"), re.M)
     }
-    public = {"torchbus", "torchbus.testing.conformance", *DOORS}
+    public = {"torchbus", "torchbus_testing.conformance", *DOORS}
     public |= {package.name for package in PACKAGES}
     assert {one for one in shown if one[1] not in public} == set()
 

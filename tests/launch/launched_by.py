@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchbus.testing import run
+
+from torchbus_testing.scripts import run
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run
+
+from torchbus_testing.scripts import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RESULT = re.compile(r"^(global|per_device) +\S+ to the plain run; ranks bit-identical: ok$", re.M)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from nodes import run_nodes
-from torchbus.testing import Result, run
+
+from torchbus_testing.scripts import Result, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LOOP = SCRIPTS / "in_a_thread.py"

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from launched_by import ONE_THREAD, check, checkpoints, our_own, words
 from one_host_slurm import need_slurm, slurm
-from torchbus.testing import run
+
+from torchbus_testing.scripts import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 pytestmark = pytest.mark.timeout(900)

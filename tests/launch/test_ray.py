@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from launched_by import SCRIPT, check, checkpoints, our_own
-from torchbus.testing import Result, run
+
+from torchbus_testing.scripts import Result, run
 
 LOOP = SCRIPT.with_name("ray_train.py")
 BUSY = "The current node timed out during startup"

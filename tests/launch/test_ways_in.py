@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus.testing import Result, assert_torch_unchanged, run, start, torch_state
+
+from torchbus_testing.scripts import Result, run, start
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 SCRIPT = Path(__file__).parent / "scripts" / "ways.py"
 WAYS = runpy.run_path(str(SCRIPT), run_name="ways")

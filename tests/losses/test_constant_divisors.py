@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from ranks import facts
-from torchbus.testing import accelerator, fork_script
+
+import torchbus_simulator as accelerator
+from torchbus_testing.forking import fork_script
 
 SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "counted_losses.py"

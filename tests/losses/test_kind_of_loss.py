@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = """
 import sys

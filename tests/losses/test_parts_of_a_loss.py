@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = """
     import json

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SLOW = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "real_loops.py"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "windows_of_ranks.py"
 NUMBERS = st.floats(-2.0, 2.0, width=16)

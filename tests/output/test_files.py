@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 from ranks import facts, run
-from torchbus._files import temporaries
+
+from torchbus_rank0 import whole_files
 
 
 def test_a_path_is_written_once_and_whole(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_what_a_killed_save_has_left_is_swept_by_the_next_run(tmp_path: Path) ->
     assert killed.status == -signal.SIGKILL and not killed.orphans
     left = [path for path in tmp_path.iterdir() if path != own]
     assert len(left) >= 1 and all(path.name.startswith(".model.pt.") for path in left)
-    descriptor, alive = temporaries.make(str(tmp_path), "other.pt")
+    descriptor, alive = whole_files.make(str(tmp_path), "other.pt")
     assert run(f"torch.save('new', {str(tmp_path / 'last.pt')!r})").ok()
     os.close(descriptor)
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run, run_script, small_disk
+
+from torchbus_testing.disks import small_disk
+from torchbus_testing.scripts import run, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script, run_script
-from torchbus.testing import run as run_command
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run as run_command
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run_script
+
+from torchbus_testing.scripts import run_script
 
 SCRIPT = (Path(__file__).parent / "scripts" / "media_everywhere.py").read_text("utf-8")
 NEEDED = ("tensorboard", "wandb", "neptune", "mlflow", "trackio", "PIL")

@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from torchbus.testing import run_script
+from torchbus_testing.scripts import run_script
 
 SCRIPT = """
 import time, torch

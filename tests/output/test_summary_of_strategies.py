@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "summary_of_strategies.py"
 TP = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "throughput.py"
 pytestmark = pytest.mark.timeout(200)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from snippets import find
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))

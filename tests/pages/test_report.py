@@ -13,7 +13,8 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from site_browser import BROWSER, DRIVER, browser, served
 
-from torchbus_report import page, read
+from torchbus_report import page
+from torchbus_report.runs.reading import read
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from snippets import find, matches
-from torchbus.testing import empty_environment, run
+
+from torchbus_testing.environments import empty_environment
+from torchbus_testing.scripts import run
 
 pytest.importorskip("selenium")
 from selenium.webdriver.common.by import By

@@ -13,7 +13,8 @@ import pytest
 import torch
 from ft_running import SCRIPTS, assert_each_once, same
 from nodes import two_hosts
-from torchbus.testing import Script, start
+
+from torchbus_testing.scripts import Script, start
 
 URL = "http://10.77.0.1:29510"
 

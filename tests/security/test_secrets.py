@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from meetings import environment, free_port
-from torchbus.testing import run_script, start
+
+from torchbus_testing.scripts import run_script, start
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -119,9 +120,9 @@ def test_a_stranger_gets_nothing(tmp_path: Path, as_nobody: None, launch: str) -
 
 
 UNPICKLED = {
-    "core/src/torchbus/_ranks/collectives.py": "what all ranks of a process group sent, each signed with the job's key",
-    "core/src/torchbus/_launch/start/spawn.py": "what the parent writes to the standard input of a rank that it has started",
-    "core/src/torchbus/_launch/start/spawned.py": "the same, on the other side of that pipe",
+    "plugins/strategy/src/torchbus_strategy/collectives.py": "what all ranks of a process group sent, each signed with the job's key",
+    "plugins/launch/src/torchbus_launch/spawn.py": "what the parent writes to the standard input of a rank that it has started",
+    "plugins/launch/src/torchbus_launch/spawned.py": "the same, on the other side of that pipe",
     "plugins/pipeline/src/torchbus_pipeline/meeting.py": "an error that this rank has just pickled itself, to see whether it can be sent",
     "plugins/verify/src/torchbus_verify/watch/made_again.py": "inputs of a step, which each rank sends in such a signed message",
 }

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from meetings import environment, free_port
-from torchbus.testing import Result, start, write_script
+
+from torchbus_testing.scripts import Result, start, write_script
 
 JOINS = """
     from torchbus import session

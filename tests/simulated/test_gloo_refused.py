@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from torchbus.testing import accelerator, fork_script
+
+import torchbus_simulator as accelerator
+from torchbus_testing.forking import fork_script
 
 REASON = accelerator.missing()
 pytestmark = [
@@ -15,7 +17,7 @@ pytestmark = [
 SCRIPT = """
     import json, sys
     from torchbus import session
-    from torchbus.testing import accelerator
+    import torchbus_simulator as accelerator
 
     accelerator.load(devices=2)
     with session(devices=2, backend="cpu:gloo,sim:gloo", launch="fork", **json.loads(sys.argv[1])):

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import accelerator, fork_script
+
+import torchbus_simulator as accelerator
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"

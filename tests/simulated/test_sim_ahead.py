@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import accelerator, fork_script
+
+import torchbus_simulator as accelerator
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "sim_ahead.py"
 REASON = accelerator.missing()

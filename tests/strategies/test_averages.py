@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.testing import fork_script
 
 from torchbus_checkpoint.disk import folder as checkpoints
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "averages.py"
 EMA = {"ema_decay": 0.9}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from nodes import run_nodes, two_hosts
-from torchbus.testing import write_script
+
+from torchbus_testing.scripts import write_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

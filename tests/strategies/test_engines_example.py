@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run
+
+from torchbus_testing.scripts import run
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "examples/engines/table.py"

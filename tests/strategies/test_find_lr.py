@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "range_test.py"
 pytestmark = [pytest.mark.timeout(300)]

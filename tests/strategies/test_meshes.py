@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.plugin import DataPlace, World
-from torchbus.testing import fork_script
+from torchbus.world import DataPlace, World
+
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SIZES = {

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus.testing import start
+
+from torchbus_testing.scripts import start
 
 SCRIPT = Path(__file__).parent / "scripts" / "on_one_gpu.py"
 GLOBAL = {"batch": "global"}

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import ForkServer
+
+from torchbus_testing.forking import ForkServer
 
 pytest.importorskip("torchao", reason="torchao is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"

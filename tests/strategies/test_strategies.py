@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus.testing import run_script
+
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

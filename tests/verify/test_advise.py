@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -42,7 +43,7 @@ model, optimizer = one_step(sys.argv[1], {WIDTH})
 HELD = Path(__file__).parent / "scripts" / "advise_held.py"
 ADVISE = """
 import sys
-from torchbus._cli import main
+from torchbus_cli.main import main
 sys.exit(main(["advise", *sys.argv[1:]]))
 """
 
@@ -88,7 +89,7 @@ def test_predicted_bytes_are_those_that_ranks_keep(model: str, tmp_path: Path) -
 
 PEAK = """
 import resource, sys
-from torchbus._cli import main
+from torchbus_cli.main import main
 status = main(["advise", "--json", *sys.argv[1:]])
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, file=sys.stderr)
 sys.exit(status)

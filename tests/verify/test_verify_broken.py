@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
 from verify_broken import ALL
+
+from torchbus_testing.forking import fork_script
 
 BROKEN = Path(__file__).with_name("verify_broken.py")
 WRONG = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from loop import Loop
-from torchbus.testing import fork_script
 from verify_every import LOOP, drifts, watched
+
+from torchbus_testing.forking import fork_script
 
 BROKEN = {
     "NotAveraged": "the gradient of model.0.weight differs by",

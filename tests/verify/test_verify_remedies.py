@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from test_verify_scripts import HIDDEN, TOKENS, script
-from torchbus.testing import accelerator, fork_script
 from verdicts import COUNTED, READING, STATISTICS, SUMMED, WEIGHTED, names, verified
+
+import torchbus_simulator as accelerator
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from torchbus.testing import fork_script
 from verdicts import BETWEEN, DRAWS, WEIGHTED, names, verified
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = """
 import torch
@@ -190,7 +191,7 @@ def test_what_is_not_deterministic_by_itself_is_said_first(tmp_path):
 def test_in_a_test_of_a_user(tmp_path):
     script(tmp_path)
     source = """
-        from torchbus.testing import verify
+        from torchbus_testing import verify
         verdict = verify("train.py", devices=2, steps=3)
         assert verdict.same and verdict.steps == 3 and not verdict.causes, str(verdict)
         print(verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from torchbus.testing import fork_script
+from torchbus_testing.forking import fork_script
 
 COMMAND = """
 import sys

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torchbus.plugin import Answer, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.patches.skipping import Answer
 
 SCRIPT = Path(__file__).parent / "scripts" / "verify_broken.py"
 

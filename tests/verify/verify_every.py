@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent, indent
 
-from torchbus.testing import Result, fork_script
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 HEAD = """
 import hashlib, json, sys
@@ -14,7 +15,8 @@ import numpy, random, torch, warnings
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import hookimpl, session
+from torchbus.bus.base import hookimpl
+from torchbus import session
 from verify_broken import ALL
 warnings.simplefilter("always")
 torch.set_default_dtype(torch.float64)

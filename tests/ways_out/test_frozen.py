@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import Result, run
+
+from torchbus_testing.scripts import Result, run
 
 SCRIPT = Path(__file__).parent / "scripts" / "frozen.py"
 LIMIT_S = 3.0

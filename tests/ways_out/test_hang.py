@@ -6,7 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from torchbus.testing import Result, fork_script
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -81,7 +83,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(who: int) -> None:
 
 
 SLOW_TO_HEAR = (
-    "import torchbus._launch.watch.looking as looking; looking.Looking.found = lambda guard: None"
+    "import torchbus_launch.broadcast_log as looking; looking.Looking.found = lambda guard: None"
 )
 
 

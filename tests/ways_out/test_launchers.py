@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from one_host_slurm import need_slurm, slurm
-from torchbus.testing import Result, run
+
+from torchbus_testing.scripts import Result, run
 
 SCRIPT = Path(__file__).parent / "scripts" / "frozen.py"
 LAUNCHERS = {

@@ -18,7 +18,8 @@ from leaving_ways import (
     raised,
     status,
 )
-from torchbus.testing import Result, run
+
+from torchbus_testing.scripts import Result, run
 
 CASES = [(who, how) for how in WAYS for who in (0, 1)]
 ROW = [case for case in CASES if case != (0, "SIGKILL")]

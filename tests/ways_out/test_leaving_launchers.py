@@ -13,7 +13,8 @@ from leaving_ways import (
     check_finally,
     status,
 )
-from torchbus.testing import run
+
+from torchbus_testing.scripts import run
 
 IN_A_COMMAND = [
     (1, "raise others sleep"),

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script, run_script, start
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run_script, start
 
 SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
 WITHIN_S = 8.0
@@ -17,7 +19,7 @@ DESCRIPTORS = """
     import gc, os
     import torch
     from torchbus import session
-    from torchbus.testing import listening_ports
+    from torchbus_testing.processes import listening_ports
 
     def train(compiles=False, **options):
         with session(devices=2, accelerator="cpu", launch="fork", **options) as s:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LOOPS = Path(__file__).parent / "loops"
-SHIPPED = Path(__file__).parents[2] / "core/src/torchbus/testing/conformance/zoo"
+SHIPPED = Path(__file__).parents[2] / "plugins/testing/src/torchbus_testing/conformance/zoo"
 """Loops that the conformance kit brings."""
 
 

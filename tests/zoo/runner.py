@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     multiprocessing.set_start_method("fork", force=True)  # loader workers inherit the recorder
     if options.sim:
-        from torchbus.testing import accelerator
+        import torchbus_simulator as accelerator
 
         accelerator.load(devices=2)
     torch.set_num_threads(1)  # sums are the same on every machine

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from torchbus.testing import ForkServer, Result
+
+from torchbus_testing.forking import ForkServer
+from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

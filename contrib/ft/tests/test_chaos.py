@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from ft_running import SCRIPTS, Lighthouse, assert_each_once, same
-from torchbus.testing import ForkServer
+
+from torchbus_testing.forking import ForkServer
 
 NAMES = "abcd"
 KILLS, EPOCHS = 50, 20

@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from torchbus.plugin import World, environment_variables
+from torchbus.world import World
 
 from torchbus_horovod import meeting
+from torchbus_launch.relaunch import environment_variables
 
 
 class Stub:

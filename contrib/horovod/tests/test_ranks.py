@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run, start
+
+from torchbus_testing.scripts import run, start
 
 pytest.importorskip(
     "horovod.torch",

@@ -12,10 +12,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import small_disk
-from torchbus.trackers import tracker
 
-from torchbus_tensorboard import TensorBoardLogger
+from torchbus_log.trackers import tracker
+from torchbus_tensorboard.logger import TensorBoardLogger
+from torchbus_testing.disks import small_disk
 
 
 @pytest.mark.timeout(600)

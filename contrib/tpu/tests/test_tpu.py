@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torchbus import session
-from torchbus.plugin import UsageError, World, accelerators
+from torchbus.errors import UsageError
+from torchbus.world import World
 
-from torchbus_tpu import TPU, environment
+from torchbus_device import accelerators
+from torchbus_tpu import environment
+from torchbus_tpu.strategy import TPU
 
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
 

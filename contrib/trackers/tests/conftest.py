@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import run_script
+
+from torchbus_testing.scripts import run_script
 
 LOOP = Path(__file__).parent / "scripts" / "logging_loop.py"
 SECRET = "hush-hush"

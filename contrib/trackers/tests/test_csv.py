@@ -10,10 +10,10 @@ import time
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import small_disk
-from torchbus.trackers import tracker
 
-from torchbus_trackers import CSVLogger
+from torchbus_log.trackers import tracker
+from torchbus_testing.disks import small_disk
+from torchbus_trackers.csv import CSVLogger
 from torchbus_trackers.table import Table
 
 pytestmark = [pytest.mark.timeout(300)]

@@ -9,7 +9,8 @@ import urllib.request
 from importlib.util import find_spec
 
 import pytest
-from torchbus.testing import start
+
+from torchbus_testing.scripts import start
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -84,7 +85,7 @@ def test_a_store_in_a_file_has_all_steps_and_goes_on(log, read, values):
 CHANGE = """
 import sys
 from torchbus import session
-from torchbus_trackers import MLflowLogger
+from torchbus_trackers.mlflow import MLflowLogger
 
 logger = MLflowLogger(tracking_uri=sys.argv[1], project="digits", finish_timeout_s=500)
 with session(logger=logger) as s:

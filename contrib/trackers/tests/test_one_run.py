@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import run_script
-from torchbus.trackers import describe_run
 
+from torchbus_log.trackers.values import describe_run
+from torchbus_testing.scripts import run_script
 from torchbus_trackers import one_run
 from torchbus_trackers.flat import flat
 from torchbus_trackers.one_run import RunOfProject

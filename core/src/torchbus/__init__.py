@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from torchbus._compat.required import require_torch
-
-require_torch()
-
-from torchbus import bootstrap  # noqa: E402
+from torchbus import bootstrap
 
 bootstrap.read()
 
-from torchbus._bus.markers import hookimpl, hookspec  # noqa: E402
-from torchbus._ranks.world import World  # noqa: E402
+from torchbus.bus.base import hookimpl, hookspec  # noqa: E402
 from torchbus.session import Session, current, session  # noqa: E402
+from torchbus.world import World  # noqa: E402
 
 __all__ = ["Session", "World", "current", "hookimpl", "hookspec", "session"]
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""``python -m torchbus``."""
+"""``python -m torchbus``: the command line of the package that brings one."""
 
-from torchbus._cli import main
+from torchbus.bus import discovery
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(discovery.load(discovery.find("service", "command_line"))())

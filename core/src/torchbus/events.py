@@ -62,12 +62,11 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
-    from torchbus._ranks.world import World
-    from torchbus._seams.backward import BackwardCall
-    from torchbus._seams.loader import LoaderIterator
-    from torchbus._seams.optimizers.skipping import Answer
-    from torchbus._seams.passes import Pass
-    from torchbus._session.context import Context
+    from torchbus.patches.backward import BackwardCall
+    from torchbus.patches.loaders import LoaderIterator, Pass
+    from torchbus.patches.skipping import Answer
+    from torchbus.runtime.context import Context
+    from torchbus.world import World
 
 
 hookspec = pluggy.HookspecMarker("torchbus")

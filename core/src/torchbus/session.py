@@ -10,17 +10,17 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torchbus import events
-from torchbus._bus import misuse
-from torchbus._bus.attributes import Plugin
-from torchbus._bus.bus import Bus
-from torchbus._bus.options import check as check_options
-from torchbus._bus.options import plain
-from torchbus._compat.cpython import current_frame
-from torchbus._ranks.ranks import Collectives, Ranks
-from torchbus._ranks.world import Devices, World
-from torchbus._session import active
-from torchbus._session.context import Context
-from torchbus._session.explain import explain
+from torchbus.bus import options
+from torchbus.bus.base import Plugin
+from torchbus.bus.options import check as check_options
+from torchbus.bus.options import plain
+from torchbus.bus.registry import Bus
+from torchbus.compat.python import current_frame
+from torchbus.ranks import Collectives, Ranks
+from torchbus.runtime import active
+from torchbus.runtime.context import Context
+from torchbus.runtime.explain import explain
+from torchbus.world import Devices, World
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
+class Session(Ranks, Verbs, metaclass=options.NeedsParentheses):
     """The line around a loop. Plugins act on the loop inside, and on nothing outside.
 
     Use ``with session(...) as s:``, or ``@session(...)`` on a function, or ``s =
@@ -143,7 +143,7 @@ class Session(Ranks, Verbs, metaclass=misuse.NeedsParentheses):
 
         Raises UsageError for a function whose body runs later (a generator, ``async def``).
         """
-        misuse.refuse_late_body(function)
+        options.refuse_late_body(function)
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:

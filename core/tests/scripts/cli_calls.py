@@ -3,7 +3,7 @@ import io
 import json
 import sys
 
-from torchbus._cli import main
+from torchbus_cli.main import main
 
 said = []
 for argv in json.load(sys.stdin):

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 
-from torchbus._launch.frozen import rest
+from torchbus_launch import stall
 
 pair = socket.socketpair()
 if "unread" in sys.argv:
@@ -15,11 +15,11 @@ seen = []
 def look():
     for _ in range(3):
         time.sleep(0.3)
-        seen.append(rest.mark(0))
+        seen.append(stall.mark(0))
     if "woken" in sys.argv:
         lock.release()
         time.sleep(0.3)
-        seen.append(rest.mark(0))
+        seen.append(stall.mark(0))
     print(*(bool(mark) for mark in seen), len(set(seen)), flush=True)
     os._exit(0)
 

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.plugin import Strategy
+
+from torchbus_strategy.strategy import Strategy
 
 RANKS = int(sys.argv[1])
 BATCH = 12

@@ -2,7 +2,8 @@
 
 import torch
 from torch import nn
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 accelerator.load(devices=2)
 print(torch.accelerator.current_accelerator(), torch.accelerator.device_count())

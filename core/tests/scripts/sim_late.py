@@ -3,7 +3,8 @@
 import sys
 
 import torch
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 accelerator.load(devices=1, late=True)
 waits_for_copy, waits_for_work, waits_for_read = (word == "yes" for word in sys.argv[1:])

@@ -1,4 +1,4 @@
-from torchbus import hookimpl
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
 
 heard = []

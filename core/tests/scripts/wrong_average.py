@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchbus import session
-from torchbus.plugin import Strategy
+
+from torchbus_strategy.strategy import Strategy
 
 
 class Returns(Strategy):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import Unsupported, UsageError
 
-from torchbus_accumulate import Accumulate
+from torchbus_accumulate.plugin import Accumulate
 
 from .windows_by_hand import Training, by_hand, data, loader, unchanged
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing.models import parameter_values
+
+from torchbus_testing.models import parameter_values
 
 
 def attack(model: nn.Module, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:

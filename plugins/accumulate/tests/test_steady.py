@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchbus import hookimpl, session
-from torchbus._batches.share import Share
+from torchbus import session
+from torchbus.bus.base import hookimpl
+from torchbus.world import Share
 
-from torchbus_accumulate import Accumulate
+from torchbus_accumulate.plugin import Accumulate
 
 from .windows_by_hand import Training, data, loader
 

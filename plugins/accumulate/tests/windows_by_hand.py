@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.testing.models import parameter_values, small_net
+
+from torchbus_testing.models import parameter_values, small_net
 
 
 def data(samples: int) -> tuple[Tensor, Tensor]:

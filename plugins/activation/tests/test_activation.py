@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 DTYPE = torch.float64
 

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import Result, fork_script
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 COMMAND = """
 import sys
-from torchbus._cli import main
+from torchbus_cli.main import main
 sys.exit(main(["advise", *sys.argv[1:]]))
 """
 LOOP = """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.testing import Result, fork_script
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 COMMAND = """
 import sys
-from torchbus._cli import main
+from torchbus_cli.main import main
 sys.exit(main(["explain", *sys.argv[1:]]))
 """
 LOOP = (SCRIPTS / "explain_loop.py").read_text()

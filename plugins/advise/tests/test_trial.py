@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from torch._subclasses.fake_tensor import FakeTensor
-from torchbus.testing import fork_script
 
 from torchbus_advise.observing.facts import Facts
 from torchbus_advise.trial.outcome import Outcome, read_outcome
+from torchbus_testing.forking import fork_script
 
 TRIAL = (Path(__file__).parent / "scripts" / "prints_outcome.py").read_text()
 MEASURE = Path(__file__).parent / "scripts" / "saved_bytes.py"

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torchbus.testing.models import parameter_values, small_net
+
+from torchbus_testing.models import parameter_values, small_net
 
 MIXED = [("16-mixed", torch.float16), ("bf16-mixed", torch.bfloat16)]
 Make = Callable[[Any], torch.optim.Optimizer]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torchbus import session
 from torchbus.errors import Unsupported, UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_amp import Precision, float8_options
+from torchbus_amp import float8_options
+from torchbus_amp.plugin import Precision
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 AO = pytest.importorskip("torchao", reason="torchao is not installed")
 H100 = "Use precision='bf16-mixed'"

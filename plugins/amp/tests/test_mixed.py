@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torchbus import session
-from torchbus.testing.models import parameter_values
 
-from torchbus_amp import Precision
+from torchbus_amp.plugin import Precision
+from torchbus_testing.models import parameter_values
 
 from .autocast_by_hand import MIXED, Make, adam, batches, by_hand, net, sgd, unchanged
 

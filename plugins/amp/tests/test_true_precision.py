@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing.models import parameter_values
+
+from torchbus_testing.models import parameter_values
 
 from .autocast_by_hand import batches, net, sgd
 

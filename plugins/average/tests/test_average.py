@@ -15,8 +15,8 @@ from torch.optim.swa_utils import (
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_average import Average
 from torchbus_average.entries import Entry
+from torchbus_average.plugin import Average
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "averaging_loop.py"))
 make, train, loader, tensors = (LOOP[name] for name in ("make", "train", "loader", "tensors"))

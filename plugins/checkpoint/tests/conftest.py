@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import ForkServer, Result, write_script
+
+from torchbus_testing.forking import ForkServer
+from torchbus_testing.scripts import Result, write_script
 
 Run = Callable[..., Result]
 

@@ -19,11 +19,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torchbus import session
-from torchbus.testing import fork_script
 
 from torchbus_checkpoint.disk.parts import refuse_missing
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.completeness import held, keeps_state, refuse_apart
+from torchbus_testing.forking import fork_script
 
 ALONE = Path(__file__).parent / "scripts" / "state_of_one_rank.py"
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torchbus._launch.store.sealed import SealedStore
-from torchbus.testing import CountedStore
 
 from torchbus_checkpoint.agreement import requests
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import parts, tensors
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_launch.store import SealedStore
+from torchbus_testing.counted_store import CountedStore
 
 SIZES = (2, 8, 48)
 

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import TorchbusError
 
-from torchbus_checkpoint import CheckpointError
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.errors import CheckpointError
 
 ODD = [
     None,

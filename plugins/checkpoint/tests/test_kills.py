@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import Result
+
+from torchbus_testing.scripts import Result
 
 LOOPS = Path(__file__).parent / "loops"
 PLAIN, EPOCHS = LOOPS / "plain.py", LOOPS / "epochs.py"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from torchbus import session
-from torchbus.testing import assert_torch_unchanged, torch_state
 
 from torchbus_checkpoint.disk import folder
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 from .cut_training import Alone, Clock, Cut, seed
 from .kinds_of_loops import LOOPS, Loop

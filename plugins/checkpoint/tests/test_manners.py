@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from torchbus import session
-from torchbus._files import locks
 
-from torchbus_checkpoint import CheckpointError
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.folder_lock import lock
 from torchbus_checkpoint.folder_lock.lock import FolderLock
 from torchbus_checkpoint.folder_lock.owner import Owner
+from torchbus_rank0 import whole_files
 
 from .short_run import train
 
@@ -105,7 +105,7 @@ def test_a_lock_that_ends_between_two_looks(
 
     def try_lock(descriptor: int) -> bool | None:
         first.release()
-        return locks.try_lock(descriptor)
+        return whole_files.try_lock(descriptor)
 
     monkeypatch.setattr(lock, "try_lock", try_lock)
     monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
@@ -129,7 +129,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    monkeypatch.setattr(whole_files.fcntl, "flock", flock)
     monkeypatch.setattr(lock, "PATIENCE_S", 0.0)
 
 

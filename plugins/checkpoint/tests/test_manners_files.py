@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from torchbus import session
 
-from torchbus_checkpoint import CheckpointError, latest
 from torchbus_checkpoint.disk import folder, leftovers
+from torchbus_checkpoint.disk.choice import latest
+from torchbus_checkpoint.errors import CheckpointError
 
 from .short_run import train
 
@@ -169,7 +170,7 @@ def test_what_belongs_to_somebody_else_is_passed_over_by_name(
         import os, sys, warnings
         from pathlib import Path
         warnings.simplefilter("always")
-        from torchbus_checkpoint import latest
+        from torchbus_checkpoint.disk.choice import latest
         parent, what = sys.argv[1:]
         os.chmod(os.path.join(parent, what), 0)
         os.chmod(parent, 0o777)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus._cli import main
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import CheckpointError, latest
 from torchbus_checkpoint.disk import folder, parts
+from torchbus_checkpoint.disk.choice import latest
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_cli.main import main
 
 
 def train(s: Any, epochs: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:

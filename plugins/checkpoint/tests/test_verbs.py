@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import RecordingLogger
 
-from torchbus_checkpoint import CheckpointError
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_testing.recorder import RecordingLogger
 
 from .cut_training import DATA, Alone, Clock, Cut, make, seed, step
 

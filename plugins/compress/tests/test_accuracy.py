@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import run_script
 
 from torchbus_compress.plugin import OWN
+from torchbus_testing.scripts import run_script
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "accuracy.py"
 

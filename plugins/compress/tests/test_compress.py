@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import fork_script
 
 from torchbus_compress.codecs import Bfloat16, Bytes
 from torchbus_compress.plugin import OWN
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

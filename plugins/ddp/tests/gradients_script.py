@@ -5,13 +5,15 @@ from __future__ import annotations
 from textwrap import dedent, indent
 from typing import Any
 
-from torchbus.testing import Result, fork_script
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 HEAD = """
 import json, torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torchbus import hookimpl, session
+from torchbus.bus.base import hookimpl
+from torchbus import session
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 data = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(1))  # a batch for each rank

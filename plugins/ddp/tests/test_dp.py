@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

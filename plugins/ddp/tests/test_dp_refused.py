@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import Result, fork_script
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 HEAD = (Path(__file__).parent / "scripts" / "dp_head.py").read_text()
 

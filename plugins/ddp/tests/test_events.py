@@ -6,11 +6,13 @@ import inspect
 from pathlib import Path
 
 import pytest
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
-from torchbus.testing import Result, fork_script
 
 from torchbus_ddp import events
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.testing import fork_script
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "functional.py"
 

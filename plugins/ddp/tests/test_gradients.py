@@ -126,7 +126,7 @@ def test_a_rank_without_samples_adds_exact_zeros() -> None:
     """
     found = facts(
         run("""
-        from torchbus._batches.share import Share
+        from torchbus.world import Share
         net = nn.Linear(3, 1)
         x = data[0].clone().requires_grad_()
         s._context.share = Share(weight=2.0 * (s.rank == 0))

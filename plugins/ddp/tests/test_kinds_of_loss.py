@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "kinds_of_loss.py"
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from torchbus.testing import fork_script
+from torchbus_testing.forking import fork_script
 
 
 def test_statistics_are_rank_0s_whichever_model_is_frozen(tmp_path):

@@ -9,7 +9,9 @@ from textwrap import dedent, indent
 from typing import Any
 
 import pytest
-from torchbus.testing import Result, fork_script
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

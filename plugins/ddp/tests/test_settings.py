@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.testing import fork_script
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import Result, run_script
+
+from torchbus_testing.scripts import Result, run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

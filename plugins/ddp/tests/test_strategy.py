@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus import Session, session
+from torchbus import session
 from torchbus.errors import PluginConflict, UsageError
-from torchbus.testing import run_script
+from torchbus.session import Session
 
-from torchbus_ddp import DDP
+from torchbus_ddp.strategy import DDP
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
-from torchbus_deepspeed import DeepSpeed, Stage2, Stage2Offload, Stage3Offload, _compat
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.config import agreement, known
+from torchbus_deepspeed.strategy import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 

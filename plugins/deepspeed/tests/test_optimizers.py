@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
-from torchbus_deepspeed import DeepSpeed, _compat
+from torchbus_deepspeed import _compat
 from torchbus_deepspeed.optimizers import kernels
 from torchbus_deepspeed.optimizers.by_element import refuse_unless_by_element
 from torchbus_deepspeed.optimizers.choice import Choice
+from torchbus_deepspeed.strategy import DeepSpeed
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

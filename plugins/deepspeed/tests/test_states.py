@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 SCRIPT = Path(__file__).parent / "scripts" / "deepspeed_states.py"

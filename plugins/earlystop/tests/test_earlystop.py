@@ -10,9 +10,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, fork_script, torch_state
 
-from torchbus_earlystop import EarlyStop
+from torchbus_earlystop.plugin import EarlyStop
+from torchbus_testing.forking import fork_script
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 
 def stops_after(values: list[float], **options: Any) -> int | None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
-from torchbus.plugin import hookimpl
-from torchbus.testing import RecordingLogger, fork_script
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.recorder import RecordingLogger
 
 LOOP = """
     import json

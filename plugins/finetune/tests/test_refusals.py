@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import Unsupported, UsageError
 
-from torchbus_finetune import Finetune
+from torchbus_finetune.plugin import Finetune
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "finetuning_loop.py"))
 make, train = (LOOP[name] for name in ("make", "train"))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torchbus.testing import fork_script, run_script
 
 from torchbus_gpu.diagnoses.slow_rank import Report, slow_rank
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchbus import session
-from torchbus.testing import assert_torch_unchanged, run_script, torch_state
 
 from torchbus_gpu.lint.dataset import objects_in
 from torchbus_gpu.lint.loader import workers_needed
+from torchbus_testing.scripts import run_script
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

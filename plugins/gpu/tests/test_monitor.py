@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import UsageError
-from torchbus.testing import Result, assert_torch_unchanged, run_script, torch_state
+
+from torchbus_testing.scripts import Result, run_script
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

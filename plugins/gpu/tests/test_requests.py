@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torchbus._launch.store.sealed import SealedStore
-from torchbus.testing import CountedStore
 
 from torchbus_gpu.diagnoses import slow_rank
 from torchbus_gpu.diagnoses.slow_rank import REPORTS_PER_S, Report, SlowRank
+from torchbus_launch.store import SealedStore
+from torchbus_testing.counted_store import CountedStore
 
 WORLDS = (2, 64, 16384)
 EVERY_S, LOOKS = 2.0, 100

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import RecordingLogger
+
+from torchbus_testing.recorder import RecordingLogger
 
 
 def test_steps_last_as_long_as_their_pass():

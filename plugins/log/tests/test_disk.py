@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from torchbus import session
 from torchbus.errors import PluginError
-from torchbus.testing import fork_script, small_disk
 
 from torchbus_log.files import patient
+from torchbus_testing.disks import small_disk
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -11,7 +11,8 @@ import sys
 import pytest
 import torch
 from torchbus import session
-from torchbus.testing import run_script
+
+from torchbus_testing.scripts import run_script
 
 
 def run_folder(root):

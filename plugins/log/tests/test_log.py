@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import RecordingLogger
 from torchmetrics import MeanMetric
+
+from torchbus_testing.recorder import RecordingLogger
 
 CPU_READS = (
     "item",

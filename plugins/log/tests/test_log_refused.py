@@ -8,8 +8,9 @@ import pytest
 import torch
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import RecordingLogger
 from torchmetrics import MeanMetric
+
+from torchbus_testing.recorder import RecordingLogger
 
 
 def test_nan_and_infinity_are_values():

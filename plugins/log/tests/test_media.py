@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import RecordingLogger, fork_script
-from torchbus.trackers import Image, Values
+
+from torchbus_log.trackers.values import Image, Values
+from torchbus_testing.forking import fork_script
+from torchbus_testing.recorder import RecordingLogger
 
 
 def decoded(png: bytes) -> Tensor:

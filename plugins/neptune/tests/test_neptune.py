@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from torchbus.testing import recording_server, run_script
+
+from torchbus_testing.recording import recording_server
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -158,7 +160,7 @@ def test_a_server_that_dies_holds_nothing_up(tmp_path, server):
 NO_TOKEN = """
 import sys
 from torchbus import session
-from torchbus_neptune import NeptuneLogger
+from torchbus_neptune.logger import NeptuneLogger
 
 with session(NeptuneLogger(on_error=sys.argv[1]), strategy=None) as s:
     print("looped", s.explain())

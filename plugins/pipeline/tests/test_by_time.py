@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "by_time.py"
 

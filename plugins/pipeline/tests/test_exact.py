@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 EXACT = Path(__file__).parent / "scripts" / "exact.py"
 WAYS = EXACT.parent / "ways.py"

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pyte
 import pytest
-from torchbus.testing import write_script
+
+from torchbus_testing.scripts import write_script
 
 ROWS = 16
 END_OF_BAR = b"\x1b[1A\r"

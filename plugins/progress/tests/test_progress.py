@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_progress import Progress
+from torchbus_progress.plugin import Progress
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Terminal = Callable[..., Any]

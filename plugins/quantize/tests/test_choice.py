@@ -8,10 +8,12 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import Unsupported, UsageError
 
-from torchbus_quantize import Quantize, choice, libraries
+from torchbus_quantize import choice, libraries
+from torchbus_quantize.plugin import Quantize
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 from torchbus import session
-from torchbus.plugin import UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
+from torchbus.errors import UsageError
 
 import torchbus_quantize
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "adapted.py"))
 make, train, values, bases = (LOOP[name] for name in ("make", "train", "values", "bases"))
@@ -81,7 +81,7 @@ def test_a_layer_computes_with_the_values_that_dequantize_gives(library):
     model, _, _ = quantised("int8", library)
     x = torch.randn(5, 16)
     before = model(x)
-    torchbus_quantize.dequantize(model)
+    torchbus_quantize.layers.dequantize(model)
     assert torch.allclose(model(x), before, rtol=1e-6, atol=1e-6)
     layer = model.blocks[0].up.base
     assert type(layer) is nn.Linear and layer.weight.dtype == torch.float32

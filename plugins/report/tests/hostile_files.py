@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchbus._cli import main
+from torchbus_cli.main import main
 
 Write = Callable[..., Path]
 GOOD, BAD = "20260214-103000-good", "20260215-000000-bad"

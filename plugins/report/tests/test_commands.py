@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torchbus._cli import main
+
+from torchbus_cli.main import main
 
 Write = Callable[..., Path]
 

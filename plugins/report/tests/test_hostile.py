@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchbus_report import read
 from torchbus_report.page import page
 from torchbus_report.runs import summary
+from torchbus_report.runs.reading import read
 
 from .hostile_files import BAD, GOOD, KINDS, called, fill
 

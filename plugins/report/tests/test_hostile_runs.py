@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchbus_report import read
 from torchbus_report.page import page
 from torchbus_report.runs import summary
+from torchbus_report.runs.reading import read
 
 from .hostile_files import BAD, GOOD, called, fill
 

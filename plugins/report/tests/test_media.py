@@ -12,11 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchbus.trackers import Image
 
-from torchbus_report import page, read
+from torchbus_log.trackers.values import Image
+from torchbus_report import page
 from torchbus_report.page import media as drawn
 from torchbus_report.runs.media import Distribution
+from torchbus_report.runs.reading import read
 
 from .test_page import Page
 

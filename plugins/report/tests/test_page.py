@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from torchbus_report import page, read
+from torchbus_report import page
+from torchbus_report.runs.reading import read
 
 Write = Callable[..., Path]
 VOID = {"meta", "br", "link", "img", "input"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torchbus.plugin import html_page
 
+from torchbus_cli import html_page
 from torchbus_report.page import scale
 from torchbus_report.page.series import MOST_POINTS, series, smooth
 from torchbus_report.page.style import DARK, LIGHT

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchbus_report import read
 from torchbus_report.runs import summary
-from torchbus_report.runs.reading import parse
+from torchbus_report.runs.reading import parse, read
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 values = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["nan", "inf", "-inf"])

@@ -27,7 +27,7 @@ def page(folder, *records):
     (folder / "config.json").write_text('{"name": "run"}')
     lines = [one if isinstance(one, str) else json.dumps(one) for one in records]
     (folder / "media.jsonl").write_text("\n".join(lines) + "\n")
-    return torchbus_report.page([torchbus_report.read(folder)])
+    return torchbus_report.page([torchbus_report.runs.reading.read(folder)])
 
 
 def test_a_table_is_shown_as_text(tmp_path):
@@ -98,7 +98,7 @@ def test_the_curve_of_find_lr(tmp_path):
     with session(strategy=None, logger="local", log_dir=tmp_path) as s:
         s.find_lr(step, optimizer, DataLoader(torch.randn(64, 4), batch_size=4), steps=20)
     (folder,) = tmp_path.iterdir()
-    shown = torchbus_report.page([torchbus_report.read(folder)])
+    shown = torchbus_report.page([torchbus_report.runs.reading.read(folder)])
     assert 'aria-label="find_lr: loss, smoothed by learning rate"' in shown
 
 
@@ -118,5 +118,5 @@ def test_a_loss_that_is_no_number_hides_no_curve(tmp_path):
     with session(strategy=None, logger="local", log_dir=tmp_path) as s:
         s.find_lr(step, optimizer, DataLoader(torch.randn(8, 4)), min_lr=1e-4, max_lr=1.0, steps=20)
     (folder,) = tmp_path.iterdir()
-    (sheet,) = torchbus_report.read(folder).media.sheets
+    (sheet,) = torchbus_report.runs.reading.read(folder).media.sheets
     assert len(sheet.rows) == len(rates) - 1 and sheet.plot == (0, 1)

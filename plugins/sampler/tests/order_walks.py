@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torchbus._batches.share import Share
+from torchbus.world import Share
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.memory import Memory

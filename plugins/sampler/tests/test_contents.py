@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
-from torchbus.testing import fork_script, run_script
 
 from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.comparison import unlike
 from torchbus_sampler.content.items import fields_of
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-from torchbus._batches.share import Share
-from torchbus._ranks.random_streams import RandomStreams
+from torchbus.world import Share
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.stream import Collate, DividedStream
+from torchbus_strategy.random_streams import RandomStreams
 
 Step = tuple[Share, list[Any]]
 

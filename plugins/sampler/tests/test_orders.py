@@ -16,13 +16,13 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torchbus._batches.share import Share
-from torchbus._ranks.random_streams import RandomStreams
+from torchbus.world import Share
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.portions import Portions, even
 from torchbus_sampler.orders.sliced import Slices
 from torchbus_sampler.shares import one_each, share_out, share_sizes
+from torchbus_strategy.random_streams import RandomStreams
 
 from .order_walks import sliced, walk
 

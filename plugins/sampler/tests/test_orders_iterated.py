@@ -15,12 +15,12 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torchbus._batches.share import Share
-from torchbus._ranks.random_streams import RandomStreams
+from torchbus.world import Share
 
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.kinds import is_known
 from torchbus_sampler.orders.sliced import Slices
+from torchbus_strategy.random_streams import RandomStreams
 
 from .order_walks import sliced, walk
 

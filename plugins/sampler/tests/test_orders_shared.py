@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-from torchbus.testing import fork_script, start, write_script
 
 from torchbus_sampler.orders.memory import SHARED_FROM
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import start, write_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchbus_sampler import share_sizes
-from torchbus_sampler.shares import share_out
+from torchbus_sampler.shares import share_out, share_sizes
 
 ranks = st.integers(1, 9)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from torchbus import session
-from torchbus.testing import fork_script
 
 from torchbus_scale.rates import LearningRates, has_diverged, spread
+from torchbus_testing.forking import fork_script
 
 LOOP = runpy.run_path(str(Path(__file__).parent / "scripts" / "range_loop.py"))
 make, step_of = LOOP["make"], LOOP["step_of"]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_scale import Scale
+from torchbus_scale.plugin import Scale
 
 
 class Accumulating:

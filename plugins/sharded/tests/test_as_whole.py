@@ -7,7 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from torchbus.testing import fork_script
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

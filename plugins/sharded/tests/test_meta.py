@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import fork_script, run_script
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 HEAD = (Path(__file__).parent / "scripts" / "meta_head.py").read_text()
 

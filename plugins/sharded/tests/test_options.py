@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchbus.testing import Result, fork_script, start
+
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchbus.testing import fork_script
 
 from torchbus_sharded.zero1.strategy import takes_more_than_a_closure
+from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

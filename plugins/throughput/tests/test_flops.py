@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchbus import session
-from torchbus.testing import assert_torch_unchanged, torch_state
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 LOOPS = runpy.run_path(str(Path(__file__).parent / "scripts" / "loops.py"))
 loader, make, loss_of, WIDTH = (LOOPS[name] for name in ("loader", "make", "loss_of", "WIDTH"))

@@ -6,7 +6,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from torchbus import hookimpl, hookspec, session
+from torchbus import session
+from torchbus.bus.base import hookimpl, hookspec
 
 LOOPS = runpy.run_path(str(Path(__file__).parent / "scripts" / "loops.py"))
 loader, make, loss_of = (LOOPS[name] for name in ("loader", "make", "loss_of"))

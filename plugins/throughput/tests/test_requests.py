@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
-from torchbus._launch.store.sealed import SealedStore
-from torchbus.testing import CountedStore
 
+from torchbus_launch.store import SealedStore
+from torchbus_testing.counted_store import CountedStore
 from torchbus_throughput.ranks import END, Told
 from torchbus_throughput.windows import Part
 

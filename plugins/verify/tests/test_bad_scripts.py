@@ -6,7 +6,8 @@ None of them comes to a session.
 from __future__ import annotations
 
 import pytest
-from torchbus.testing import fork_script
+
+from torchbus_testing.forking import fork_script
 
 from .verified import COMMAND, LOOP, verified
 

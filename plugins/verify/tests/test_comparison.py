@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from torchbus.plugin import rounding
 
+from torchbus_strategy.checks import rounding
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import apart
 from torchbus_verify.record.reading import Record

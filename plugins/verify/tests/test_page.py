@@ -6,9 +6,11 @@ import math
 import re
 from html.parser import HTMLParser
 
-from torchbus_verify import Cause, Difference, Verdict
+from torchbus_verify.causes.cause import Cause
+from torchbus_verify.compare.difference import Difference
 from torchbus_verify.page.page import page
 from torchbus_verify.report import as_json
+from torchbus_verify.report.verdict import Verdict
 
 PLACES = (
     Difference("gradient", "model.<weight>", 0, 0, 0.0, 1e-14),

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from torchbus.testing import fork_script
+from torchbus_testing.forking import fork_script
 
 COMMAND = """
 import sys

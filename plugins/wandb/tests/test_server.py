@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchbus.testing import recording_server, run_script
-from torchbus.testing import run as run_command
+
+from torchbus_testing.recording import recording_server
+from torchbus_testing.scripts import run as run_command
+from torchbus_testing.scripts import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

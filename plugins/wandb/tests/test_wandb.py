@@ -10,11 +10,11 @@ import pytest
 import torch
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import run as run_command
-from torchbus.testing import run_script
 
-from torchbus_wandb import WandbLogger
+from torchbus_testing.scripts import run as run_command
+from torchbus_testing.scripts import run_script
 from torchbus_wandb.devices import physical_gpu
+from torchbus_wandb.logger import WandbLogger
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

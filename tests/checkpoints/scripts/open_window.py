@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_accumulate import Accumulate
+from torchbus_accumulate.plugin import Accumulate
 
 STRATEGY, IN_LOOP = sys.argv[1], sys.argv[2] == "True"
 DATA = torch.randn(22, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

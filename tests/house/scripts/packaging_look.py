@@ -4,7 +4,7 @@ import sys
 
 import torchbus
 from torchbus import session
-from torchbus._bus import discovery
+from torchbus.bus import discovery
 from torchbus.errors import UsageError
 
 found = {

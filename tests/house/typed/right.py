@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch.optim import SGD
-from torchbus import current, session
-from torchbus.plugin import Plugin, hookimpl
+from torchbus import session
+from torchbus.bus.base import Plugin, hookimpl
+from torchbus.session import current
 
 
 class Mine(Plugin):

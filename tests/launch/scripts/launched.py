@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import Session, session
+from torchbus import session
+from torchbus.session import Session
 
 EPOCHS, BATCH_SIZE = 8, 4
 

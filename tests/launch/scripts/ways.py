@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import Session, session
-from torchbus.session import current
+from torchbus import session
+from torchbus.session import Session, current
 
 NUM_SAMPLES, EPOCHS = 22, 2  # the last global batch is ragged
 

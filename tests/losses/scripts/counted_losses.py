@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

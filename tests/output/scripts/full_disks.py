@@ -3,10 +3,10 @@ import time
 from pathlib import Path
 
 from torchbus import session
-from torchbus.testing import SmallDisk
 
-from torchbus_neptune import NeptuneLogger
-from torchbus_wandb import WandbLogger
+from torchbus_neptune.logger import NeptuneLogger
+from torchbus_testing.disks import SmallDisk
+from torchbus_wandb.logger import WandbLogger
 
 disk = SmallDisk(Path.cwd())
 logger = {

@@ -4,7 +4,8 @@ import os
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 from torchbus.errors import RanksDiverged
 
 

@@ -5,10 +5,11 @@ import json
 import torch
 from torchbus import session
 
-from torchbus_neptune import NeptuneLogger
-from torchbus_tensorboard import TensorBoardLogger
-from torchbus_trackers import MLflowLogger, TrackioLogger
-from torchbus_wandb import WandbLogger
+from torchbus_neptune.logger import NeptuneLogger
+from torchbus_tensorboard.logger import TensorBoardLogger
+from torchbus_trackers.mlflow import MLflowLogger
+from torchbus_trackers.trackio import TrackioLogger
+from torchbus_wandb.logger import WandbLogger
 
 PATIENCE = {"finish_timeout_s": 300}
 trackers = [

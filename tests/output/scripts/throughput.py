@@ -9,7 +9,8 @@ import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import RecordingLogger
+
+from torchbus_testing.recorder import RecordingLogger
 
 NAMES = ("samples_per_sec", "tokens_per_sec", "flops_per_sec", "mfu")
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 from torchbus.errors import Unsupported
 
-from torchbus_ft import FT
+from torchbus_ft.strategy import FT
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--name")

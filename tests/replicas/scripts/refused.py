@@ -6,8 +6,8 @@ import sys
 import torch
 from torchbus import session
 
-from torchbus_ft import FT
-from torchbus_sharded import FSDP
+from torchbus_ft.strategy import FT
+from torchbus_sharded.fsdp.strategy import FSDP
 
 URL = sys.argv[sys.argv.index("--lighthouse") + 1]
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_ft import FT
+from torchbus_ft.strategy import FT
 
 words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 name, out = words["--name"], Path(words["--out"])

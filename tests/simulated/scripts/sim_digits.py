@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 sys.path.insert(0, sys.argv[1])
 import digits

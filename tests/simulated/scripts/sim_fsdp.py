@@ -14,7 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchbus import session
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 STEPS, BATCH, WIDTH = 24, 8, 6
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 WAYS = {
     "to": lambda thing: thing.to("sim"),

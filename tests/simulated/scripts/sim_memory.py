@@ -2,7 +2,8 @@
 
 import torch
 from torchbus import session
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 accelerator.load(devices=2)
 with session("scale", strategy="ddp", devices=2, launch="fork") as s:

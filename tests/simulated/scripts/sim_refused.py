@@ -2,9 +2,10 @@
 
 import torch
 from torchbus import session
-from torchbus._ranks.devices import find_usable_devices
 from torchbus.errors import TorchbusError
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
+from torchbus_device.devices import find_usable_devices
 
 accelerator.load(devices=3)
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import accelerator
+
+import torchbus_simulator as accelerator
 
 accelerator.load(devices=2)
 folder, cut, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])

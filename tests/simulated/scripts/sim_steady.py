@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import RecordingLogger, accelerator
+
+import torchbus_simulator as accelerator
+from torchbus_testing.recorder import RecordingLogger
 
 STEPS = 24
 BATCH = 8

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import RecordingLogger
+
+from torchbus_testing.recorder import RecordingLogger
 
 logger = RecordingLogger()
 numbers = torch.arange(16.0)[:, None]

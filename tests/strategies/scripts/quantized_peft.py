@@ -11,7 +11,7 @@ from torchao.quantization import to_nf4
 from torchbus import session
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from torchbus_quantize import dequantize
+from torchbus_quantize.layers import dequantize
 
 strategy, ranks = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)

@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
-from torchbus_sampler import Sampler
+from torchbus_sampler.plugin import Sampler
 
 found = []
 for options in (

@@ -4,7 +4,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from memory import one_step
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 alive, peak, own = {}, [0], set()
 

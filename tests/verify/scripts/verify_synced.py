@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from torchbus.testing import accelerator
 
+import torchbus_simulator as accelerator
 from torchbus_verify.command import main
 
 accelerator.load(devices=2)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torchbus import Session, session
+from torchbus import session
+from torchbus.session import Session
 
 
 class Data(Dataset[torch.Tensor]):

@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 import torch
-from torchbus import Session, session
-from torchbus.session import current
-from torchbus.testing import assert_torch_unchanged, torch_state
+from torchbus import session
+from torchbus.session import Session, current
+
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 ALL_DO = ("normal", "break", "return", "exit 0")
 STEPS, AT = 6, 3

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import UsageError, require
+from torchbus.compat.required import require
+from torchbus.plugin import UsageError
 
 MISSING = (
     "strategy='ft' needs torchft, which is not installed: pip install torchft (wheels are for"

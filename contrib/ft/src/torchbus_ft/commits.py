@@ -10,16 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import (
-    Answer,
-    BackwardCall,
-    Context,
-    DividedAnew,
-    LoaderIterator,
-    Unsupported,
-    hookimpl,
-    strategies,
-)
+from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Unsupported, hookimpl
+from torchbus.world import DividedAnew
 
 from torchbus_ft.live import Live
 from torchbus_ft.meeting.averaging import average_held
@@ -27,6 +19,7 @@ from torchbus_ft.meeting.local import Local
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
 from torchbus_ft.undo import Undo
+from torchbus_strategy.parameters import averaging
 
 UNHEARD = (
     "strategy='ft' averages gradients in loss.backward() only, and these came another way"
@@ -149,7 +142,7 @@ class Commits:
         Raises Unsupported if their step runs already, and the verdict on it is known.
         """
         if self.local is not None:
-            return strategies.average(parameters, weight)
+            return averaging.average(parameters, weight)
         if not self._averages:
             raise Unsupported(UNHEARD)
         average_held(self._replicas, parameters, weight)

@@ -12,9 +12,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus.plugin import Context, RanksDiverged, hookimpl, inventory, strategies
+from torchbus import objects
+from torchbus.plugin import Context, RanksDiverged, hookimpl
 
 from torchbus_ft.passes import Passes
+from torchbus_strategy.backward import gradients
 
 State = dict[str, Any]
 RESUMED = "ft.resumed"
@@ -52,7 +54,7 @@ class Live:
         self._name = name
         self._passes = passes
         self.optimizers: list[Optimizer] = []
-        self.gradients: strategies.GradientSync | None = None
+        self.gradients: gradients.GradientSync | None = None
         self.trained: Trains | None = None
         self._models: list[weakref.ref[Module]] | None = None
         self.on_load: Callable[[], None] = lambda: None
@@ -153,9 +155,9 @@ class Live:
     def _things(self) -> list[Any]:
         """Optimizers, and what belongs to them: schedulers and scalers."""
         numbers = {id(one): number for number, one in enumerate(self.optimizers)}
-        schedulers = [one for one in inventory.alive(LRScheduler) if id(one.optimizer) in numbers]
+        schedulers = [one for one in objects.alive(LRScheduler) if id(one.optimizer) in numbers]
         schedulers.sort(key=lambda one: (numbers[id(one.optimizer)], type(one).__name__))
-        return [*self.optimizers, *schedulers, *inventory.alive(GradScaler)]
+        return [*self.optimizers, *schedulers, *objects.alive(GradScaler)]
 
     def _plugins(self) -> Iterator[tuple[str, Any]]:
         for name, plugin in self._session.bus.plugins():

@@ -10,7 +10,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, DividedAnew, LoaderIterator, Place, hookimpl
+from torchbus.plugin import Context, LoaderIterator, hookimpl
+from torchbus.world import DividedAnew, Place
 
 Places = dict[int, Place]
 State = dict[str, Any]

@@ -10,19 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import (
-    Context,
-    DataPlace,
-    LaunchError,
-    RankFailed,
-    TorchbusError,
-    broadcast_object,
-    warn,
-)
+from torchbus.plugin import Context, DataPlace, LaunchError, RankFailed, TorchbusError, warn
 
 from torchbus_ft import lighthouse
 from torchbus_ft._compat import Links
 from torchbus_ft.options import Options
+from torchbus_strategy.collectives import broadcast_object
 
 WAITING = (
     "replica {!r} waits: {} of at least {} replicas have come. Start the others, or lower"

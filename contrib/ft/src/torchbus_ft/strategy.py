@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch.distributed as dist
-from torchbus.plugin import Context, Strategy, World, hookimpl, strategies
+from torchbus.plugin import Context, World, hookimpl
 
 from torchbus_ft._compat import require_torchft
 from torchbus_ft.commits import Commits
@@ -16,6 +16,11 @@ from torchbus_ft.options import Given
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
 from torchbus_ft.resumed import Resumed
+from torchbus_strategy import opening
+from torchbus_strategy.backward import gradients, reduction
+from torchbus_strategy.parameters import averaging
+from torchbus_strategy.parameters import trained as strategy_trained
+from torchbus_strategy.strategy import Strategy
 
 
 class FT(Strategy):
@@ -111,7 +116,7 @@ class FT(Strategy):
 
     def start_alone(self, session: Context) -> None:
         self.options.check_device(session.device)
-        self.backend = strategies.join_ranks(session, self.backend)
+        self.backend = opening.join_ranks(session, self.backend)
         self.start(session)
 
     def start(self, session: Context) -> None:
@@ -140,15 +145,15 @@ class FT(Strategy):
             commits.local = Local(session, replicas, algorithm, every, commits.decide)
             session.bus.register(commits.local, "ft.local")
 
-        def reductions(trained: strategies.Trained) -> strategies.Reductions:
+        def reductions(trained: strategy_trained.Trained) -> reduction.Reductions:
             live.trained = trained
             if commits.local is not None:
-                return strategies.AllAfterBackward(trained, strategies.mean_over)
+                return reduction.AllAfterBackward(trained, averaging.mean_over)
             found = AcrossReplicas(trained, replicas, live, commits.averaged)
             replicas.on_change.append(found.drop)
             return found
 
-        live.gradients = strategies.GradientSync(
+        live.gradients = gradients.GradientSync(
             session, self.options, self.division(session), reductions, commits.average_held
         )
         session.bus.register(live.gradients, "ft.gradients")

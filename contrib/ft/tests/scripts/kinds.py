@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_ft import FT
+from torchbus_ft.strategy import FT
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--name")

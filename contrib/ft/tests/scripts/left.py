@@ -7,10 +7,10 @@ import threading
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
-from torchbus.testing import assert_torch_unchanged, torch_state
-from torchbus.testing.processes import listening_ports
 
-from torchbus_ft import FT
+from torchbus_ft.strategy import FT
+from torchbus_testing.processes import listening_ports
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 URL = sys.argv[sys.argv.index("--lighthouse") + 1]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_ft import FT
+from torchbus_ft.strategy import FT
 
 
 def lighthouse(port: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus import session
 
-from torchbus_ft import FT
+from torchbus_ft.strategy import FT
 
 URL = sys.argv[sys.argv.index("--lighthouse") + 1]
 STRICT = sys.argv[sys.argv.index("--strict") + 1]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.plugin import private
+from torchbus.compat.required import private
 
 graph_task: Callable[[], int] = private(
     torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"

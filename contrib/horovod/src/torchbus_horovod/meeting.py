@@ -12,15 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchbus.plugin import (
-    Context,
-    LaunchError,
-    UsageError,
-    environment_variables,
-    guarded_groups,
-)
+from torchbus.plugin import Context, LaunchError, UsageError
 
 from torchbus_horovod import _compat
+from torchbus_launch.relaunch import environment_variables
+from torchbus_strategy.groups import guarded_groups
 
 LOOPBACK = "127.0.0.1"
 SILENCE_S = 30

@@ -7,16 +7,19 @@ import itertools
 from collections.abc import Sequence
 
 from torch import Tensor
-from torchbus.plugin import strategies
 
 from torchbus_horovod._compat import gradient_node, graph_task
 from torchbus_horovod.averaging import HEADER, Averaging, Compression
+from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.backward import header, reduction
+from torchbus_strategy.parameters import rank0_values
+from torchbus_strategy.parameters import trained as strategy_trained
 
 OUTSIDE = -1
 """The graph task where no backward runs."""
 
 
-class WhileBackward(strategies.AfterBackward):
+class WhileBackward(reduction.AfterBackward):
     """Begins to average a gradient as soon as the graph has made it; the others after the graph.
 
     A gradient is final once its node has run in the loop's own graph, where it runs once. A graph
@@ -29,7 +32,7 @@ class WhileBackward(strategies.AfterBackward):
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        buffers: strategies.Buffers,
+        buffers: rank0_values.Buffers,
         averaging: Averaging,
     ) -> None:
         super().__init__(parameters, buffers, averaging.average)
@@ -55,9 +58,9 @@ class WhileBackward(strategies.AfterBackward):
 
     def backward(
         self,
-        engine: strategies.Engine,
-        roots: strategies.Roots,
-        slots: strategies.Slots,
+        engine: strategy_engine.Engine,
+        roots: strategy_engine.Roots,
+        slots: header.Slots,
         loss: Tensor | None,
         local: set[int],
         error: BaseException | None = None,
@@ -99,7 +102,7 @@ class Sets:
     """One reduction for each set of parameters that require gradients."""
 
     def __init__(
-        self, hvd: object, trained: strategies.Trained, adasum: bool, compression: Compression
+        self, hvd: object, trained: strategy_trained.Trained, adasum: bool, compression: Compression
     ) -> None:
         self._trained = trained
         self._make_averaging = functools.partial(
@@ -115,7 +118,7 @@ class Sets:
         if key not in self._made:
             self._made[key] = WhileBackward(
                 parameters,
-                strategies.Buffers(self._trained.models(parameters)),
+                rank0_values.Buffers(self._trained.models(parameters)),
                 self._make_averaging(f"torchbus.{next(self._numbers)}"),
             )
         return self._made[key]

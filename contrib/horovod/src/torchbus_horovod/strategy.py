@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from torchbus.plugin import (
-    Context,
-    Strategy,
-    Unsupported,
-    UsageError,
-    World,
-    expect,
-    hookimpl,
-    strategies,
-)
+from torchbus.plugin import Context, Unsupported, UsageError, World, expect, hookimpl
 
 from torchbus_horovod import installed
 from torchbus_horovod.averaging import Compression
 from torchbus_horovod.meeting import open_horovod
 from torchbus_horovod.reductions import Sets
+from torchbus_strategy.parameters import trained as strategy_trained
+from torchbus_strategy.strategy import Strategy
 
 COMPRESSIONS = ("none", "fp16")
 ADASUM_NEEDS_MPI = (
@@ -106,7 +99,7 @@ class Horovod(Strategy):
             raise UsageError(ADASUM_NEEDS_MPI)
         return True
 
-    def reductions(self, session: Context, trained: strategies.Trained) -> Sets:
+    def reductions(self, session: Context, trained: strategy_trained.Trained) -> Sets:
         """Horovod averages gradients while backward makes the next ones."""
         return Sets(self._hvd, trained, self.adasum, self.compression)
 

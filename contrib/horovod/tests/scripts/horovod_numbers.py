@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_horovod import Horovod
 from torchbus_horovod._compat import graph_task
 from torchbus_horovod.reductions import OUTSIDE
+from torchbus_horovod.strategy import Horovod
 
 RANKS, FP16 = int(sys.argv[1]), sys.argv[2] == "fp16"
 torch.manual_seed(7)

@@ -13,7 +13,8 @@ from optuna import Study, TrialPruned
 from optuna.distributions import BaseDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
-from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl
 
 from torchbus_optuna import replica
 from torchbus_optuna.agreement import of_rank0
@@ -60,7 +61,7 @@ class OneStudy:
 
     def _follow_those_alive(self) -> None:
         """Follow rank 0's studies and trials that were begun before the block."""
-        studies = sorted(inventory.alive(Study), key=lambda study: study.study_name)
+        studies = sorted(objects.alive(Study), key=lambda study: study.study_name)
         told = self._session.all_gather_object(
             [replica.tell(study) for study in studies] if self._session.is_main else None
         )[0]
@@ -69,7 +70,7 @@ class OneStudy:
             self._known.add(study)
             if not self._session.is_main and study.study_name in by_name:
                 replica.follow(study, by_name[study.study_name])
-        for trial in inventory.alive(Trial) if not self._session.is_main else ():
+        for trial in objects.alive(Trial) if not self._session.is_main else ():
             if trial.study.study_name in by_name:
                 replica.follow_trial(trial)
 

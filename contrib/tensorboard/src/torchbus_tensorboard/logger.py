@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Context, expect
-from torchbus.trackers import Histogram, Image, Tracker
+from torchbus.bus.options import expect
+from torchbus.runtime.context import Context
+
+from torchbus_log.trackers.tracker import Tracker
+from torchbus_log.trackers.values import Histogram, Image
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -25,7 +28,7 @@ class TensorBoardLogger(Tracker):
 
     Args:
         root: each run gets a folder in it, named by date and time.
-        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``;
+        ranks, on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``;
             with ``ranks="all"`` each rank has a folder.
     """
 

@@ -9,7 +9,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torchbus.plugin import World, environment_variables
+from torchbus.plugin import World
+
+from torchbus_launch.relaunch import environment_variables
 
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
 """One address for each rank. Only the process that starts the ranks can choose them."""

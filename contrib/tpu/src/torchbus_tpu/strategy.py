@@ -9,16 +9,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchbus.plugin import (
-    Context,
-    Strategy,
-    UsageError,
-    World,
-    accelerators,
-    hookimpl,
-    strategies,
-)
+from torchbus.plugin import Context, UsageError, World, hookimpl
 
+from torchbus_device import accelerators
+from torchbus_strategy.parameters import averaging
+from torchbus_strategy.strategy import Strategy
 from torchbus_tpu import environment
 
 STATE = "EXPERIMENTAL, never run on a TPU"
@@ -97,7 +92,7 @@ class TPU(Strategy):
 
     def average(self, tensors: list[Tensor]) -> None:
         """Replace each tensor by its mean over ranks."""
-        strategies.mean_over(tensors)
+        averaging.mean_over(tensors)
 
 
 def _set_launch_env() -> Callable[..., None]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context, expect
-from torchbus.trackers import Histogram, Image
 
+from torchbus_log.trackers.values import Histogram, Image
 from torchbus_trackers.one_run import RunOfProject
 
 if TYPE_CHECKING:

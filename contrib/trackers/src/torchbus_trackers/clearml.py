@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context
-from torchbus.trackers import Histogram, Image
 
+from torchbus_log.trackers.values import Histogram, Image
 from torchbus_trackers.one_run import RunOfProject
 
 if TYPE_CHECKING:

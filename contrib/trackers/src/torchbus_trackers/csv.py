@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus.plugin import Context, expect
+from torchbus.bus.options import expect
+from torchbus.runtime.context import Context
 
 from torchbus_trackers.one_run import OneRun
 from torchbus_trackers.table import Table
@@ -40,7 +41,7 @@ class CSVLogger(OneRun):
             "-2", "-3" and so on.
         resume: the name of a folder in ``root`` that goes on. The first step that is logged
             replaces the rows of this and all later steps.
-        on_error, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+        on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.
     """
 
     name = "csv"

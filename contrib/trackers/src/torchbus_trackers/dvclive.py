@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Context, expect
-from torchbus.trackers import Image
+from torchbus.bus.options import expect
+from torchbus.runtime.context import Context
 
+from torchbus_log.trackers.values import Image
 from torchbus_trackers.one_run import OneRun
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class DVCLiveLogger(OneRun):
         resume: the ``root`` of a run that goes on.
         options: of ``dvclive.Live``. Its default ``save_dvc_exp=True`` makes a DVC experiment of
             the Git repository when the session ends.
-        on_error, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+        on_error, finish_timeout_s: as in ``torchbus_log.trackers.tracker.Tracker``.
 
     Source: https://dvc.org/doc/dvclive/live
     """

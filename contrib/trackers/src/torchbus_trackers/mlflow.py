@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchbus.plugin import Context, expect
-from torchbus.trackers import Image
-from torchbus.trackers.nothing import Nothing
 
+from torchbus_log.trackers.tracker import Nothing
+from torchbus_log.trackers.values import Image
 from torchbus_trackers.flat import flat
 from torchbus_trackers.one_run import RunOfProject
 

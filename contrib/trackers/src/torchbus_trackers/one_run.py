@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from torchbus.plugin import Context, UsageError, expect, hookimpl
-from torchbus.trackers import Tracker
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+
+from torchbus_log.trackers.tracker import Tracker
 
 
 class OneRun(Tracker):
@@ -26,7 +30,7 @@ class OneRun(Tracker):
         offline: use only local files.
         options: further keyword arguments of the client's own start function. They win over those
             that the logger sets.
-        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Raises UsageError if the client is not installed.
     """

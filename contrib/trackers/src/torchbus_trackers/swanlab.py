@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchbus.plugin import Context
-from torchbus.trackers import Image
 
+from torchbus_log.trackers.values import Image
 from torchbus_trackers.one_run import RunOfProject
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import sys
 
 import torch
 from torchbus import session
-from torchbus.testing import assert_torch_unchanged, torch_state
 
 import torchbus_trackers
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 name, options, ranks, fails = json.loads(sys.argv[1])
 logger = getattr(torchbus_trackers, name)(**options)

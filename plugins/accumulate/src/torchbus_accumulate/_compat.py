@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import dataloader
-from torchbus.plugin import require
+from torchbus.compat.required import require
 
 version: Callable[[Tensor], int] = attrgetter("_version")
 """Grows with each change in place. Without it: AttributeError at the first backward."""

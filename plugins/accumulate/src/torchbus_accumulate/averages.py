@@ -6,7 +6,7 @@ import cmath
 
 import torch
 from torch import Tensor, nn
-from torchbus.plugin import inventory
+from torchbus import objects
 
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.windows.sharded_gradients import is_part
@@ -43,7 +43,7 @@ class Averages:
         return any(now[key] != before[key] for key in now.keys() & before.keys())
 
     def _values(self) -> dict[int, complex]:
-        alive = inventory.alive(nn.Module, nn.Parameter)
+        alive = objects.alive(nn.Module, nn.Parameter)
         held = {id(each) for one in self._optimizers.sums for each in one.parameters()}
         held |= _internal([one for one in alive if isinstance(one, nn.Module)])
         others = [
@@ -60,7 +60,7 @@ def _internal(modules: list[nn.Module]) -> set[int]:
     ours: set[int] = set()
     theirs: set[int] = set()
     for module in modules:
-        kind = ours if inventory.is_internal(module) else theirs
+        kind = ours if objects.is_internal(module) else theirs
         kind.update(id(each) for each in module.parameters(recurse=kind is ours))
     return ours - theirs
 

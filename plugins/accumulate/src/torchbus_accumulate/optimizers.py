@@ -6,7 +6,8 @@ import weakref
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer
-from torchbus.plugin import Context, Unsupported, inventory
+from torchbus import objects
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_accumulate._compat import has_seen
 from torchbus_accumulate.windows.sums import WindowSum
@@ -29,7 +30,7 @@ class Optimizers:
 
     def find(self) -> None:
         """Add the optimizers that the script created before the block."""
-        for optimizer in inventory.optimizers():
+        for optimizer in objects.optimizers():
             self.add(optimizer)
 
     def ignore(self, optimizer: Optimizer) -> None:
@@ -59,7 +60,7 @@ class Optimizers:
     def refuse_foreign_scaler(self, optimizer: Optimizer) -> None:
         """At the first skipped step, raise Unsupported if the loop uses a GradScaler of its own."""
         self.checked = True
-        if any(has_seen(scaler, optimizer) for scaler in inventory.alive(GradScaler)):
+        if any(has_seen(scaler, optimizer) for scaler in objects.alive(GradScaler)):
             raise Unsupported(
                 "accumulate_grad_batches with the loop's own GradScaler, which unscales at each"
                 " step: use precision='16-mixed' instead of it, or accumulate in the loop under"

@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, Count, UsageError, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
 from torchbus_accumulate.place import schedule
 from torchbus_accumulate.place.loop import Place, last_by_torch
 from torchbus_accumulate.toggle import Toggle
 from torchbus_accumulate.windows.owner import Windows
+from torchbus_strategy.loss.terms import Count
 
 
 class Accumulate:
@@ -129,7 +131,7 @@ class Accumulate:
         it was before.
         """
         if self._optimizers is None or optimizer not in self._optimizers:
-            self._optimizers = weakref.WeakSet(inventory.optimizers())
+            self._optimizers = weakref.WeakSet(objects.optimizers())
         known = [
             other
             for other in self._optimizers

@@ -12,7 +12,8 @@ from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus.plugin import Context, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_accumulate._compat import STEP_COUNT, index_sampler, require_step_count
 from torchbus_accumulate.optimizers import Optimizers
@@ -35,7 +36,7 @@ class Schedules:
 
     def __init__(self, session: Context, optimizers: Optimizers, position: Position) -> None:
         self._session, self._optimizers, self._position = session, optimizers, position
-        self._before: weakref.WeakSet[LRScheduler] = weakref.WeakSet(inventory.alive(LRScheduler))
+        self._before: weakref.WeakSet[LRScheduler] = weakref.WeakSet(objects.alive(LRScheduler))
         self._asked: list[
             tuple[weakref.ref[DataLoader[object]], int, weakref.WeakSet[LRScheduler]]
         ] = []
@@ -95,7 +96,7 @@ class Schedules:
             and all(known() is not loader or other != length for known, other, _ in self._asked)
         ):
             self._asked.append(
-                (weakref.ref(loader), length, weakref.WeakSet(inventory.alive(LRScheduler)))
+                (weakref.ref(loader), length, weakref.WeakSet(objects.alive(LRScheduler)))
             )
         return answer
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
-from torchbus.plugin import Context, Surround, UsageError, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, Surround, UsageError, hookimpl
 
 from torchbus_activation.norms import counted_already
 
@@ -46,7 +47,7 @@ class ActivationCheckpointing:
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None or (self._session is not None and self._session.captures(optimizer)):
-            for model in inventory.models_of(parameters):
+            for model in objects.models_of(parameters):
                 self._add(model)
 
     @hookimpl
@@ -67,7 +68,7 @@ class ActivationCheckpointing:
 
     def _add(self, model: Module) -> None:
         blocks = (
-            inventory.repeated_blocks(model)
+            objects.repeated_blocks(model)
             if self._classes is None
             else _outermost_of(model, self._classes)
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.nn import Module
-from torchbus.plugin import private, require
+from torchbus.compat.required import private, require
 
 sparse_values: Callable[[Tensor], Tensor] = Tensor._values
 """Of a sparse tensor that may not be coalesced. Without it: AttributeError when the plugin is

@@ -9,7 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torchbus.plugin import Context, Unsupported, UsageError, accelerators
+from torchbus.plugin import Context, Unsupported, UsageError
+
+from torchbus_device import accelerators
 
 OLDEST = (0, 18)
 CAPABILITY = (8, 9)

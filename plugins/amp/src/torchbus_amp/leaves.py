@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.plugin import BackwardCall, as_list
+from torchbus.plugin import BackwardCall
+from torchbus.tree import as_list
 
 ACCUMULATES: Any = type(torch.ones((), requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 

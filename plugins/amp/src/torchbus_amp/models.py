@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Surround, hookimpl, inventory, map_tensors
+from torchbus import objects
+from torchbus.plugin import Context, Surround, hookimpl
+from torchbus.tree import map_tensors
 
 from torchbus_amp.values import floats_to, halves_to_float32
 
@@ -37,7 +39,7 @@ class Models:
     def add_models_of(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         """Take the models that own an optimizer's parameters."""
         if optimizer is not None and self._session.captures(optimizer):
-            for model in inventory.models_of(parameters):
+            for model in objects.models_of(parameters):
                 self._add(model)
 
     @hookimpl

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torchbus.plugin import Unsupported, inventory
+from torchbus import objects
+from torchbus.plugin import Unsupported
 
 from torchbus_amp._compat import (
     check_and_unscale_,
@@ -62,7 +63,7 @@ def scaled_by_loop(loss: Tensor | None) -> bool:
     factor = factor_of(loss)
     if factor is None:
         return False
-    scales = [scale_of(scaler) for scaler in inventory.alive(GradScaler)]
+    scales = [scale_of(scaler) for scaler in objects.alive(GradScaler)]
     return any(scale is not None and scale.data_ptr() == factor.data_ptr() for scale in scales)
 
 

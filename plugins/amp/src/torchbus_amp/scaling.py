@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus.plugin import Answer, BackwardCall, Context, Unsupported, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Answer, BackwardCall, Context, Unsupported, hookimpl
 
 from torchbus_amp._compat import check
 from torchbus_amp.leaves import reached
@@ -87,7 +88,7 @@ class LossScaling:
     def _begin(self, call: BackwardCall) -> None:
         self.foreign = scaled_by_loop(call.loss)
         # those made before the block, which no variable named
-        for optimizer in inventory.optimizers():
+        for optimizer in objects.optimizers():
             self._add(optimizer)
 
     @hookimpl(tryfirst=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import inventory
+from torchbus import objects
 
 from torchbus_average.entries import Entry
 
@@ -62,7 +62,7 @@ class Averages:
         if self._parameters == [id(one) for one in parameters]:
             return
         self._parameters = [id(one) for one in parameters]
-        self.models = inventory.models_of(parameters)
+        self.models = objects.models_of(parameters)
         self._held = {id(model): _tensors(model) for model in self.models}
         buffers = [
             one

@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
-from torchbus.plugin import Context, UsageError, broadcast_object, hookimpl
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_average import options
 from torchbus_average.averages import Averages
 from torchbus_average.buffers import kept_buffers
+from torchbus_strategy.collectives import broadcast_object
 
 
 class Average:

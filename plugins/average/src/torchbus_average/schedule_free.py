@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 
 class HasModes(Protocol):
@@ -70,5 +71,5 @@ class ScheduleFree:
     def _find(self, optimizer: Optimizer) -> list[Module]:
         """The models of an optimizer, which are looked for once."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        self._optimizers[optimizer] = found = inventory.models_of(parameters)
+        self._optimizers[optimizer] = found = objects.models_of(parameters)
         return found

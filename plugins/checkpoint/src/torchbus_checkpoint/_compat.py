@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
-from torchbus.plugin import UsageError, require
+from torchbus.compat.required import require
+from torchbus.plugin import UsageError
 
 current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""

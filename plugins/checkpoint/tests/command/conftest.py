@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 from torchbus import session
-from torchbus._cli import main
+
+from torchbus_cli.main import main
 
 Said = tuple[int, str, str]
 Call = Callable[..., Said]

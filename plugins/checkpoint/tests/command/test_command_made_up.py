@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchbus._cli import main
 
 from torchbus_checkpoint.disk import folder
+from torchbus_cli.main import main
 
 from ..test_formats import FORMATS
 from .resealed import reseal

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torchbus import session
 
-from torchbus_checkpoint import CheckpointError, latest
 from torchbus_checkpoint.disk import folder, leftovers
-from torchbus_checkpoint.errors import NewerFormat
+from torchbus_checkpoint.disk.choice import latest
+from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 
 from .small_run import train
 

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torchbus import session
 from torchbus.errors import UsageError
-from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_checkpoint import CheckpointError, best
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.disk.choice import best
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 from .small_run import train
 

@@ -15,7 +15,7 @@ import pytest
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_checkpoint import best, latest
+from torchbus_checkpoint.disk.choice import best, latest
 from torchbus_checkpoint.remote import claim, names, url
 from torchbus_checkpoint.remote.store import Store, StoreError
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torchbus import session
 
-from torchbus_checkpoint import CheckpointError
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.remote import mirror, names, patience
 from torchbus_checkpoint.remote.store import Store, StoreError
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from torchbus import session
 
-from torchbus_checkpoint import CheckpointError
 from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.folder_lock import lock
 from torchbus_checkpoint.folder_lock.owner import Owner
 from torchbus_checkpoint.remote import claim, url

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torchbus.plugin import private, require
+from torchbus.compat.required import private, require
 
 will_execute_node: Callable[[Any], bool] = private(
     torch._C, "_will_engine_execute_node", "tells which parameters a backward reaches"

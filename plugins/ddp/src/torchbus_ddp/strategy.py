@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, Strategy, UsageError, expect, strategies
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_ddp import events
 from torchbus_ddp.backward.plans import Plans
 from torchbus_ddp.backward.reducer import reducer_options
+from torchbus_strategy.parameters import trained as strategy_trained
+from torchbus_strategy.strategy import Strategy
 
 
 class ByReducer(Strategy):
@@ -38,7 +40,7 @@ class ByReducer(Strategy):
             raise UsageError(f"bucket_cap_mb={bucket_cap_mb}: a bucket must hold something")
         self.bucket_cap_mb = bucket_cap_mb
 
-    def reductions(self, session: Context, trained: strategies.Trained) -> Plans:
+    def reductions(self, session: Context, trained: strategy_trained.Trained) -> Plans:
         """Torch's reducer averages gradients in buckets, while backward makes the next ones."""
         return Plans(session, trained, reducer_options(self.bucket_cap_mb))
 

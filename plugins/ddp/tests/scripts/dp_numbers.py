@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.testing.models import ConvNet, Transformer
+
+from torchbus_testing.models import ConvNet, Transformer
 
 seen_rows = []
 

@@ -1,6 +1,6 @@
 import torch
 from torch import nn
-from torchbus import hookimpl
+from torchbus.bus.base import hookimpl
 
 
 class Counter:

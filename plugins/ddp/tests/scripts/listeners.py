@@ -1,7 +1,8 @@
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 
 class Mine:

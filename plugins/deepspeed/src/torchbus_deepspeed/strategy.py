@@ -7,17 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchbus.plugin import (
-    Context,
-    Strategy,
-    UsageError,
-    World,
-    environment_variables,
-    hookimpl,
-    strategies,
-)
+from torchbus.plugin import Context, UsageError, World, hookimpl
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.config.config import Config
 from torchbus_deepspeed.config.reading import Given
 from torchbus_deepspeed.config.release import require_deepspeed
@@ -27,6 +19,10 @@ from torchbus_deepspeed.training.engines import Engines
 from torchbus_deepspeed.training.gradients import Gradients
 from torchbus_deepspeed.training.inputs import Inputs
 from torchbus_deepspeed.training.steps import Intake, Steps
+from torchbus_launch.relaunch import environment_variables
+from torchbus_strategy import options
+from torchbus_strategy.checks import replicas
+from torchbus_strategy.strategy import Strategy
 
 ONE_RANK = (
     "strategy='{}' on one rank: {} needs a process group, and with one rank torchbus opens none."
@@ -91,7 +87,7 @@ class DeepSpeed(Strategy):
     @hookimpl
     def launch(self, session: Context) -> World:
         if session.has_many_ranks():
-            _compat.load()  # ranks that are forked share the imports
+            package.load()  # ranks that are forked share the imports
             self.config.build()
         return super().launch(session)
 
@@ -102,14 +98,14 @@ class DeepSpeed(Strategy):
 
     def average(self, tensors: list[Tensor]) -> None:
         """At stage 0."""
-        _compat.average(tensors)
+        package.average(tensors)
 
-    def division(self, session: Context) -> strategies.Division:
+    def division(self, session: Context) -> options.Division:
         """A rank without samples runs its backward as well, for ZeRO's collectives in it."""
         if self.config.stage == 0:
             return super().division(session)
-        return strategies.Division(
-            strategies.watch_replicas(session), stream=session.rank, runs_uncounted=True
+        return options.Division(
+            replicas.watch_replicas(session), stream=session.rank, runs_uncounted=True
         )
 
     def start(self, session: Context) -> None:
@@ -122,19 +118,19 @@ class DeepSpeed(Strategy):
 
     def _open(self, session: Context) -> None:
         """Open DeepSpeed's communication, and silence what the loop's author can't act on."""
-        session.on_close.callback(_compat.close_comm)
+        session.on_close.callback(package.close_comm)
         # stage 3 puts its own there
         session.on_close.callback(setattr, functional, "linear", functional.linear)
         if session.device.type == "cpu":
-            session.on_close.callback(_compat.use_cpu())
-        session.on_close.enter_context(_compat.quiet())
-        session.on_close.enter_context(_compat.no_deprecations())
+            session.on_close.callback(package.use_cpu())
+        session.on_close.enter_context(package.quiet())
+        session.on_close.enter_context(package.no_deprecations())
         session.on_close.enter_context(environment_variables({"LOCAL_RANK": session.local_rank}))
-        session.replace(_compat.comm_module(), "build_shm_op", lambda _: lambda: None)
-        for owner, name, make in _compat.broadcasts():
+        session.replace(package.comm_module(), "build_shm_op", lambda _: lambda: None)
+        for owner, name, make in package.broadcasts():
             session.replace(owner, name, make)
         self.config.check(session)
-        _compat.open_comm()
+        package.open_comm()
 
     def _register(self, session: Context, engines: Engines) -> None:
         gradients = ShardedSync(

@@ -8,7 +8,8 @@ from typing import Any
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus.plugin import UsageError, inventory
+from torchbus import objects
+from torchbus.plugin import UsageError
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """What groups hold that is a learning rate."""
@@ -53,7 +54,7 @@ def add(optimizer: Optimizer, parameters: dict[str, Parameter], factor: float) -
 
     Each scheduler goes on as if the group had been there. Raises UsageError if it can't.
     """
-    schedulers = [one for one in inventory.alive(LRScheduler) if one.optimizer is optimizer]
+    schedulers = [one for one in objects.alive(LRScheduler) if one.optimizer is optimizer]
     _refuse_unknown(schedulers, optimizer)
     before, first = len(optimizer.param_groups), optimizer.param_groups[0]
     copied = {key: value for key, value in first.items() if key not in ("params", "param_names")}

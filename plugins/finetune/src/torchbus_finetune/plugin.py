@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
-from torchbus.plugin import Context, expect, hookimpl, inventory, needs
+from torchbus import objects
+from torchbus.plugin import Context, expect, hookimpl, needs
 
 from torchbus_finetune import checks, groups, schedule
 from torchbus_finetune.frozen import FrozenModels
@@ -78,7 +79,7 @@ class Finetune:
         if not self._schedule or optimizer is None or not self._session.captures(optimizer):
             return
         self._added.setdefault(optimizer, 0)
-        for model in [] if self._frozen.have(parameters) else inventory.models_of(parameters):
+        for model in [] if self._frozen.have(parameters) else objects.models_of(parameters):
             if model not in self._frozen.models and self._session.captures(model):
                 self._frozen.put(model, self._steps.count, self._epoch)
 

@@ -6,9 +6,8 @@ import contextlib
 import sys
 import warnings
 
-from torchbus.plugin import redacted
-
 from torchbus_gpu.users_code import Line
+from torchbus_redaction.redactor import redacted
 
 MONITOR = Line("torchbus-gpu", 1)
 

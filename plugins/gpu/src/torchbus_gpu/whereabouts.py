@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from torchbus.plugin import thread_frames
-
 from torchbus_gpu.users_code import Line, loader_line
+from torchbus_launch import guard
 
 REMEMBERED_LOOKS = 200
 
@@ -37,7 +36,7 @@ class Whereabouts:
         return sum(recent) / max(1, len(recent))
 
     def look(self) -> None:
-        line = loader_line(thread_frames.of_thread(self._thread))
+        line = loader_line(guard.of_thread(self._thread))
         self.loader = line or self.loader
         self._recent.append(line is not None)
         self._looks += 1

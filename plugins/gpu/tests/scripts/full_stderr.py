@@ -3,7 +3,8 @@ import sys
 import time
 import warnings
 
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 sys.stderr = open("/dev/full", "w", buffering=1)
 warnings.simplefilter("error", UserWarning)  # so that the monitor's are written to stderr

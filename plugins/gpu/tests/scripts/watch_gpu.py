@@ -3,7 +3,8 @@ import sys
 import time
 
 import pretend  # noqa: F401
-from torchbus import hookimpl, session
+from torchbus import session
+from torchbus.bus.base import hookimpl
 
 
 class Seen:

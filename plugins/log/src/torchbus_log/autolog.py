@@ -9,11 +9,12 @@ from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, hookimpl, unscaled
+from torchbus.plugin import BackwardCall, hookimpl
 
 from torchbus_log.metrics.records import Record
 from torchbus_log.metrics.values import Value
 from torchbus_log.passes import Passes
+from torchbus_strategy.loss.held import unscaled
 
 
 class Autolog:

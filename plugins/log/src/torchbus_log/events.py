@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchbus.plugin import hookspec
-from torchbus.trackers import Image, Table, Values
+
+from torchbus_log.trackers.values import Image, Table, Values
 
 HOT = ("skip_logging", "log_metrics")
 

@@ -7,7 +7,8 @@ import weakref
 
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, Share, collect
+from torchbus.plugin import Context, LoaderIterator, Share
+from torchbus.tree import collect
 
 from torchbus_log.metrics.totals import Total
 from torchbus_log.metrics.values import Metric

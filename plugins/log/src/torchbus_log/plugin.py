@@ -9,16 +9,9 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchbus.plugin import (
-    Context,
-    Listeners,
-    UsageError,
-    dtensors,
-    expect,
-    hookimpl,
-    refuse_outside,
-)
-from torchbus.trackers import Image, Values
+from torchbus.bus.registry import Listeners
+from torchbus.bus.verbs import refuse_outside
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
@@ -26,6 +19,8 @@ from torchbus_log.metrics.gatherer import Gatherer
 from torchbus_log.metrics.how import PLAINLY, LogOptions, how
 from torchbus_log.metrics.values import Metric, Value, check_name, kept
 from torchbus_log.passes import Passes
+from torchbus_log.trackers.values import Image, Values
+from torchbus_strategy import sharding
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,7 +89,7 @@ class Log:
         all: then all ranks call this.
         """
         if self._wants(name, "log_histogram"):
-            whole = dtensors.whole(values) if isinstance(values, Tensor) else values
+            whole = sharding.whole(values) if isinstance(values, Tensor) else values
             self._pass_on("histogram_ready", name, step, values=Values(name, whole, bins))
 
     def log_hyperparams(self, values: object = None, **more: object) -> None:

@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from torchbus.plugin import Context, PluginError, UsageError, expect, hookimpl, warn
-from torchbus.trackers import Image, Tracker, chosen_by_rank0
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import PluginError, UsageError
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
+from torchbus_log.trackers.tracker import Tracker, chosen_by_rank0
+from torchbus_log.trackers.values import Image
 from torchbus_neptune.series import Run, Series, storable
 
 MODES = ("async", "sync", "offline", "read-only", "debug")
@@ -37,7 +42,7 @@ class NeptuneLogger(Tracker):
         run: a run that the script has made itself. The session does not stop it at the end.
         client: a module with ``init_run`` to use instead of ``neptune``.
         ranks: "main", or "all": every rank writes into the same run, by one ``custom_run_id``.
-        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Metrics are series ``metrics/<name>``. Measurements of the machine are under
     ``system/rank<r>/``, and those of the client under ``monitoring/rank<r>/``. Settings are under

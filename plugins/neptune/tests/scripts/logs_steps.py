@@ -4,7 +4,7 @@ import sys
 
 from torchbus import session
 
-from torchbus_neptune import NeptuneLogger
+from torchbus_neptune.logger import NeptuneLogger
 
 logger = NeptuneLogger(
     project="team/digits",

@@ -7,17 +7,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import (
-    BackwardCall,
-    Constants,
-    Context,
-    Count,
-    RanksDiverged,
-    Unsupported,
-    hookimpl,
-    made_anew,
-    strategies,
-)
+from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl
 
 from torchbus_pipeline._compat import is_view
 from torchbus_pipeline.calls import Calls
@@ -27,9 +17,17 @@ from torchbus_pipeline.lazily.seen import batch_of
 from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.replicas import Replicas
+from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.backward import header as strategy_header
+from torchbus_strategy.backward import loss_counts
+from torchbus_strategy.backward.header import INPUT, PROGRESS, agrees, constants_agree, numbers
+from torchbus_strategy.checks import divergence, first_steps
+from torchbus_strategy.checks.constants import Constants
+from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.loss.terms import Count
 
 DISCOVERY_BACKWARDS = 3
-FAILED = strategies.header.INPUT
+FAILED = INPUT
 ORDER = (
     "at backward call {} the ranks do not have the same order of the data, or are not at the same"
     " place in it ({})"
@@ -46,7 +44,7 @@ class PipelineBackward:
         calls: Calls,
         meeting: Meeting,
         replicas: Replicas,
-        counts: strategies.LossCounts,
+        counts: loss_counts.LossCounts,
         later: LaterBackward,
     ) -> None:
         assert session.job is not None
@@ -62,7 +60,7 @@ class PipelineBackward:
         self._steps += 1
 
     @hookimpl
-    def run_backward(self, call: BackwardCall, engine: strategies.Engine) -> None:
+    def run_backward(self, call: BackwardCall, engine: strategy_engine.Engine) -> None:
         refuse(call)
         self._models.refuse_uncut()
         number = self._job.backwards + 1
@@ -92,7 +90,11 @@ class PipelineBackward:
         self._meeting.meet(what if self._parts > 1 else what + batch)
 
     def _run(
-        self, call: BackwardCall, engine: strategies.Engine, count: Count, trained: list[Tensor]
+        self,
+        call: BackwardCall,
+        engine: strategy_engine.Engine,
+        count: Count,
+        trained: list[Tensor],
     ) -> Exception | None:
         """Run the graph, and the stages inside it. Returns the error of this rank."""
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
@@ -114,17 +116,17 @@ class PipelineBackward:
 
     # What the ranks tell each other --------------------------------------------------------------
 
-    def _tell(self, call: BackwardCall, count: Count, error: Exception | None) -> strategies.Header:
+    def _tell(
+        self, call: BackwardCall, count: Count, error: Exception | None
+    ) -> strategy_header.Header:
         """Compare where the ranks are. Raises, on all ranks, the error of one of them."""
         place = torch.zeros((), dtype=torch.float64, device=self._session.device)
-        header = strategies.make_header(place, 0)
+        header = strategy_header.make_header(place, 0)
         progress = self._job.backwards * 7 + self._steps
         share = self._session.share
         loss = None if isinstance(call.loss, Later) else call.loss
         constants = self._constants.number(loss, share.weight, progress)
-        slots = strategies.header.numbers(
-            count, progress, share.position, float(error is not None), constants
-        )
+        slots = numbers(count, progress, share.position, float(error is not None), constants)
         header.begin(slots)
         told = header.tell(_known(call) if error is None else None, place, [])
         dist.all_reduce(told)
@@ -135,14 +137,14 @@ class PipelineBackward:
     def _compare(self, mean: list[float], sent: list[float], error: Exception | None) -> None:
         if mean[FAILED]:
             self._meeting.raise_common(error, everywhere=True)
-        if not strategies.header.agrees(mean, sent):
-            raise RanksDiverged(ORDER.format(self._job.backwards + 1, strategies.SEED))
-        if not strategies.header.constants_agree(mean, sent):
-            self._constants.judge(int(sent[strategies.header.PROGRESS]))
+        if not agrees(mean, sent):
+            raise RanksDiverged(ORDER.format(self._job.backwards + 1, divergence.SEED))
+        if not constants_agree(mean, sent):
+            self._constants.judge(int(sent[PROGRESS]))
         if self._parts == 1:
-            strategies.SameLoss("pipeline").look(mean, sent)
+            first_steps.SameLoss("pipeline").look(mean, sent)
 
-    def _give_loss(self, header: strategies.Header, call: BackwardCall, scale: float) -> None:
+    def _give_loss(self, header: strategy_header.Header, call: BackwardCall, scale: float) -> None:
         """Several pipelines: the loss of all of them. The ranks of one have the same."""
         loss = _scalar(call)
         if (

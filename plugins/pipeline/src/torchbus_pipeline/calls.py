@@ -19,14 +19,7 @@ from torchbus_pipeline.model.between import Between, after
 from torchbus_pipeline.model.cut import Cut
 from torchbus_pipeline.options import GPIPE, PipelineOptions
 from torchbus_pipeline.schedule import gpipe
-from torchbus_pipeline.schedule.inputs import (
-    NO_EXTRA,
-    Extra,
-    Inputs,
-    check,
-    given_by_loop,
-    rows_in,
-)
+from torchbus_pipeline.schedule.inputs import NO_EXTRA, Extra, Inputs, check, given_by_loop, rows_in
 from torchbus_pipeline.schedule.messages import Link
 from torchbus_pipeline.schedule.objects import refuse_reading
 from torchbus_pipeline.schedule.passes import Pass

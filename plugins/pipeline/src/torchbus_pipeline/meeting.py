@@ -8,13 +8,10 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torchbus.plugin import (
-    Context,
-    RanksDiverged,
-    all_gather_object,
-    guarded_groups,
-    hookimpl,
-)
+from torchbus.plugin import Context, RanksDiverged, hookimpl
+
+from torchbus_strategy.collectives import all_gather_object
+from torchbus_strategy.groups import guarded_groups
 
 REMEDY = (
     "The layers of a model are on different ranks, so that all have to do the same: leave no rank"

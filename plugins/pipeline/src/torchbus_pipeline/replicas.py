@@ -7,12 +7,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl, strategies
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_pipeline._compat import buffers
 from torchbus_pipeline.model.marks import mark_of
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.team import Team
+from torchbus_strategy.parameters import averaging
 
 
 class Replicas:
@@ -39,7 +40,7 @@ class Replicas:
         made = [one for one, count in zip(trained, present.tolist(), strict=True) if count]
         for one in made:
             one.grad = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
-        strategies.mean_over([one.grad for one in made if one.grad is not None], group)
+        averaging.mean_over([one.grad for one in made if one.grad is not None], group)
 
     def copy_buffers(self) -> None:
         """Give all pipelines the buffers of the first. All ranks call it."""

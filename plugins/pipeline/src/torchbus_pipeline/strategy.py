@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch.amp.grad_scaler import GradScaler
-from torchbus.plugin import (
-    Context,
-    Strategy,
-    Unsupported,
-    UsageError,
-    World,
-    hookimpl,
-    strategies,
-)
+from torchbus.plugin import Context, Unsupported, UsageError, World, hookimpl
 
 from torchbus_pipeline.backward import PipelineBackward
 from torchbus_pipeline.calls import Calls
@@ -29,6 +21,8 @@ from torchbus_pipeline.states.modules import WholeModules
 from torchbus_pipeline.states.norm import WholeNorm
 from torchbus_pipeline.states.optimizers import WholeOptimizers
 from torchbus_pipeline.team import make_team
+from torchbus_strategy.backward import loss_counts
+from torchbus_strategy.strategy import Strategy
 
 
 class Pipeline(Strategy):
@@ -108,7 +102,7 @@ class Pipeline(Strategy):
         optimizers = WholeOptimizers(session, meeting)
         models.on_cut += [modules.add, calls.add, optimizers.keep_own]
         replicas = Replicas(session, models, team)
-        counts = strategies.LossCounts(
+        counts = loss_counts.LossCounts(
             session, self.name, self.loss_reduction, self.loss_weight, 1.0
         )
         parts = {

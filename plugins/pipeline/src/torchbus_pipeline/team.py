@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Context, guarded_groups
+from torchbus.plugin import Context
+
+from torchbus_strategy.groups import guarded_groups
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.profiler import profile as Profiler
 from torch.profiler import record_function
 from torchbus.plugin import Context, UsageError, expect, hookimpl, needs, warn
-from torchbus.trackers import Table, chosen_by_rank0, new_run_name
 
+from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
+from torchbus_log.trackers.values import Table
 from torchbus_profile import _compat, showing
 from torchbus_profile.plan import plan
 from torchbus_profile.reading import read

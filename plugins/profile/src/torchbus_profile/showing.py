@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torchbus.plugin import table
-
+from torchbus_cli.parser import table
 from torchbus_profile.result import Operator, Profiled
 from torchbus_profile.shares import Shares
 

@@ -10,12 +10,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import BackwardCall, LoaderIterator, Steps, hookimpl, unscaled, warn
+from torchbus.plugin import BackwardCall, LoaderIterator, hookimpl, warn
+from torchbus.runtime.steps import Steps
 
 from torchbus_progress.loss import Loss, MeanLoss
 from torchbus_progress.outputs import Output
 from torchbus_progress.passes import Passes, Rate
 from torchbus_progress.snapshot import Snapshot
+from torchbus_strategy.loss.held import unscaled
 
 LARGEST_PART, LONGEST_PAUSE_S = 0.01, 5.0
 F = TypeVar("F", bound=Callable[..., object])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torchbus.plugin import accelerators
+
+from torchbus_device import accelerators
 
 KEPT_AT_MOST = 64
 

@@ -6,8 +6,9 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
-from torchbus_progress import Progress, listener
+from torchbus_progress import listener
 from torchbus_progress.outputs import terminal
+from torchbus_progress.plugin import Progress
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 

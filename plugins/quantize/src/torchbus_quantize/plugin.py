@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, needs
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_quantize import checks, libraries
 from torchbus_quantize.choice import choose
@@ -78,7 +79,7 @@ class Quantize:
         """Quantise after a change of precision, and before any strategy takes the model."""
         name = self._name
         if name is not None and optimizer is not None and self._session.captures(optimizer):
-            for model in inventory.models_of(parameters):
+            for model in objects.models_of(parameters):
                 self._quantize(model, name)
         return (yield)
 

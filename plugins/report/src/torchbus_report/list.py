@@ -6,8 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from torchbus.plugin import Parser, TorchbusError, complain, table
+from torchbus.plugin import TorchbusError
 
+from torchbus_cli.parser import Parser, complain, table
 from torchbus_report.runs import finding, reading, summary
 from torchbus_report.runs.run import Run
 

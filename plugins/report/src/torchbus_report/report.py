@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchbus.plugin import Parser, TorchbusError, UsageError, complain
+from torchbus.plugin import TorchbusError, UsageError
 
+from torchbus_cli.parser import Parser, complain
 from torchbus_report.page import page
 from torchbus_report.runs import finding, reading
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from torch.utils.data import _utils, dataloader
-from torchbus.plugin import require
+from torchbus.compat.required import require
 
 index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
 """What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass.

@@ -6,12 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from torchbus.plugin import (
-    Context,
-    UsageError,
-    expect,
-    hookimpl,
-)
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_sampler.decision import unheard
 from torchbus_sampler.divider import Divider

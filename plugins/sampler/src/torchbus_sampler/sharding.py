@@ -8,18 +8,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torchbus.plugin import (
-    Context,
-    Origin,
-    Share,
-    Taken,
-    UsageError,
-    is_dataclass,
-    leaves,
-    map_tensors,
-)
+from torchbus.plugin import Context, Origin, Share, UsageError
+from torchbus.tree import is_dataclass, leaves, map_tensors
 
 from torchbus_sampler.orders.portions import even
+from torchbus_strategy.batches import Taken
 
 Take = Callable[[Taken], None]
 

@@ -8,11 +8,13 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torchbus.plugin import DataPlace, RandomService, RandomStreams, Share
+from torchbus.plugin import DataPlace, Share
+from torchbus.runtime.services import RandomService
 
 from torchbus_sampler._compat import auto_collation, pin_memory
 from torchbus_sampler.content.first_item import Beginning
 from torchbus_sampler.shares import share_out, share_sizes
+from torchbus_strategy.random_streams import RandomStreams
 
 
 class SharedBatch:

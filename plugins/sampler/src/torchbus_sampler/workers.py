@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import random_streams
+from torchbus.runtime import builtin
 
 STRIDE = 2**20
 
@@ -24,7 +24,7 @@ class SeedWorker:
 
     def __call__(self, worker_id: int) -> None:
         if self._rank:
-            random_streams.seed(torch.initial_seed() + STRIDE * self._rank)
+            builtin.seed(torch.initial_seed() + STRIDE * self._rank)
         if self._user is not None:
             self._user(worker_id)
 

@@ -6,7 +6,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, UsageError, inventory
+from torchbus import objects
+from torchbus.plugin import Context, UsageError
 
 
 def refuse_without_rate(optimizer: Optimizer) -> None:
@@ -27,7 +28,7 @@ def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
             if name in group:
                 group[name] = group[name] * factor
     if not done:
-        for scheduler in inventory.alive(LRScheduler):
+        for scheduler in objects.alive(LRScheduler):
             if scheduler.optimizer is optimizer:
                 scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 

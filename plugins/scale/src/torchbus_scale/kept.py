@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import inventory
+from torchbus import objects
 
 PutBack = Callable[[], object]
 
@@ -22,12 +22,12 @@ PutBack = Callable[[], object]
 def kept(loader: DataLoader[object]) -> Iterator[None]:
     """Put back all models, optimizers and scalers at the end, and the generators of a loader."""
     with ExitStack() as stack, torch.no_grad():
-        modules = inventory.alive(Module)
+        modules = objects.alive(Module)
         stack.callback(_tensors(modules))
         stack.callback(_flags(modules))
-        for optimizer in inventory.optimizers():
+        for optimizer in objects.optimizers():
             stack.callback(_optimizer(optimizer))
-        for scaler in inventory.alive(GradScaler):
+        for scaler in objects.alive(GradScaler):
             stack.callback(scaler.load_state_dict, copy.deepcopy(scaler.state_dict()))
         for generator in _generators(loader):
             stack.callback(generator.set_state, generator.get_state())
@@ -42,7 +42,7 @@ def _tensors(modules: list[Module]) -> PutBack:
     ]
     held += [
         one
-        for optimizer in inventory.optimizers()
+        for optimizer in objects.optimizers()
         for group in optimizer.param_groups
         for one in group["params"]
     ]

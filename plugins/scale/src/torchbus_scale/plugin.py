@@ -12,15 +12,11 @@ from typing import Any, Literal, cast
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, needs
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_scale import range_test, rates
-from torchbus_scale.groups import (
-    batch_size_of,
-    parts_of_step,
-    refuse_without_rate,
-    scale_rates,
-)
+from torchbus_scale.groups import batch_size_of, parts_of_step, refuse_without_rate, scale_rates
 from torchbus_scale.rates import LearningRates
 from torchbus_scale.search import search
 
@@ -161,7 +157,7 @@ class Scale:
     def effective_batch_size(self) -> int:
         """Number of samples behind one real step: batch x ranks x accumulation."""
         if self._batch_size is None:
-            sizes = [batch_size_of(loader) for loader in inventory.alive(DataLoader)]
+            sizes = [batch_size_of(loader) for loader in objects.alive(DataLoader)]
             self._batch_size = next((size for size in sizes if size), None)
         if self._batch_size is None:
             raise UsageError(

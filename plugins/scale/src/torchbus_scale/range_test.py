@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.plugin import Context, UsageError, hookimpl
-from torchbus.trackers import Table
 
+from torchbus_log.trackers.values import Table
 from torchbus_scale.kept import kept
 from torchbus_scale.rates import LearningRates, has_diverged, spread
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torchbus import session
-from torchbus.testing.models import ConvNet, Transformer
+
+from torchbus_testing.models import ConvNet, Transformer
 
 torch.set_default_dtype(torch.float64)
 found = {}

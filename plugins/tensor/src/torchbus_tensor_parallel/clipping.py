@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import dtensors
+
+from torchbus_strategy import compat, sharding
 
 Run = Callable[[float], Tensor]
 
@@ -32,7 +33,7 @@ def clip_by_mesh(
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for one in parameters:
         if one.grad is not None:
-            own = dtensors.own_part(one.grad)
+            own = compat.own_part(one.grad)
             own.mul_(factor.to(own.device, own.dtype))
     return total
 
@@ -47,7 +48,7 @@ def _norm_on(mesh: object, parameters: Sequence[Tensor], run: Run) -> Tensor:
 
 
 def _plain(norm: Tensor) -> Tensor:
-    plain: Tensor = dtensors.whole(norm)
+    plain: Tensor = sharding.whole(norm)
     return plain
 
 

@@ -12,15 +12,11 @@ from torch.autograd.graph import Node
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import (
-    BackwardCall,
-    Context,
-    dtensors,
-    hookimpl,
-    inventory,
-    strategies,
-)
+from torchbus import objects
+from torchbus.plugin import BackwardCall, Context, hookimpl
 
+from torchbus_strategy import sharding
+from torchbus_strategy.parameters import rank0_values
 from torchbus_tensor_parallel._compat import parameters
 from torchbus_tensor_parallel.checks import (
     refuse_derivatives,
@@ -51,7 +47,7 @@ class DividedModels:
         )
         self._models: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._local_steps = dtensors.LocalSteps(session)
+        self._local_steps = sharding.LocalSteps(session)
         self._loss = PlainLoss()
         self._replaced: dict[int, nn.Parameter] = {}
         self._adding: list[Node] = []
@@ -66,11 +62,11 @@ class DividedModels:
         if optimizer is None or not self._session.captures(optimizer):
             return
         self._take(optimizer)
-        for model in inventory.models_of(parameters):
+        for model in objects.models_of(parameters):
             if model not in self._models:
                 self._divide(model)
         for one in self._optimizers:
-            dtensors.swap(one, self._replaced)
+            sharding.swap(one, self._replaced)
         parameters[:] = [self._replaced.get(id(one), one) for one in parameters]
 
     @hookimpl
@@ -92,7 +88,7 @@ class DividedModels:
     ) -> Tensor | None:
         """Torch clips a mixture of whole tensors and DTensors. The loop gets a plain norm."""
         divided = any(isinstance(one, DTensor) for one in parameters)
-        norm: Tensor | None = dtensors.whole(run(max_norm)) if divided else None
+        norm: Tensor | None = sharding.whole(run(max_norm)) if divided else None
         return norm
 
     def _take(self, optimizer: Optimizer) -> None:
@@ -103,13 +99,13 @@ class DividedModels:
         self._local_steps.add(optimizer)
         self._undo.callback(optimizer.register_state_dict_post_hook(_whole_state).remove)
         self._undo.callback(
-            optimizer.register_load_state_dict_post_hook(dtensors.divided_optimizer).remove
+            optimizer.register_load_state_dict_post_hook(sharding.divided_optimizer).remove
         )
 
     def _divide(self, model: Module) -> None:
         """Divide rank 0's values. All ranks call it with the same models."""
         held = [*model.parameters(), *model.buffers()]
-        strategies.copy_from_rank0(held, f"the tensors of {type(model).__name__}")
+        rank0_values.copy_from_rank0(held, f"the tensors of {type(model).__name__}")
         before, hooks = dict(model.named_parameters()), hooks_of(model)
         self._models[model] = self._layers.divide(model)
         self._adding += map(gradients.make_whole_when_added, gradients.undivided(model))
@@ -117,11 +113,11 @@ class DividedModels:
             return
         for name, new in model.named_parameters():
             self._replace(before[name], new)
-        gather = dtensors.whole_states(self._session)
+        gather = sharding.whole_states(self._session)
         for module in model.modules():
             self._undo.callback(module.register_state_dict_post_hook(gather).remove)
             self._undo.callback(
-                module.register_load_state_dict_pre_hook(dtensors.divided_states).remove
+                module.register_load_state_dict_pre_hook(sharding.divided_states).remove
             )
         self._undo.callback(make_copies_whole(hooks))
 
@@ -129,7 +125,7 @@ class DividedModels:
         if new is old:
             return
         if old.grad is not None:
-            new.grad = dtensors.like(old.grad, new)
+            new.grad = sharding.like(old.grad, new)
         self._replaced[id(old)] = new
         self._old.append(old)
         old.data, old.grad = old.data.new_empty(0), None  # the whole is not kept
@@ -150,7 +146,7 @@ class DividedModels:
         for model in list(self._models):
             made = _make_whole(model)
             for optimizer in self._optimizers:
-                dtensors.swap(optimizer, made)
+                sharding.swap(optimizer, made)
 
     @hookimpl
     def describe(self, thing: object) -> str | None:
@@ -170,7 +166,7 @@ class DividedModels:
 
 def _whole_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
     """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
-    return dtensors.whole_optimizer(state)
+    return sharding.whole_optimizer(state)
 
 
 @torch.no_grad()
@@ -180,7 +176,7 @@ def _make_whole(model: Module) -> dict[int, nn.Parameter]:
     for module in model.modules():
         for name, held in list(parameters(module).items()):
             if isinstance(held, DTensor):
-                new = nn.Parameter(dtensors.whole(held), held.requires_grad)
-                new.grad = dtensors.whole(held.grad)
+                new = nn.Parameter(sharding.whole(held), held.requires_grad)
+                new.grad = sharding.whole(held.grad)
                 parameters(module)[name] = made[id(held)] = new
     return made

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, dtensors, strategies
+from torchbus.plugin import Context
+
+from torchbus_strategy import compat
+from torchbus_strategy.parameters import averaging
 
 
 class Ranks:
@@ -27,8 +30,8 @@ class Ranks:
 
         In place. All ranks call it with tensors of the same shapes, dtypes and devices.
         """
-        shards = [dtensors.own_part(one) for one in tensors if dtensors.is_sharded(one)]
-        copies = [dtensors.own_part(one) for one in tensors if not dtensors.is_sharded(one)]
-        strategies.mean_over(copies)
+        shards = [compat.own_part(one) for one in tensors if compat.is_sharded(one)]
+        copies = [compat.own_part(one) for one in tensors if not compat.is_sharded(one)]
+        averaging.mean_over(copies)
         if self.parts > 1:
-            strategies.mean_over(shards, self.mesh.get_group("dp"))
+            averaging.mean_over(shards, self.mesh.get_group("dp"))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from torchbus.plugin import Context, Strategy, UsageError, World, expect, hookimpl, strategies
+from torchbus.plugin import Context, UsageError, World, expect, hookimpl
 
+from torchbus_strategy.backward import gradients, reduction
+from torchbus_strategy.parameters import averaging
+from torchbus_strategy.strategy import Strategy
 from torchbus_tensor_parallel.division import divide
 from torchbus_tensor_parallel.dtensor.install import as_whole
 from torchbus_tensor_parallel.dtensor.loss import divide_losses
@@ -82,12 +85,12 @@ class TensorParallel(Strategy):
         if self.loss_parallel:
             divide_losses(session)
         ranks = Ranks(session)
-        sync = strategies.GradientSync(
+        sync = gradients.GradientSync(
             session,
             self.options,
             divide(session),
-            lambda trained: strategies.AllAfterBackward(trained, ranks.average),
-            partial(strategies.average, mean=ranks.average),
+            lambda trained: reduction.AllAfterBackward(trained, ranks.average),
+            partial(averaging.average, mean=ranks.average),
         )
         session.bus.register(sync, "tp.gradients")
         # after it, to be heard before it: models are divided before their parameters are known

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import traceback
 
-from torchbus.plugin import Unsupported, dtensors
+from torchbus.plugin import Unsupported
+
+from torchbus_strategy import sharding
 
 DTENSORS = "torch.distributed.tensor"
 
 
 def translate(error: BaseException | None) -> Unsupported | None:
     """What to say instead of torch's own words, if these are about divided tensors."""
-    if error is None or not (dtensors.has_sign(error) or _is_asserted(error)):
-        return dtensors.no_entry(error, "that strategy='tp' has divided")
+    if error is None or not (sharding.has_sign(error) or _is_asserted(error)):
+        return sharding.no_entry(error, "that strategy='tp' has divided")
     said = str(error).strip().splitlines() or [type(error).__name__]
     return Unsupported(
-        f"{dtensors.line_of(error)} computes with a divided parameter or gradient in a way that"
+        f"{sharding.line_of(error)} computes with a divided parameter or gradient in a way that"
         f" torch does not offer (it says: {said[0]}). Under strategy='tp', take"
         " tensor.full_tensor() there, leave the layer out of the plan, or use strategy='ddp'"
     )

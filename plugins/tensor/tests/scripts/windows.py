@@ -7,7 +7,8 @@ from contextlib import nullcontext
 import torch
 from tensor_head import PLAN, Mlp, differ, loss_of, make_optimizer, numbers, opened, state, train
 from torch.utils.data import DataLoader
-from torchbus.testing import RecordingLogger
+
+from torchbus_testing.recorder import RecordingLogger
 
 found = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 from torch.utils.data import _utils, dataloader
-from torchbus.plugin import private
+from torchbus.compat.required import private
 
 DATA_ITERATOR: Any = dataloader._BaseDataLoaderIter
 """Without it: AttributeError when a verification begins."""

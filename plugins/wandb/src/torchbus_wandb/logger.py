@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Context, UsageError, expect, hookimpl
-from torchbus.trackers import Histogram, Image, Tracker, chosen_by_rank0
-from torchbus.trackers.nothing import Nothing
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
+from torchbus_log.trackers.tracker import Nothing, Tracker, chosen_by_rank0
+from torchbus_log.trackers.values import Histogram, Image
 from torchbus_wandb.checkpoints import Checkpoints
 from torchbus_wandb.devices import physical_gpu
 
@@ -41,7 +44,7 @@ class WandbLogger(Tracker):
             version, as an artifact.
         ranks: "main", or "all": every rank writes into the same run, by wandb's shared mode
             (offline: a run for each rank, in one group).
-        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus.trackers.Tracker``.
+        on_error, start_timeout_s, finish_timeout_s: as in ``torchbus_log``'s ``Tracker``.
 
     Source: https://docs.wandb.ai/models/track/log/distributed-training
     """

@@ -7,7 +7,7 @@ import torch
 import wandb  # noqa: F401
 from torchbus import session
 
-from torchbus_wandb import WandbLogger
+from torchbus_wandb.logger import WandbLogger
 
 options, policy, hurt = json.loads(sys.argv[1])
 if "HUSH" in os.environ:

@@ -3,9 +3,9 @@ import math
 import torch
 import wandb
 from torchbus import session
-from torchbus.testing import assert_torch_unchanged, torch_state
 
-from torchbus_wandb import WandbLogger
+from torchbus_testing.state import assert_torch_unchanged, torch_state
+from torchbus_wandb.logger import WandbLogger
 
 logger = WandbLogger(
     project="digits", tags=["a"], mode="offline", log_checkpoints=True, finish_timeout_s=500

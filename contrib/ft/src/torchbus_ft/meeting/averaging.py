@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import strategies
 
 from torchbus_ft.live import Live
 from torchbus_ft.replicas import Replicas
+from torchbus_strategy.backward import reduction
+from torchbus_strategy.parameters import averaging, rank0_values
+from torchbus_strategy.parameters import trained as strategy_trained
 
 
 def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
@@ -19,7 +21,7 @@ def mean_over(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
     If a replica goes meanwhile, each tensor is the mean over this replica, and the step fails.
     """
     if dist.get_world_size() > 1:
-        strategies.mean_over(tensors)
+        averaging.mean_over(tensors)
     over_replicas(replicas, tensors)
 
 
@@ -43,13 +45,13 @@ def over_replicas(replicas: Replicas, tensors: Sequence[Tensor]) -> None:
 def average_held(replicas: Replicas, parameters: Sequence[Tensor], weight: float) -> None:
     """Average gradients that no synchronised backward has made. One that no rank has stays None."""
     reached = torch.tensor([float(one.grad is not None) for one in parameters])
-    gradients = [strategies.settled(one) * weight for one in parameters]
+    gradients = [averaging.settled(one) * weight for one in parameters]
     mean_over(replicas, [reached, *gradients])
     for one, gradient, share in zip(parameters, gradients, reached.tolist(), strict=True):
         one.grad = gradient if share else None
 
 
-class SharedBuffers(strategies.Buffers):
+class SharedBuffers(rank0_values.Buffers):
     """Buffers that get the values of rank 0 of the first replica."""
 
     def __init__(self, buffers: Callable[[], list[Tensor]], replicas: Replicas) -> None:
@@ -76,12 +78,12 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-class AcrossReplicas(strategies.AllAfterBackward):
+class AcrossReplicas(reduction.AllAfterBackward):
     """Averages all gradients once backward has made them. ``averaged`` is called after that."""
 
     def __init__(
         self,
-        trained: strategies.Trained,
+        trained: strategy_trained.Trained,
         replicas: Replicas,
         live: Live,
         averaged: Callable[[], None],
@@ -100,7 +102,7 @@ class AcrossReplicas(strategies.AllAfterBackward):
         super().drop()
         self._live.forget()
 
-    def current(self) -> strategies.AfterBackward:
+    def current(self) -> reduction.AfterBackward:
         found = super().current()
         found.buffers = self._buffers
         return found

@@ -11,11 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Unsupported, dtensors, hookimpl, inventory, strategies
+from torchbus import objects
+from torchbus.plugin import Context, Unsupported, hookimpl
 
 from torchbus_ft.live import Live
 from torchbus_ft.meeting.averaging import SharedBuffers, over_replicas
 from torchbus_ft.replicas import Replicas
+from torchbus_strategy import compat
+from torchbus_strategy.parameters import averaging
 
 LOOSE = (
     "replica_strategy='fsdp': {} holds tensors that no called module owns, which only the ranks of"
@@ -38,7 +41,7 @@ class ShardedModels:
 
     def models(self, parameters: Sequence[Tensor]) -> list[Module]:
         """The models that own the parameters."""
-        return inventory.models_of(parameters)
+        return objects.models_of(parameters)
 
 
 class AcrossShards:
@@ -76,8 +79,8 @@ class AcrossShards:
         trained = [one for one in parameters if one.requires_grad]
         reached = [float(one.grad is not None) for one in trained]
         told = torch.tensor([*numbers, *reached], dtype=torch.float64)
-        gradients = [strategies.settled(one) for one in trained]
-        over_replicas(self._replicas, [told, *map(dtensors.own_part, gradients)])
+        gradients = [averaging.settled(one) for one in trained]
+        over_replicas(self._replicas, [told, *map(compat.own_part, gradients)])
         shares = told[len(numbers) :].tolist()
         for one, gradient, share in zip(trained, gradients, shares, strict=True):
             one.grad = gradient if share else None
@@ -110,7 +113,7 @@ def packed(state: Any) -> Any:
     """The state with a ``Shard`` for each DTensor."""
     if isinstance(state, DTensor):
         return Shard(
-            dtensors.own_part(state.detach()), tuple(state.placements), state.shape, state.stride()
+            compat.own_part(state.detach()), tuple(state.placements), state.shape, state.stride()
         )
     return _changed(state, packed)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sized
 
 from torch.utils.data import BatchSampler
-from torchbus.plugin import Context, Taken, UsageError, inventory
+from torchbus import objects
+from torchbus.plugin import Context, UsageError
 
 from torchbus_accumulate._compat import DATA_ITERATOR, yielded
+from torchbus_strategy.batches import Taken
 
 
 class Place:
@@ -103,7 +105,7 @@ def expected_samples(taken: Taken, samples: float, window: int) -> float:
 
 def last_by_torch() -> bool:
     """Whether torch's own iterator is at its last batch, for a pass that began too early."""
-    begun = [iterator for iterator in inventory.alive(DATA_ITERATOR) if yielded(iterator)]
+    begun = [iterator for iterator in objects.alive(DATA_ITERATOR) if yielded(iterator)]
     if not begun:
         raise UsageError("s.is_last_batch: no DataLoader is being iterated")
     try:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.plugin import BatchService, Origin, Taken
+from torchbus.plugin import Origin
+from torchbus.runtime.services import BatchService
 
 from torchbus_accumulate.place import schedule
+from torchbus_strategy.batches import Taken
 
 
 class Position:

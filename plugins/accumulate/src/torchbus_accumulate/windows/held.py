@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Number, Unsupported, scale_all
+from torchbus.plugin import Unsupported
 
 from torchbus_accumulate._compat import version
 from torchbus_accumulate.windows.sharded_gradients import as_parameter
+from torchbus_strategy.loss.gradients import scale_all
+from torchbus_strategy.loss.terms import Number
 
 
 class HeldGradients:

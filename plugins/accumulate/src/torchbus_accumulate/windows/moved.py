@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, inventory, warn
+from torchbus import objects
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, warn
 
 from torchbus_accumulate._compat import version
 from torchbus_accumulate.averages import Averages, digest
@@ -133,5 +134,5 @@ def _gradient_of(one: WindowSum) -> Tensor | None:
 def _are_renormalised(parameters: Sequence[Tensor]) -> bool:
     """Whether a forward changes one of them, as that of an Embedding with ``max_norm`` does."""
     own = set(map(id, parameters))
-    tables = inventory.alive(nn.Embedding, nn.EmbeddingBag)
+    tables = objects.alive(nn.Embedding, nn.EmbeddingBag)
     return any(one.max_norm is not None and id(one.weight) in own for one in tables)

@@ -11,12 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import (
-    BackwardCall,
-    Context,
-    LoaderIterator,
-    hookimpl,
-)
+from torchbus.plugin import BackwardCall, Context, LoaderIterator, hookimpl
 
 from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.place import schedule

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Unsupported, as_list
+from torchbus.plugin import BackwardCall, Unsupported
+from torchbus.tree import as_list
 
 from torchbus_accumulate.messages import ASSIGNED, SHARED
 from torchbus_accumulate.windows.sums import WindowSum

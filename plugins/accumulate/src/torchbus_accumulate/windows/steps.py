@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Answer, Context, Taken, Unsupported, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Answer, Context, Unsupported, hookimpl
 
 from torchbus_accumulate.messages import AGAIN
 from torchbus_accumulate.optimizers import Optimizers
@@ -20,6 +21,7 @@ from torchbus_accumulate.windows.moved import Changes
 from torchbus_accumulate.windows.reach import check
 from torchbus_accumulate.windows.sums import WindowSum
 from torchbus_accumulate.windows.weights import Weights
+from torchbus_strategy.batches import Taken
 
 Closure = Callable[[], object]
 NOTHING = Answer()
@@ -93,7 +95,7 @@ class Steps:
         batch = self._place.at_hand
         if batch is None or any(not one.dim() or len(one) != batch.rows for one in tensors):
             return False
-        return not inventory.models_of(tensors)
+        return not objects.models_of(tensors)
 
     @hookimpl
     def before_zero_grad(self, optimizer: Optimizer) -> bool:

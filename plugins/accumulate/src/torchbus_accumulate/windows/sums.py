@@ -6,12 +6,14 @@ import weakref
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Number, Unsupported, UsageError, scale_all
+from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_accumulate.messages import BETWEEN, FAILED
 from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.held import HeldGradients
 from torchbus_accumulate.windows.present import PresentGradients
+from torchbus_strategy.loss.gradients import scale_all
+from torchbus_strategy.loss.terms import Number
 
 COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
 

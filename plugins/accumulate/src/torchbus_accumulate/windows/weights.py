@@ -7,12 +7,15 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, Taken, warn
+from torchbus.plugin import BackwardCall, Context, warn
 
 from torchbus_accumulate.messages import UNLIKE
 from torchbus_accumulate.place.loop import expected_samples
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.windows.sums import WindowSum
+from torchbus_strategy.batches import Taken
+from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.loss.weights import LossWeights
 
 
 class Weights:

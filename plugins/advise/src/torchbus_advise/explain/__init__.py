@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import sys
 
-from torchbus.plugin import TorchbusError, complain, program_and_session, session_parser
+from torchbus.plugin import TorchbusError
 
 from torchbus_advise.explain.explainer import NAME, Explainer
 from torchbus_advise.explain.own_session import has_own_session, run_in_its_own
+from torchbus_cli.parser import complain
+from torchbus_cli.session_options import program_and_session, session_parser
 
 USAGE = """torchbus explain [OPTION]... SCRIPT [ARG]...
        torchbus explain [OPTION]... -m MODULE [ARG]..."""

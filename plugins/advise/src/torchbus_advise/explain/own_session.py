@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
-from torchbus.plugin import Session, program
+from torchbus.session import Session
 
 from torchbus_advise.explain.explainer import NAME, Explainer
 from torchbus_advise.replacing import sessions_replaced
+from torchbus_cli import programs as program
 
 
 def has_own_session(found: program.Program) -> bool:

@@ -13,7 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torchbus.plugin import leaves, users_frame
+from torchbus.plugin import users_frame
+from torchbus.tree import leaves
 
 from torchbus_advise._compat import (
     CHECK_GRADIENTS,

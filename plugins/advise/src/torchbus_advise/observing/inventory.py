@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import inventory
+from torchbus import objects
 
 from torchbus_advise.observing.facts import NO_OPTIMIZER, ROOT_UNIT, OptimizerFacts, ParameterFacts
 
 
 def models() -> list[Module]:
     """The outermost ones that have parameters."""
-    found = inventory.outermost(inventory.alive(Module))
+    found = objects.outermost(objects.alive(Module))
     return [
         model
         for model in found
-        if not inventory.is_internal(model) and any(True for _ in model.parameters())
+        if not objects.is_internal(model) and any(True for _ in model.parameters())
     ]
 
 
@@ -106,7 +106,7 @@ def _units(found: list[Module], holder: dict[int, int]) -> tuple[dict[int, int],
     for model in found:
         own = {id(one) for one in model.parameters()}
         managed |= own if own & holder.keys() else set()
-        for block in inventory.repeated_blocks(model):
+        for block in objects.repeated_blocks(model):
             for parameter in block.parameters():
                 units.setdefault(id(parameter), blocks)
             blocks += 1

@@ -9,7 +9,8 @@ from collections.abc import Sized
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus.plugin import hookimpl, leaves, map_tensors
+from torchbus.plugin import hookimpl
+from torchbus.tree import leaves, map_tensors
 
 from torchbus_advise._compat import FakeTensor
 from torchbus_advise.observing.facts import LoaderFacts

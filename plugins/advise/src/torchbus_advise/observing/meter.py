@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.utils.flop_counter import FlopCounterMode
-from torchbus.plugin import Surround, inventory, leaves
+from torchbus import objects
+from torchbus.plugin import Surround
+from torchbus.tree import leaves
 
 from torchbus_advise.observing.facts import PassFacts
 from torchbus_advise.observing.saved import SavedTensors
@@ -45,7 +47,7 @@ class Meter:
 
     def know(self, model: Module) -> None:
         self._models.append(weakref.ref(model))
-        for block in inventory.repeated_blocks(model):
+        for block in objects.repeated_blocks(model):
             if id(block) not in self._blocks:
                 self._blocks[id(block)] = self.block_count
                 self.block_count += 1

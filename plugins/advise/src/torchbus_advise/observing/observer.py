@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import BackwardCall, Context, hookimpl
 
 from torchbus_advise.observing import inventory as kept
 from torchbus_advise.observing.facts import Facts, PassFacts
@@ -67,7 +68,7 @@ class Observer:
         if optimizer is not None and not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
         self._meter.know_parameters(parameters)
-        for model in inventory.models_of(parameters):
+        for model in objects.models_of(parameters):
             self._meter.know(model)
 
     @hookimpl

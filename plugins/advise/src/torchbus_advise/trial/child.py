@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from torchbus.plugin import Session, program
+from torchbus.session import Session
 
 from torchbus_advise.fake.answers import Answers
 from torchbus_advise.fake.world import fake_tensors, uncompiled
 from torchbus_advise.observing.observer import Enough, Observer
 from torchbus_advise.trial.outcome import Outcome, Request
 from torchbus_advise.trial.own_session import left_out
+from torchbus_cli import programs as program
 
 SHOWN_ANSWERS = 3
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from torchbus.plugin import Session
+from torchbus.session import Session
 
 from torchbus_advise.replacing import sessions_replaced
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from torchbus.plugin import table
-
 from torchbus_checkpoint.command import finding, safely
 from torchbus_checkpoint.command.contents import Described, described
 from torchbus_checkpoint.disk import formats
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_cli.parser import table
 
 
 class Facts(Described):

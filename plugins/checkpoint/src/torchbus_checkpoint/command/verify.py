@@ -44,7 +44,7 @@ def check(checkpoint: Path) -> dict[str, Entry]:
         folder.verify(checkpoint)
         _read_all(checkpoint, manifest)
         if "groups" in folder.described(checkpoint, saving.TRAINING, manifest):
-            from torchbus_checkpoint.disk import parts  # slow
+            from torchbus_checkpoint.disk import parts
 
             parts.index(checkpoint)
         described(checkpoint, manifest)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from torchbus.plugin import VERSION
+from torchbus import __version__ as VERSION
 
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchbus.plugin import OpenHere, try_lock
+from torchbus_rank0.whole_files import OpenHere, try_lock
 
 PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending"
 

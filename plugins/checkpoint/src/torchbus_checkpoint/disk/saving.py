@@ -41,7 +41,7 @@ def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callabl
     shapes.refuse_unlike(found, TRAINING, saved, written.IN_PARTS if in_parts else written.WHOLE)
     if not in_parts:
         return saved, [_weights(found, name) for name in names(saved)], lambda: None
-    from torchbus_checkpoint.disk import parts  # slow
+    from torchbus_checkpoint.disk import parts
 
     index = parts.index(found)
     with shapes.as_written(found, TRAINING):

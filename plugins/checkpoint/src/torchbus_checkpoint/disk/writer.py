@@ -134,7 +134,7 @@ class Writer:
             name = stem + folder.SUFFIX
             mine[name] = folder.write_file(partial, name, one)
         if content.groups is not None:
-            from torchbus_checkpoint.disk import parts  # slow
+            from torchbus_checkpoint.disk import parts
 
             mine |= parts.write(partial, content.groups, exchange)
         return mine

@@ -12,11 +12,12 @@ import os
 import time
 from pathlib import Path
 
-from torchbus.plugin import OpenHere, try_lock, warn
+from torchbus.plugin import warn
 
 from torchbus_checkpoint.disk import leftovers
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.folder_lock.owner import Owner
+from torchbus_rank0.whole_files import OpenHere, try_lock
 
 NAME = ".lock"
 PATIENCE_S = 5.0

@@ -15,7 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchbus.plugin import Context, UsageError, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_checkpoint._compat import parts_of, uncompiled
 from torchbus_checkpoint.loop import frames
@@ -99,7 +100,7 @@ class Finder:
             _named(optimizers, names),
             _named(schedulers, names),
             _named(scalers, names),
-            partial(inventory.shape_of, bus=self._session.bus),
+            partial(objects.shape_of, bus=self._session.bus),
         )
         return self._last
 
@@ -119,7 +120,7 @@ class Finder:
 
     def _found_by_gc(self) -> list[object]:
         if self._unnamed is None:
-            found = inventory.alive(cast(type[object], KINDS))  # issubclass takes a tuple, too
+            found = objects.alive(cast(type[object], KINDS))  # issubclass takes a tuple, too
             self._unnamed = [weakref.ref(thing) for thing in found]
         return [thing for thing in (known() for known in self._unnamed) if thing is not None]
 
@@ -160,13 +161,11 @@ class Finder:
 
     def _roots(self, modules: list[Module]) -> list[Module]:
         """Return the outermost modules that have a state, each once."""
-        roots = {id(root): root for root in map(uncompiled, inventory.outermost(modules))}
+        roots = {id(root): root for root in map(uncompiled, objects.outermost(modules))}
         return [
             root
             for root in roots.values()
-            if not inventory.is_internal(root)
-            and self._session.captures(root)
-            and root.state_dict()
+            if not objects.is_internal(root) and self._session.captures(root) and root.state_dict()
         ]
 
 

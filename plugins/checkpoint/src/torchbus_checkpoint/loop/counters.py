@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import FrameType
 
-from torchbus.plugin import local_variables
+from torchbus.compat import python
 
 from torchbus_checkpoint._compat import loops_in
 
@@ -32,7 +32,7 @@ def _counted(frames: list[FrameType], standing: bool, kinds: tuple[type, ...]) -
     found: Counters = {}
     for index, frame in enumerate(frames):
         names = _assigned(frame, standing)
-        variables = local_variables.read(frame) if names else {}
+        variables = python.read(frame) if names else {}
         found |= {
             f"{place(frames, index)}:{name}": variables[name]
             for name in names

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from torch.nn import Module
-from torchbus.plugin import local_variables
+from torchbus.compat import python
 
 from torchbus_checkpoint._compat import current_frame
 
@@ -68,7 +68,7 @@ def named(frames: list[FrameType]) -> tuple[dict[int, str], list[object]]:
 def variables(frame: FrameType) -> dict[str, object]:
     """Return the globals that a frame sees, and its local variables."""
     own = {name: value for name, value in frame.f_globals.items() if not name.startswith("__")}
-    return {**own, **local_variables.read(frame)}
+    return {**own, **python.read(frame)}
 
 
 def _with_parts(name: str, value: object, depth: int) -> Iterator[tuple[str, object]]:

@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import local_variables
+from torchbus.compat import python
 
 from torchbus_checkpoint.loop import counters, generators
 from torchbus_checkpoint.loop.frames import is_users_class
@@ -38,14 +38,14 @@ class Scope:
         if self.frame is None:
             self.values.update(values)
         else:
-            local_variables.assign(self.frame, values)
+            python.assign(self.frame, values)
 
 
 def scopes(frames: list[FrameType]) -> Iterator[Scope]:
     """Yield the frames, outermost first, their modules, and the user's objects that they name."""
     seen: set[int] = set()
     for index, frame in enumerate(frames):
-        is_module = not local_variables.is_function(frame) and frame.f_locals is frame.f_globals
+        is_module = not python.is_function(frame) and frame.f_locals is frame.f_globals
         left_out = frozenset(counters.head_names(frame))
         if id(frame.f_globals) not in seen:
             seen.add(id(frame.f_globals))
@@ -53,7 +53,7 @@ def scopes(frames: list[FrameType]) -> Iterator[Scope]:
             names = left_out if is_module else frozenset[str]()
             yield from _with_objects(Scope(module, frame.f_globals, None, names), seen)
         if not is_module:
-            place, values = counters.place(frames, index), local_variables.read(frame)
+            place, values = counters.place(frames, index), python.read(frame)
             yield from _with_objects(Scope(place, values, frame, left_out), seen)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus.plugin import LoaderIterator, hookimpl
-from torchbus.plugin import Steps as Made
+from torchbus.runtime.steps import Steps as Made
 
 
 class Steps:

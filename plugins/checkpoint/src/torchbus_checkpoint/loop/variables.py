@@ -11,7 +11,8 @@ from __future__ import annotations
 from types import FrameType
 
 from torch import Tensor
-from torchbus.plugin import UsageError, collect
+from torchbus.plugin import UsageError
+from torchbus.tree import collect
 
 from torchbus_checkpoint.loop import values
 from torchbus_checkpoint.loop.scopes import Scope, scopes

@@ -17,13 +17,7 @@ from collections.abc import Callable
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import (
-    Answer,
-    Context,
-    LoaderIterator,
-    UsageError,
-    hookimpl,
-)
+from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl
 
 from torchbus_checkpoint.loop import counters
 from torchbus_checkpoint.loop.frames import user_frames

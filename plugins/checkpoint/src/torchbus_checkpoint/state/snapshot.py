@@ -17,14 +17,7 @@ from torchbus_checkpoint.loop.epochs import Epochs
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.options import Options
-from torchbus_checkpoint.state import (
-    capture,
-    comparison,
-    completeness,
-    restore,
-    shapes,
-    written,
-)
+from torchbus_checkpoint.state import capture, comparison, completeness, restore, shapes, written
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
 
 

@@ -7,11 +7,15 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.plugin import Context, Unsupported, strategies
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_ddp._compat import sparse_values, version, will_execute_node
 from torchbus_ddp.backward.optimizer_groups import LEARNING_BACKWARDS, Groups
 from torchbus_ddp.backward.reducer import Reducer, ReducerOptions, make_reducer
+from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.backward import header
+from torchbus_strategy.backward.header import WEIGHT
+from torchbus_strategy.parameters import rank0_values
 
 Snapshot = list[tuple[Tensor | None, int]]
 
@@ -27,14 +31,14 @@ class Plan:
         self,
         session: Context,
         parameters: Sequence[Tensor],
-        buffers: strategies.Buffers,
+        buffers: rank0_values.Buffers,
         holders: Sequence[Hashable],
         sparse: set[int],
         options: ReducerOptions,
     ) -> None:
         self.parameters = list(parameters)
         self.buffers = buffers
-        self.header = strategies.make_header(self.parameters[0], len(self.parameters))
+        self.header = header.make_header(self.parameters[0], len(self.parameters))
         with torch.enable_grad():
             self._nodes = [_gradient_node(parameter) for parameter in self.parameters]
         self._sparse = sparse
@@ -63,9 +67,9 @@ class Plan:
 
     def backward(
         self,
-        engine: strategies.Engine,
-        roots: strategies.Roots,
-        slots: strategies.Slots,
+        engine: strategy_engine.Engine,
+        roots: strategy_engine.Roots,
+        slots: header.Slots,
         loss: Tensor | None,
         local: set[int],
         error: BaseException | None = None,
@@ -82,7 +86,7 @@ class Plan:
         self.header.begin(slots)
         before = self.snapshot()
         try:
-            strategies.run(engine, self.header.parameter, self.header.seed, roots)
+            strategy_engine.engine_run(engine, self.header.parameter, self.header.seed, roots)
             if error is not None:
                 raise error
         except BaseException:
@@ -94,7 +98,7 @@ class Plan:
             self._loss = error = None
         self._finish(engine, before)
 
-    def _finish(self, engine: strategies.Engine, before: Snapshot) -> None:
+    def _finish(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         if self._absent:
             self._settle_absent(engine, before)
         self._chosen.finish()
@@ -138,7 +142,7 @@ class Plan:
         self._choose(present)
         self._chosen.prepare()
         self._started = True
-        sampled = strategies.first_number(self.parameters[self._uses % len(self.parameters)])
+        sampled = header.first_number(self.parameters[self._uses % len(self.parameters)])
         return self.header.fill(self._loss, sampled, present)
 
     def _make(self, members: tuple[int, ...]) -> Reducer:
@@ -161,7 +165,7 @@ class Plan:
             self._wanted = self._groups.agree(present)
             self._chosen = self._reducers.get(self._wanted, self._all)
 
-    def _settle_absent(self, engine: strategies.Engine, before: Snapshot) -> None:
+    def _settle_absent(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         """Contribute zeros for the parameters that this rank's graph did not reach.
 
         Reentrant checkpointing may have reached some of them unannounced.
@@ -181,7 +185,7 @@ class Plan:
         self._restore_none(before, inside)
 
     def _complete(
-        self, engine: strategies.Engine, before: Snapshot, candidates: Iterable[int]
+        self, engine: strategy_engine.Engine, before: Snapshot, candidates: Iterable[int]
     ) -> None:
         """Contribute zeros for those candidates that have got no gradient."""
         missing = [
@@ -212,7 +216,7 @@ class Plan:
 
         It stays zero if the samples of no rank counted.
         """
-        if not self.header.mean()[strategies.header.WEIGHT]:
+        if not self.header.mean()[WEIGHT]:
             return
         reached = self.header.reached()
         for index in absent:

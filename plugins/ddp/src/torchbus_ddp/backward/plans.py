@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from torch.nn import Module
-from torchbus.plugin import Context, strategies
+from torchbus.plugin import Context
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.backward.plan import Plan
 from torchbus_ddp.backward.reducer import ReducerOptions
+from torchbus_strategy.parameters import rank0_values
+from torchbus_strategy.parameters import trained as strategy_trained
 
 
 class Plans:
     """Made when they are first needed, and kept until the parameters change."""
 
     def __init__(
-        self, session: Context, trained: strategies.Trained, options: ReducerOptions
+        self, session: Context, trained: strategy_trained.Trained, options: ReducerOptions
     ) -> None:
         self._session = session
         self._trained = trained
@@ -34,7 +36,7 @@ class Plans:
         plan = self._made[key] = Plan(
             self._session,
             parameters,
-            strategies.Buffers(models),
+            rank0_values.Buffers(models),
             self._trained.holders(parameters),
             _sparse(models),
             self._options,

@@ -5,12 +5,14 @@ Gradients are the mean over ranks of those that ``exchange`` makes of each rank'
 
 from __future__ import annotations
 
-from torchbus.plugin import Context, strategies
+from torchbus.plugin import Context
 
 from torchbus_ddp.dp.team import Team
+from torchbus_strategy import options
+from torchbus_strategy.checks import first_steps, replicas
 
 
-def divide(session: Context, team: Team) -> strategies.Division:
+def divide(session: Context, team: Team) -> options.Division:
     """The division among the teams, of which each has a part of the data.
 
     Outside a divided forward the ranks of a team draw the same random numbers. Other teams have
@@ -19,8 +21,8 @@ def divide(session: Context, team: Team) -> strategies.Division:
     """
     data = session.world.data
     has_parts = data.parts > 1
-    return strategies.Division(
-        strategies.watch_replicas(session) if has_parts else strategies.SameLoss("dp"),
+    return options.Division(
+        replicas.watch_replicas(session) if has_parts else first_steps.SameLoss("dp"),
         stream=data.part if has_parts else None,
         weight=session.world_size / (data.parts * team.size),
         has_parts=has_parts,

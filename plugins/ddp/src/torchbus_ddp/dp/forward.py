@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Surround, hookimpl, inventory, warn
+from torchbus import objects
+from torchbus.plugin import Context, Surround, hookimpl, warn
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import Joins, part
@@ -57,7 +58,7 @@ class DividedForward:
     @hookimpl
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None or self._session.captures(optimizer):
-            for model in inventory.models_of(parameters):
+            for model in objects.models_of(parameters):
                 self._add(model)
 
     @hookimpl

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch import Tensor
-from torchbus.plugin import leaves, map_leaves
+from torchbus.tree import leaves, map_leaves
 
 Leaf = Tensor | float
 T = TypeVar("T")

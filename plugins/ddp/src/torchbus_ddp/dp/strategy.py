@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl, strategies
+from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl
 
 from torchbus_ddp.dp import derivatives
 from torchbus_ddp.dp.division import divide
 from torchbus_ddp.dp.forward import DividedForward
 from torchbus_ddp.dp.team import Team, everyone, of_node
 from torchbus_ddp.strategy import ByReducer
+from torchbus_strategy import options
 
 
 class DP(ByReducer):
@@ -91,7 +92,7 @@ class DP(ByReducer):
         session.replace(torch.autograd, "grad", derivatives.over_team(self._team))
         super().start(session)
 
-    def division(self, session: Context) -> strategies.Division:
+    def division(self, session: Context) -> options.Division:
         """The ranks of a team compute a batch together."""
         return divide(session, self._team)
 

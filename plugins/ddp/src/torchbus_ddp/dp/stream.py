@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torchbus.plugin import random_streams
+from torchbus.runtime import builtin
+
+from torchbus_strategy import random_streams
 
 
 class OwnStream:
@@ -14,7 +16,7 @@ class OwnStream:
 
     def __init__(self, rank: int) -> None:
         common = random_streams.read()
-        random_streams.seed(int(torch.randint(2**62, (1,))) + rank)
+        builtin.seed(int(torch.randint(2**62, (1,))) + rank)
         self._state = random_streams.read()
         random_streams.write(common)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Context, all_gather_object, guarded_groups
+from torchbus.plugin import Context
+
+from torchbus_strategy.collectives import all_gather_object
+from torchbus_strategy.groups import guarded_groups
 
 SLOTS = 64
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from torch.distributed import Store
-from torchbus.plugin import Context, hookimpl, strategies
+from torchbus.plugin import Context, hookimpl
+
+from torchbus_strategy import opening
 
 
 class ProcessGroup:
@@ -21,7 +23,7 @@ class ProcessGroup:
     def init_process_group(
         self, session: Context, backend: str, store: Store, timeout: timedelta
     ) -> bool:
-        return strategies.make_group(session, backend, store, timeout)
+        return opening.make_group(session, backend, store, timeout)
 
     @hookimpl(tryfirst=True)
     def session_start(self, session: Context) -> None:
@@ -32,4 +34,4 @@ class ProcessGroup:
             for _, plugin in session.bus.plugins()
             if "strategy" in getattr(plugin, "owns", ())
         ]
-        strategies.join_ranks(session, getattr(named[0], "backend", None))
+        opening.join_ranks(session, getattr(named[0], "backend", None))

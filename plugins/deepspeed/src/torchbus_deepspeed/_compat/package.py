@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Adagrad, Optimizer
-from torchbus.plugin import mark_internal, muted, require
+from torchbus.compat.required import require
+from torchbus.plugin import mark_internal, muted
 
 COMM = "deepspeed.comm.torch"
 """The module. ``import deepspeed.comm.torch as x`` gives torch itself."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn import Module
-from torchbus.plugin import private
+from torchbus.compat.required import private
 
 COMM = "deepspeed.comm.torch"
 """The module. ``import deepspeed.comm.torch as x`` gives torch itself."""

@@ -10,14 +10,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.plugin import Context, UsageError
 
-from torchbus_deepspeed import _compat
-from torchbus_deepspeed.config import (
-    activations,
-    agreement,
-    known,
-    reading,
-    values,
-)
+from torchbus_deepspeed._compat import package
+from torchbus_deepspeed.config import activations, agreement, known, reading, values
 from torchbus_deepspeed.optimizers.choice import Choice
 
 STAGES = (0, 1, 2, 3)
@@ -98,8 +92,8 @@ class Config:
         """Raise UsageError if it contradicts the session, or asks for what is not there."""
         from torchbus_deepspeed.config import offload
 
-        known.refuse_unknown_zero(self.zero, _compat.zero_keys())
-        for name, keys in _compat.section_keys().items():
+        known.refuse_unknown_zero(self.zero, package.zero_keys())
+        for name, keys in package.section_keys().items():
             values.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
         agreement.check(self._given, session.options)
         agreement.fill_precision(self._given, session.options)
@@ -108,7 +102,7 @@ class Config:
                 "config: zero_optimization.stage=0 divides nothing, so bf16, fp16 and offload have"
                 " no effect: use stage 1, 2 or 3"
             )
-        if self.dtype == torch.float16 and not _compat.takes_fp16():
+        if self.dtype == torch.float16 and not package.takes_fp16():
             raise UsageError(NO_FP16.format(session.device.type))
         if self.stage == 3 and session.options.get("accumulate_grad_batches", 1) != 1:
             raise UsageError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchbus.plugin import UsageError
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import package
 
 SECTIONS = ("offload_optimizer", "offload_param")
 NO_AIO = (
@@ -25,5 +25,5 @@ def check(zero: Mapping[str, Any]) -> None:
             continue
         if not section.get("nvme_path"):
             raise UsageError(NO_PATH.format(name, name))
-        if not _compat.has_async_io():
+        if not package.has_async_io():
             raise UsageError(NO_AIO.format(name))

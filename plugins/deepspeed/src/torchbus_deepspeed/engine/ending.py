@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import zero
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.layout import Gather
 
@@ -15,7 +15,7 @@ def end(engine: Engine, gather: Gather) -> None:
     gradients = engine.whole_gradients(gather)
     parameters = list(engine.model.parameters())
     if engine.stage == 3:
-        values = [_compat.whole_parameter(one) for one in parameters]
+        values = [zero.whole_parameter(one) for one in parameters]
     else:
         values = [one.detach().clone() for one in parameters]
     if engine.watch is not None:
@@ -24,11 +24,11 @@ def end(engine: Engine, gather: Gather) -> None:
         engine.writes.end()
     engine.ds.destroy()
     for parameter, value in zip(parameters, values, strict=True):
-        _compat.make_plain(parameter, value)
+        zero.make_plain(parameter, value)
         if id(parameter) in gradients:
             parameter.grad = gradients[id(parameter)].to(parameter.dtype)
     for module in engine.model.modules():
-        _compat.unwrap_parameters(module)
+        zero.unwrap_parameters(module)
     engine.traces.remove()
     if engine.waits is not None:
         engine.waits.remove()

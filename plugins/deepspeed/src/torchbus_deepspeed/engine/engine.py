@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, environment_variables, making_internal
+from torchbus.patches.patching import making_internal
+from torchbus.plugin import Context
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import package, zero
 from torchbus_deepspeed.engine.layout import Gather
 from torchbus_deepspeed.engine.partitioned import Watch
 from torchbus_deepspeed.engine.places import layout_of
@@ -23,6 +24,7 @@ from torchbus_deepspeed.engine.traces import Traces
 from torchbus_deepspeed.engine.waits import Waits
 from torchbus_deepspeed.engine.writes import Writes
 from torchbus_deepspeed.optimizers.kernels import Kernel
+from torchbus_launch.relaunch import environment_variables
 
 
 class Engine:
@@ -52,9 +54,9 @@ class Engine:
         ]
         self.ds = self._initialized(session, config)
         self.zero: Any = self.ds.optimizer
-        _compat.remove_hooks(self.zero)
+        zero.remove_hooks(self.zero)
         self._lay_out(session)
-        self._nodes = [_compat.gradient_node(one, stage) for one in self.parameters]
+        self._nodes = [zero.gradient_node(one, stage) for one in self.parameters]
         at_once = stage >= 2 or bool(self.zero.overlap_comm)
         self.queue = Queue(self.parameters[::-1], self._take, at_once)
         self.has_stepped = self.is_stale = False
@@ -62,7 +64,7 @@ class Engine:
         self.writes = Writes(model) if stage == 3 else None
         self.reached: set[int]
         """The ids of parameters that some rank has reached since gradients were cleared."""
-        _compat.share_memory(self.zero, stage)
+        zero.share_memory(self.zero, stage)
         self.take_gradients({id(one): one.grad for one in self.parameters if one.grad is not None})
         for parameter in self.parameters:
             parameter.grad = None
@@ -70,10 +72,10 @@ class Engine:
     def _lay_out(self, session: Context) -> None:
         """Find the parameters and this rank's parts of them."""
         self.layout = layout_of(self.zero, self.stage, session.rank)
-        held = parameters_of_groups(_compat.groups_of(self.zero, self.stage))
+        held = parameters_of_groups(zero.groups_of(self.zero, self.stage))
         order = {id(one): number for number, one in enumerate(self.model.parameters())}
         self.parameters = sorted(held, key=lambda one: order[id(one)])
-        self.masters = _compat.masters_of(self.zero, self.stage)
+        self.masters = zero.masters_of(self.zero, self.stage)
         self.gradients = [_holder(master, session.device) for master in self.masters]
 
     def _initialized(self, session: Context, config: Mapping[str, Any]) -> Any:
@@ -82,7 +84,7 @@ class Engine:
         self.waits = Waits(session, self.model) if self.stage == 3 else None
         place = {"RANK": session.rank, "WORLD_SIZE": session.world_size}
         with environment_variables(place), making_internal():
-            engine, *_ = _compat.deepspeed().initialize(
+            engine, *_ = package.deepspeed().initialize(
                 model=self.model,
                 optimizer=self.shadow,
                 config=dict(config),
@@ -91,8 +93,8 @@ class Engine:
         self.traces.note()
         if self.waits is not None:
             self.waits.end()
-        _compat.hide_model(engine, self.model)
-        _compat.keep_optimizer(engine.optimizer, self.shadow)
+        package.hide_model(engine, self.model)
+        package.keep_optimizer(engine.optimizer, self.shadow)
         engine.set_gradient_accumulation_boundary(True)
         return engine
 
@@ -135,12 +137,12 @@ class Engine:
         return {
             id(one)
             for one, node in zip(self.parameters, self._nodes, strict=True)
-            if _compat.will_execute(node)
+            if zero.will_execute(node)
         }
 
     def begin(self, wanted: set[int], announced: set[int], counts: bool) -> None:
         """A graph begins to run, some of whose parameters are ``wanted``: see ``Queue.open``."""
-        _compat.begin_backward(self.zero, self.stage)
+        zero.begin_backward(self.zero, self.stage)
         self.queue.open(wanted, announced, counts)
 
     def finish(self, wanted: set[int], scale: float) -> None:
@@ -151,7 +153,7 @@ class Engine:
         self.queue.close()
         self.reached |= wanted
         self.is_stale = self.has_stepped
-        _compat.end_backward(self.ds, self.zero)
+        zero.end_backward(self.ds, self.zero)
         for number, holder in enumerate(self.gradients):
             holder.grad = self._averaged(number).to(holder.dtype)
             if scale != 1.0:
@@ -170,17 +172,17 @@ class Engine:
     def recover(self) -> None:
         """The graph has failed. Stage 3 has gathered parameters that nothing would free."""
         if self.stage == 3:
-            _compat.free_parameters(self.zero, self.model)
+            zero.free_parameters(self.zero, self.model)
 
     def _take(self, parameter: Tensor) -> None:
-        _compat.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
+        zero.take_gradient(self.zero, self.stage, parameter, self.layout[parameter].group)
 
     def _averaged(self, number: int) -> Tensor:
         """ZeRO keeps the gradients of an offloaded part with the part."""
         gradient = self.masters[number].grad
         if self.is_offloaded and gradient is not None:
             return gradient.detach().to(self.gradients[number].device, copy=True)
-        return _compat.averaged(self.zero, number)
+        return zero.averaged(self.zero, number)
 
     @property
     def is_offloaded(self) -> bool:
@@ -195,7 +197,7 @@ class Engine:
         assert optimizer is not None
         for index, group in zip(self._indices, self.shadow.param_groups, strict=True):
             copy_hyperparameters(optimizer.param_groups[index], group)
-        _compat.take_changes(self.zero, self.stage)
+        zero.take_changes(self.zero, self.stage)
         scale = self.loss_scale
         for number, holder in enumerate(self.gradients):
             gradient = torch.zeros_like(holder) if holder.grad is None else holder.grad
@@ -206,7 +208,7 @@ class Engine:
     def _give(self, number: int, gradient: Tensor) -> None:
         master = self.masters[number]
         if not self.is_offloaded:
-            _compat.give_averaged(self.zero, number, gradient)
+            zero.give_averaged(self.zero, number, gradient)
         elif master.grad is None:
             master.grad = gradient.to(master.device, copy=True)
         else:

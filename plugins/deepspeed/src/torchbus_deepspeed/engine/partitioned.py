@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Unsupported, leaves
+from torchbus.plugin import Unsupported
+from torchbus.tree import leaves
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import subclasses, zero
 
 EMPTY = (
     "{} of {}: under strategy='{}', parameters are empty outside of the forward of their own module"
@@ -29,7 +30,7 @@ FACTS = (
     "__hash__",
     "__repr__",
     "__deepcopy__",
-    _compat.SHALLOW_COPY,
+    subclasses.SHALLOW_COPY,
     "data_ptr",
     "element_size",
     "get_device",
@@ -67,7 +68,7 @@ class Partitioned(nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given, (name, is_fact) = kwargs or {}, _kind(function)
-        with _compat.as_plain_tensors():
+        with subclasses.as_plain_tensors():
             empty = None if is_fact else _first_empty((*args, *given.values()))
             if empty is None:
                 return function(*args, **given)
@@ -128,13 +129,13 @@ class Watch:
 
 def is_empty(value: object) -> bool:
     """Whether it is a parameter of stage 3 whose values are not here now."""
-    return isinstance(value, Partitioned) and not _compat.is_gathered(value)
+    return isinstance(value, Partitioned) and not zero.is_gathered(value)
 
 
 def _first_empty(given: Iterable[object]) -> Partitioned | None:
     for one in given:
         for leaf in leaves(one) if isinstance(one, list | tuple) else (one,):
-            if isinstance(leaf, Partitioned) and not _compat.is_gathered(leaf):
+            if isinstance(leaf, Partitioned) and not zero.is_gathered(leaf):
                 return leaf
     return None
 
@@ -158,10 +159,10 @@ def _alias(made: Any, of: Partitioned) -> Any:
     if type(made) is Tensor:
         made = made.as_subclass(Partitioned)
         made.torchbus_called = of.torchbus_called
-        made.ds_shape = _compat.shape_of(of)
+        made.ds_shape = zero.shape_of(of)
     return made
 
 
 def _on_meta(empty: Partitioned) -> Tensor:
     """Without values, and with the shape of the whole."""
-    return torch.empty(_compat.shape_of(empty), dtype=empty.dtype, device="meta")
+    return torch.empty(zero.shape_of(empty), dtype=empty.dtype, device="meta")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import Module
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import hooks
 
 Thing = Module | Tensor
 LATER = {"grad_accum", "ds_grad_is_ready"}
@@ -17,7 +17,7 @@ class Traces:
     def __init__(self, model: Module) -> None:
         self._things: list[Thing] = [*model.modules(), *model.parameters()]
         self._attributes = [set(vars(thing)) for thing in self._things]
-        self._tables = [_compat.hook_tables(module) for module in model.modules()]
+        self._tables = [hooks.hook_tables(module) for module in model.modules()]
         self._hooks = [set(table) for tables in self._tables for table in tables]
 
     def note(self) -> None:

@@ -6,7 +6,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 from torchbus.plugin import Context
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import zero
 
 
 class Waits:
@@ -21,7 +21,7 @@ class Waits:
         self._named = [
             (name or type(model).__name__, module)
             for name, module in model.named_modules()
-            if _compat.own_parameters(module)
+            if zero.own_parameters(module)
         ]
         self._handles: list[RemovableHandle] = []
         for name, module in self._named:

@@ -6,9 +6,9 @@ from collections import Counter
 
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import Digest
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import zero
+from torchbus_strategy.checks.constants import Digest
 
 CLOSELY = 3
 """Forwards of each parameter in which its numbers are compared: ``data`` hides a write."""
@@ -18,7 +18,7 @@ class Writes:
     """Copies them to this rank's part, before DeepSpeed lets a module's parameters go."""
 
     def __init__(self, model: Module) -> None:
-        self._versions = {id(one): _compat.version(one) for one in model.parameters()}
+        self._versions = {id(one): zero.version(one) for one in model.parameters()}
         self._forwards: Counter[int] = Counter()
         self._hidden: set[int] = set()
         self.digest = Digest()
@@ -34,21 +34,21 @@ class Writes:
             hook.remove()
 
     def _keep(self, module: Module, inputs: object, outputs: object) -> None:
-        for parameter in _compat.own_parameters(module).values():
-            if parameter is None or not _compat.is_gathered(parameter):
+        for parameter in zero.own_parameters(module).values():
+            if parameter is None or not zero.is_gathered(parameter):
                 continue
-            if _compat.version(parameter) != self._versions[id(parameter)]:
-                self._versions[id(parameter)] = _compat.version(parameter)
+            if zero.version(parameter) != self._versions[id(parameter)]:
+                self._versions[id(parameter)] = zero.version(parameter)
                 self.digest.add(parameter)
-                _compat.put_parameter(parameter, parameter)
+                zero.put_parameter(parameter, parameter)
             elif self._is_hidden(parameter):
-                _compat.put_parameter(parameter, parameter)
+                zero.put_parameter(parameter, parameter)
 
     def _is_hidden(self, parameter: Tensor) -> bool:
         """Whether it was written through ``data``. Only ranks that have such an element see it."""
         key = id(parameter)
         if self._forwards[key] < CLOSELY and key not in self._hidden:
             self._forwards[key] += 1
-            if not _compat.is_own_part(parameter):
+            if not zero.is_own_part(parameter):
                 self._hidden.add(key)
         return key in self._hidden

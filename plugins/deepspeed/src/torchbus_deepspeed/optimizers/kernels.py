@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchbus.plugin import UsageError, making_internal
+from torchbus.patches.patching import making_internal
+from torchbus.plugin import UsageError
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.engine.shadow import groups_with, unhook
 
 UNBUILT = (
@@ -65,8 +66,8 @@ class Kernel:
     def made(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Raises UsageError if its operator can't be built or loaded."""
         try:
-            with making_internal(), _compat.quiet():
-                made: Optimizer = _compat.optimizer_class(self.module, self.name)(
+            with making_internal(), package.quiet():
+                made: Optimizer = package.optimizer_class(self.module, self.name)(
                     groups, **self.arguments
                 )
         except Exception as error:  # of compilers, loaders and devices

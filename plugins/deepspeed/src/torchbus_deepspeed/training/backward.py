@@ -10,19 +10,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import (
-    BackwardCall,
-    Unsupported,
-    hookimpl,
-    made_anew,
-    strategies,
-)
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import zero
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.partitioned import is_empty
 from torchbus_deepspeed.training.engines import Engines
 from torchbus_deepspeed.training.others import Others
+from torchbus_strategy.backward import engine, gradients, header
+from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.backward.header import WEIGHT
+from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.parameters import rank0_values
+from torchbus_strategy.parameters import trained as strategy_trained
 
 CREATE_GRAPH = (
     "backward(create_graph=True) under strategy='{}': gradients are in parts that have no graph;"
@@ -34,7 +36,7 @@ SOME_RANKS = (
 )
 
 
-class ShardedSync(strategies.GradientSync):
+class ShardedSync(gradients.GradientSync):
     """Owns ``backward``. What a backward makes is kept apart from what was there before."""
 
     def __init__(self, engines: Engines, *args: object) -> None:
@@ -43,7 +45,7 @@ class ShardedSync(strategies.GradientSync):
         self._is_checked = False
 
     @hookimpl
-    def run_backward(self, call: BackwardCall, engine: strategies.Engine) -> None:
+    def run_backward(self, call: BackwardCall, engine: strategy_engine.Engine) -> None:
         self._check_batch()
         if call.create_graph:
             raise Unsupported(CREATE_GRAPH.format(self._engines.strategy))
@@ -64,7 +66,7 @@ class ShardedReduction:
     """Gradients of engines go to DeepSpeed, others are averaged once the graph has run."""
 
     def __init__(
-        self, engines: Engines, trained: Sequence[Tensor], buffers: strategies.Buffers
+        self, engines: Engines, trained: Sequence[Tensor], buffers: rank0_values.Buffers
     ) -> None:
         self._engines = list(engines)
         self._scale = engines.loss_scale
@@ -74,7 +76,7 @@ class ShardedReduction:
         holders = [holder for each in self._engines for holder in each.gradients]
         self.parameters = [*self._others.parameters, *holders]
         self.buffers = buffers
-        self.header = strategies.make_header(self._trained[0], len(self._trained))
+        self.header = header.make_header(self._trained[0], len(self._trained))
         self.header.parameter.register_hook(weak(self._begin))
         self._loss: Tensor | None = None
         self._local: set[int] = set()
@@ -84,28 +86,28 @@ class ShardedReduction:
 
     def backward(
         self,
-        engine: strategies.Engine,
-        roots: strategies.Roots,
-        slots: strategies.Slots,
+        engine: strategy_engine.Engine,
+        roots: strategy_engine.Roots,
+        slots: header.Slots,
         loss: Tensor | None,
         local: set[int],
         error: BaseException | None = None,
     ) -> None:
         """See ``torchbus.plugin.strategies.Reduction``."""
         self._loss, self._local, self._begun, self.has_told = loss, local, [], False
-        self._counts = bool(slots[strategies.header.WEIGHT] != 0.0)
+        self._counts = bool(slots[WEIGHT] != 0.0)
         self.header.begin(slots)
         self._others.begin()
         with self._running(roots):
             try:
-                strategies.run(engine, self.header.parameter, self.header.seed, roots)
+                strategy_engine.engine_run(engine, self.header.parameter, self.header.seed, roots)
                 if error is not None:
                     raise error
             finally:
                 error = None  # its traceback leads here
 
     @contextmanager
-    def _running(self, roots: strategies.Roots) -> Iterator[None]:
+    def _running(self, roots: engine.Roots) -> Iterator[None]:
         """The graph runs in the block. What is left is reduced at its end, by all ranks."""
         again, failed = self._counts_of(roots), True
         with ExitStack() as computing:
@@ -118,13 +120,13 @@ class ShardedReduction:
                 self._loss = None
                 self._finish()
                 for each, counts in zip(self._engines, again, strict=True):
-                    each.recover() if failed else _compat.put_backward_counts(counts)
+                    each.recover() if failed else zero.put_backward_counts(counts)
 
-    def _counts_of(self, roots: strategies.Roots) -> list[list[tuple[Module, str, int]]]:
+    def _counts_of(self, roots: engine.Roots) -> list[list[tuple[Module, str, int]]]:
         """What the same graph needs in order to run again under stage 3."""
         retained = bool(roots.retain_graph)
         return [
-            _compat.backward_counts(each.model) if retained and each.stage == 3 else []
+            zero.backward_counts(each.model) if retained and each.stage == 3 else []
             for each in self._engines
         ]
 
@@ -193,7 +195,7 @@ def weak(method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class ShardedReductions:
     """One for each set of parameters that require gradients, and the engines of the moment."""
 
-    def __init__(self, engines: Engines, trained: strategies.Trained) -> None:
+    def __init__(self, engines: Engines, trained: strategy_trained.Trained) -> None:
         self._engines = engines
         self._trained = trained
         self._made: dict[tuple[int, ...], ShardedReduction] = {}
@@ -208,7 +210,7 @@ class ShardedReductions:
             self._made.clear()
         key = tuple(map(id, parameters))
         if key not in self._made:
-            buffers = strategies.Buffers(self._trained.models(parameters))
+            buffers = rank0_values.Buffers(self._trained.models(parameters))
             self._made[key] = ShardedReduction(self._engines, parameters, buffers)
         return self._made[key]
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import Context, Unsupported, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, Unsupported, hookimpl
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import hooks, zero
 from torchbus_deepspeed.config.config import Config
 from torchbus_deepspeed.engine.ending import end
 from torchbus_deepspeed.engine.engine import Engine
@@ -60,7 +61,7 @@ class Engines:
             self._adopted.add(optimizer)
             self._pending.append(weakref.ref(optimizer))
             optimizer_states.hook(self, optimizer)
-        for model in inventory.models_of(parameters):
+        for model in objects.models_of(parameters):
             self._wait_for(model)
 
     def _wait_for(self, model: Module) -> None:
@@ -71,10 +72,10 @@ class Engines:
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            owner, known = reference(), set(_compat.pre_hooks(module))
+            owner, known = reference(), set(hooks.pre_hooks(module))
             if owner is not None:
                 self._make_of(owner)
-            return _compat.run_pre_hooks(module, known, args, kwargs)
+            return hooks.run_pre_hooks(module, known, args, kwargs)
 
         self._hooks[id(model)] = [
             module.register_forward_pre_hook(called, with_kwargs=True) for module in model.modules()
@@ -109,7 +110,7 @@ class Engines:
         trained = [parameter for parameter in held if parameter.requires_grad]
         models = [
             model
-            for model in inventory.models_of(trained)
+            for model in objects.models_of(trained)
             if any(one.requires_grad for one in model.parameters())
         ]
         refuse_unless_by_element(optimizer, self.strategy)
@@ -167,7 +168,7 @@ class Engines:
             self._engines.clear()
 
     def _forget(self) -> None:
-        for hook in [hook for hooks in self._hooks.values() for hook in hooks]:
+        for hook in [hook for found in self._hooks.values() for hook in found]:
             hook.remove()
         self._hooks.clear()
         for each in self._engines:  # an error leaves the block: no collective any more
@@ -183,7 +184,7 @@ class Engines:
 
     @hookimpl
     def whole_shape(self, parameter: Tensor) -> torch.Size | None:
-        return _compat.shape_of(parameter) if self._engines else None
+        return zero.shape_of(parameter) if self._engines else None
 
     @hookimpl
     def describe(self, thing: object) -> str | None:

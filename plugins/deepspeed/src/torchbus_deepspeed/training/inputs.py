@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, hookimpl, inventory, map_tensors
+from torchbus import objects
+from torchbus.plugin import BackwardCall, hookimpl
+from torchbus.tree import map_tensors
 
 from torchbus_deepspeed.training.engines import Engines
 
@@ -20,7 +22,7 @@ class Inputs:
 
     @hookimpl(trylast=True)
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
-        for model in inventory.models_of(parameters) if optimizer is not None else ():
+        for model in objects.models_of(parameters) if optimizer is not None else ():
             if id(model) not in self._known:
                 self._known.add(id(model))
                 handle = model.register_forward_pre_hook(self._convert, with_kwargs=True)

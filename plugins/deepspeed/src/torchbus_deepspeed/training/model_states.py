@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import zero
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.held import Held
 
@@ -19,14 +19,14 @@ def hook(engines: Held, engine: Engine) -> None:
     def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
         if engine not in engines:
             return
-        for name, parameter in _compat.own_parameters(module).items():
+        for name, parameter in zero.own_parameters(module).items():
             if prefix + name in state and parameter is not None:
-                state[prefix + name] = _compat.whole_parameter(parameter)
+                state[prefix + name] = zero.whole_parameter(parameter)
 
     def divide(module: Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         if engine not in engines:
             return
-        for name, parameter in _compat.own_parameters(module).items():
+        for name, parameter in zero.own_parameters(module).items():
             value = state.get(prefix + name)
             if isinstance(value, Tensor) and parameter is not None:
                 put(engine, parameter, value)
@@ -41,8 +41,8 @@ def hook(engines: Held, engine: Engine) -> None:
 @torch.no_grad()
 def put(engine: Engine, parameter: Tensor, value: Tensor) -> None:
     """Write this rank's part of a whole value, and what DeepSpeed keeps of it in float32."""
-    if value.shape != _compat.shape_of(parameter):
+    if value.shape != zero.shape_of(parameter):
         return  # torch says what is wrong
-    _compat.put_parameter(parameter, value)
+    zero.put_parameter(parameter, value)
     if parameter in engine.layout:
         engine.layout.put(parameter, value, engine.masters)

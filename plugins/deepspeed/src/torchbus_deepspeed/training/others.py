@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchbus_deepspeed import _compat
+from torchbus_deepspeed._compat import zero
 
 
 class Others:
@@ -20,13 +20,13 @@ class Others:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
         self.wanted: set[int] = set()
-        self._nodes = [_compat.gradient_node(one, stage=0) for one in self.parameters]
+        self._nodes = [zero.gradient_node(one, stage=0) for one in self.parameters]
         self._before: list[Tensor | None] = []
 
     def announced(self) -> set[int]:
         """The ids of those that the graph which begins to run will reach."""
         pairs = zip(self.parameters, self._nodes, strict=True)
-        return {id(one) for one, node in pairs if _compat.will_execute(node)}
+        return {id(one) for one, node in pairs if zero.will_execute(node)}
 
     def begin(self) -> None:
         """Set earlier gradients aside, so that this backward's are by themselves."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import Unsupported, hookimpl, made_anew
+from torchbus.plugin import Unsupported, hookimpl
 
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.shadow import parameters_of
@@ -18,6 +18,7 @@ from torchbus_deepspeed.training import refusals
 from torchbus_deepspeed.training.backward import refuse_some
 from torchbus_deepspeed.training.engines import Engines
 from torchbus_deepspeed.training.unreached import Unreached
+from torchbus_strategy.loss.gradients import made_anew
 
 
 class Intake:

@@ -6,7 +6,8 @@ import time
 from typing import Protocol, TypeVar
 
 import torch
-from torchbus.plugin import accelerators
+
+from torchbus_device import accelerators
 
 Mark = TypeVar("Mark")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from torchbus.plugin import Steps, accelerators
+from torchbus.runtime.steps import Steps
 
+from torchbus_device import accelerators
 from torchbus_gpu.lint.replacing import replaced
 from torchbus_gpu.lint.sites import Sites
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from torchbus.plugin import Steps
+from torchbus.runtime.steps import Steps
 
 from torchbus_gpu._compat import FILE_OF_TENSOR, current_frame
 from torchbus_gpu.users_code import Line, is_users, loader_line, outwards
@@ -71,7 +71,7 @@ class Sites:
 def _caller(frame: FrameType) -> FrameType:
     while frame.f_back is not None and (
         frame.f_code.co_filename in PASSES_ON
-        or (frame.f_globals.get("__name__") or "").startswith("torchbus._seams")
+        or (frame.f_globals.get("__name__") or "").startswith("torchbus.patches.active")
     ):
         frame = frame.f_back
     return frame

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torchbus.plugin import Steps
+from torchbus.runtime.steps import Steps
 
 from torchbus_gpu.lint.replacing import replaced
 from torchbus_gpu.lint.sites import Sites

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Steps
+from torchbus.runtime.steps import Steps
 
 from torchbus_gpu.lint.replacing import replaced
 from torchbus_gpu.lint.sites import Sites

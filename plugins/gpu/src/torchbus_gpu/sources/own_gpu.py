@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pynvml
 import torch
-from torchbus.plugin import Context, accelerators
+from torchbus.plugin import Context
 
+from torchbus_device import accelerators
 from torchbus_gpu.notices import Notices
 from torchbus_gpu.sources.allocator import Allocator
 from torchbus_gpu.sources.nvml import NvidiaGpu, uuid_of

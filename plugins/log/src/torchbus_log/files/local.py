@@ -10,18 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from torchbus.plugin import Context, Redactor, expect, hookimpl, warn
-from torchbus.trackers import (
-    Image,
-    Table,
-    Values,
-    chosen_by_rank0,
-    describe_run,
-    new_run_name,
-)
+from torchbus.plugin import Context, expect, hookimpl, warn
 
 from torchbus_log.files.folder import JsonLines, write_config, write_whole
 from torchbus_log.files.patient import Patient
+from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
+from torchbus_log.trackers.values import Image, Table, Values, describe_run
+from torchbus_redaction.redactor import Redactor
 
 DEFAULT_ROOT = "torchbus-logs"
 PICTURES = "media"

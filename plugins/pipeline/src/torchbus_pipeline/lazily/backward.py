@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchbus.plugin import made_anew, strategies, warn
+from torchbus.plugin import warn
 
 from torchbus_pipeline.lazily.deferred import Deferred
 from torchbus_pipeline.lazily.later import Later, number
@@ -13,6 +13,8 @@ from torchbus_pipeline.lazily.orders import Orders
 from torchbus_pipeline.lazily.proof import kind_of
 from torchbus_pipeline.lazily.replay import Replay
 from torchbus_pipeline.model.cut import Cut
+from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.loss.gradients import made_anew
 
 NEITHER = (
     "strategy='pipeline', schedule={!r}: the loss of {} is no mean and no sum over samples, so that"
@@ -34,7 +36,7 @@ class LaterBackward:
         self,
         loss: Later,
         seed: Tensor | None,
-        engine: strategies.Engine,
+        engine: strategy_engine.Engine,
         retain: bool | None,
         holders: list[Tensor],
     ) -> None:
@@ -60,7 +62,7 @@ class LaterBackward:
         loss: Later,
         source: Deferred,
         seed: Tensor | None,
-        engine: strategies.Engine,
+        engine: strategy_engine.Engine,
         retain: bool | None,
     ) -> None:
         """GPipe. In step 1 the loss is looked at."""
@@ -76,7 +78,7 @@ class LaterBackward:
         source: Deferred,
         order: list[tuple[str, int, int]],
         seed: Tensor | None,
-        engine: strategies.Engine,
+        engine: strategy_engine.Engine,
     ) -> bool:
         """Returns False if the loss is no mean, or sum, over samples this time."""
         one = source.one

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.plugin import leaves, map_tensors
+from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline.lazily.later import Later, laters_in
 

@@ -10,7 +10,7 @@ import struct
 from zlib import crc32
 
 from torch import Tensor
-from torchbus.plugin import leaves
+from torchbus.tree import leaves
 
 from torchbus_pipeline.lazily.deferred import Deferred
 from torchbus_pipeline.lazily.later import Later

@@ -9,14 +9,8 @@ from functools import partial
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
-from torchbus.plugin import (
-    Context,
-    UsageError,
-    hookimpl,
-    hyperparameters,
-    inventory,
-    strategies,
-)
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model import layers
@@ -27,6 +21,8 @@ from torchbus_pipeline.model.layers import Layers
 from torchbus_pipeline.model.marks import Marks
 from torchbus_pipeline.options import TIME, PipelineOptions
 from torchbus_pipeline.team import Team
+from torchbus_strategy.checks import hyperparameters
+from torchbus_strategy.parameters import rank0_values
 
 NOT_CALLED = (
     "{} was not called before this backward, and balance='time' measures its layers at its first"
@@ -71,7 +67,7 @@ class Models:
         what = type(optimizer).__name__ if optimizer else "adopted tensors"
         known = {id(one) for cut in self for one in self._tensors(cut.model())} | {*self._shared}
         new = [one for one in parameters if id(one) not in known]
-        models = inventory.models_of(new) if new else []
+        models = objects.models_of(new) if new else []
         owned = [tensor for model in models for tensor in self._tensors(model)]
         self._copy([*new, *owned], models, what, made_with)
         for model in models:
@@ -91,7 +87,7 @@ class Models:
         new = {id(one): one for one in tensors if id(one) not in self._shared}
         if new:
             self._meeting.meet(f"the parameters of {what}")
-            strategies.copy_from_rank0(list(new.values()), what, made_with)
+            rank0_values.copy_from_rank0(list(new.values()), what, made_with)
             self._shared.update(new)
 
     def _cut(self, model: Module) -> None:

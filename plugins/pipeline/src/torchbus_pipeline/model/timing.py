@@ -11,8 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import accelerators, leaves, map_tensors, mark_internal
+from torchbus.plugin import mark_internal
+from torchbus.tree import leaves, map_tensors
 
+from torchbus_device import accelerators
 from torchbus_pipeline.model.layers import Layers
 
 REPEATS = 3

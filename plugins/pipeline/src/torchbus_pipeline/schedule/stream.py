@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torchbus.plugin import Context, random_streams
+from torchbus.plugin import Context
+from torchbus.runtime import builtin
+
+from torchbus_strategy import random_streams
 
 
 class OwnStream:
@@ -27,7 +30,7 @@ class OwnStream:
         self._clock = now
         common = random_streams.read()
         key = (int(torch.randint(2**62, (1,))), now, self._passes, self._session.rank)
-        random_streams.seed(hash(key) % 2**62)  # of numbers, it is the same in every process
+        builtin.seed(hash(key) % 2**62)  # of numbers, it is the same in every process
         try:
             yield
         finally:

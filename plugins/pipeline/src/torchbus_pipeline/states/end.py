@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torchbus.plugin import END, Context, Unsupported, hookimpl
+from torchbus.plugin import Context, Unsupported, hookimpl
 
+from torchbus_launch.place import END
 from torchbus_pipeline.meeting import Meeting
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.states.modules import WholeModules

@@ -7,7 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Context, inventory
+from torchbus import objects
+from torchbus.plugin import Context
 
 from torchbus_pipeline._compat import buffers, parameters
 from torchbus_pipeline.meeting import Meeting
@@ -79,9 +80,9 @@ class WholeModules:
 
     def make_whole(self) -> None:
         """Give all ranks all values, of models and of their copies. All ranks call it."""
-        found = [(first_mark(model), model) for model in inventory.alive(Module)]
+        found = [(first_mark(model), model) for model in objects.alive(Module)]
         marked = [(number, model) for number, model in found if number is not None]
-        roots = inventory.outermost(model for _, model in marked)
+        roots = objects.outermost(model for _, model in marked)
         number_of = {id(model): number for number, model in marked}
         for model in sorted(roots, key=lambda one: number_of[id(one)]):
             for module in model.modules():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 from collections import Counter
 
-from torchbus.plugin import html_page
-
+from torchbus_cli import html_page
 from torchbus_report.page import chart, configuration, curves, media, names, sheets
 from torchbus_report.page.script import SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES

@@ -12,8 +12,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from torchbus.plugin import Redactor
-
+from torchbus_redaction.redactor import Redactor
 from torchbus_report.runs import files, media
 from torchbus_report.runs.files import Unreadable
 from torchbus_report.runs.run import Lines, Point, Run

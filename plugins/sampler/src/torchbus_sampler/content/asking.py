@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from torchbus.plugin import random_streams
+from torchbus.runtime import builtin
 
 from torchbus_sampler.content.items import Field, fields_of
+from torchbus_strategy import random_streams
 
 SEED = 2**31 - 1
 OBJECTS_AT_MOST = 100
@@ -44,7 +45,7 @@ def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
     indices = sorted({0, random.Random(SEED).randrange(length), length - 1})
     before = random_streams.read()
     try:
-        random_streams.seed(SEED)
+        builtin.seed(SEED)
         with as_before(inside, keeps_open):
             items = zip(indices, _items(dataset, indices), strict=True)
             return {

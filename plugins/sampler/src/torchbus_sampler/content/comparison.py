@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Sized
 
 from torch.utils.data import DataLoader, Dataset
-from torchbus.plugin import Context, RanksDiverged, hookimpl, inventory, users_frame, warn
+from torchbus import objects
+from torchbus.plugin import Context, RanksDiverged, hookimpl, users_frame, warn
 
 from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.items import Field
@@ -189,6 +190,6 @@ def _whole(number: int) -> Field:
 def _name(loader: DataLoader[object]) -> str:
     """Return the data set's class, and what the loop calls it or its loader."""
     frame = users_frame()[0]
-    dataset, kind = inventory.name_of(loader.dataset, frame), type(loader.dataset).__name__
-    named = dataset or inventory.name_of(loader, frame)
+    dataset, kind = objects.name_of(loader.dataset, frame), type(loader.dataset).__name__
+    named = dataset or objects.name_of(loader, frame)
     return f"{named} ({kind})" if dataset else f"{kind} of the loader {named}" if named else kind

@@ -9,16 +9,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import (
-    BackwardCall,
-    Context,
-    Origin,
-    Taken,
-    UsageError,
-    as_list,
-    inventory,
-    warn,
-)
+from torchbus import objects
+from torchbus.plugin import BackwardCall, Context, Origin, UsageError, warn
+from torchbus.tree import as_list
+
+from torchbus_strategy.batches import Taken
 
 UNFED = (
     "a loader over {} was divided over the ranks, but fed no backward: each rank computed with its"
@@ -87,7 +82,7 @@ class Feeding:
         """
         self._steps += 1
         whole = self._whole
-        if whole is not None and inventory.models_of(
+        if whole is not None and objects.models_of(
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ):
             raise UsageError(_words(whole))

@@ -7,7 +7,8 @@ import weakref
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import hookimpl
 
 
 class DecidingModels:
@@ -38,13 +39,11 @@ class DecidingModels:
     def now(self) -> list[Module]:
         """Return them. Without an optimizer, return the called models, or else all models."""
         if not self._trained and (parameters := self._parameters()):
-            self._trained = weakref.WeakSet(inventory.models_of(parameters))
+            self._trained = weakref.WeakSet(objects.models_of(parameters))
         deciding = (
-            list(self._trained)
-            or list(self._called)
-            or inventory.outermost(inventory.alive(Module))
+            list(self._trained) or list(self._called) or objects.outermost(objects.alive(Module))
         )
-        return [model for model in deciding if not inventory.is_internal(model)]
+        return [model for model in deciding if not objects.is_internal(model)]
 
     def _parameters(self) -> list[Tensor]:
         """Return what the optimizers hold now: a strategy may have replaced it by shards."""

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, Place, Share, Unsupported, random_streams
+from torchbus.plugin import Context, Share, Unsupported
+from torchbus.world import Place
 
 from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import DividedOrder
 from torchbus_sampler.orders.array import digest
 from torchbus_sampler.shares import share_out
+from torchbus_strategy import random_streams
 
 STREAM = (
     "a loader over {}, an IterableDataset: a stream can't be divided anew when a replica comes or"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.utils import _pytree
-from torchbus.plugin import private
+from torchbus.compat.required import private
 
 parameters: Callable[[Module], dict[str, Any]] = attrgetter("_parameters")
 buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")

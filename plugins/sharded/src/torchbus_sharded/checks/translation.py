@@ -8,10 +8,11 @@ from types import FrameType
 
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
-from torchbus.plugin import Unsupported, dtensors
+from torchbus.plugin import Unsupported
 
 from torchbus_sharded._compat.fsdp2 import names_in, original_class
 from torchbus_sharded.checks.refusals import made_later
+from torchbus_strategy import sharding
 
 OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
 """What torch says of parts outside of forward."""
@@ -31,14 +32,14 @@ def translate(error: BaseException | None, models: Iterable[Module]) -> Unsuppor
             " as model.module of a DataParallel, or a block): under strategy='fsdp' the whole is"
             " called first. Call the whole in both places, or use strategy='ddp'"
         )
-    is_mixture = dtensors.has_sign(error, *OUTSIDE)
+    is_mixture = sharding.has_sign(error, *OUTSIDE)
     is_assigned = isinstance(error, TypeError) and ASSIGNED in str(error)
     new = _new_parameter(models) if is_mixture or is_assigned else ""
     if new:
         return Unsupported(new)
     if error is not None and is_mixture:
         return _mixture(error, models)
-    return dtensors.no_entry(error, "of a model that strategy='fsdp' has divided")
+    return sharding.no_entry(error, "of a model that strategy='fsdp' has divided")
 
 
 def _is_by_itself(forward: FrameType, caller: FrameType) -> bool:
@@ -66,7 +67,7 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
     }
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     callers = dict(zip(frames[1:], frames, strict=False))
-    for frame, _ in dtensors.places_of(error):
+    for frame, _ in sharding.places_of(error):
         owner, method = parts.get(id(frame.f_locals.get("self"))), frame.f_code.co_name
         if method == "forward" and _is_by_itself(frame, callers.get(frame, frame)):
             called = original_class(frame.f_locals["self"])
@@ -78,7 +79,7 @@ def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
                 " strategy='ddp'"
             )
     return Unsupported(
-        f"{dtensors.line_of(error)} mixes parts of parameters or gradients with whole tensors,"
+        f"{sharding.line_of(error)} mixes parts of parameters or gradients with whole tensors,"
         " which does not work under strategy='fsdp': take tensor.full_tensor(), or use"
         " strategy='ddp'. For an average of the weights, use ema_decay= or swa_start= of"
         " torchbus-average"

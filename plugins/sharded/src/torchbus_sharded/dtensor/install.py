@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from torchbus.plugin import Context, dtensors
+from torchbus.plugin import Context
 
 from torchbus_sharded.dtensor import named_views
 from torchbus_sharded.dtensor.deepcopy import copied
 from torchbus_sharded.dtensor.row_views import get_item
 from torchbus_sharded.dtensor.writing import set_item
 from torchbus_sharded.engine.parameter_hooks import refuse_accumulated
+from torchbus_strategy import sharding
 
 METHODS: dict[str, object] = {
-    **dtensors.METHODS,
+    **sharding.METHODS,
     "__getitem__": get_item,
     "__setitem__": set_item,
     "__iter__": named_views.rows,
@@ -27,4 +28,4 @@ METHODS: dict[str, object] = {
 
 def as_whole(session: Context) -> None:
     """Replace these methods until the end of the block. All ranks call them: they gather."""
-    dtensors.as_whole(session, dtensors.READS | dtensors.DRAWS, METHODS)
+    sharding.as_whole(session, sharding.READS | sharding.DRAWS, METHODS)

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import dtensors
 
 from torchbus_sharded._compat.tensors import tree_map
 from torchbus_sharded.dtensor.writing import may_be_written, set_item
+from torchbus_strategy import sharding
 
 GET_ITEM = Tensor.__getitem__
 OF_A_VIEW = (int, slice, type(None), EllipsisType)
@@ -63,8 +63,8 @@ def get_item(tensor: DTensor, index: Any) -> Tensor:
 
 def _through(name: str) -> Callable[..., Row]:
     def change(row: Row, *args: object, **options: object) -> Row:
-        values = dtensors.whole(row)
-        getattr(values, name)(*tree_map(dtensors.whole, args), **tree_map(dtensors.whole, options))
+        values = sharding.whole(row)
+        getattr(values, name)(*tree_map(sharding.whole, args), **tree_map(sharding.whole, options))
         row.origin[row.index] = values
         return row
 

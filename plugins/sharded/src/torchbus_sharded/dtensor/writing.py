@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import Unsupported, dtensors
+from torchbus.plugin import Unsupported
 
 from torchbus_sharded._compat.tensors import tree_map
+from torchbus_strategy import sharding
 
 SET_ITEM = Tensor.__setitem__
 
@@ -36,8 +37,8 @@ def set_item(tensor: DTensor, index: Any, values: Any) -> None:
     """Gather the whole, write, and keep this rank's part. All ranks call it."""
     if not may_be_written(tensor):
         return SET_ITEM(tensor, index, values)  # for a parameter an error, as without a session
-    changed = dtensors.whole(tensor)
-    changed[tree_map(dtensors.whole, index)] = dtensors.whole(values)
+    changed = sharding.whole(tensor)
+    changed[tree_map(sharding.whole, index)] = sharding.whole(values)
     _put(tensor, changed)
 
 
@@ -49,6 +50,6 @@ def may_be_written(tensor: DTensor) -> bool:
 
 def _put(tensor: DTensor, values: Tensor) -> None:
     alike = isinstance(values, DTensor) and values.placements == tensor.placements
-    divided: Any = values if alike else dtensors.like(dtensors.whole(values), tensor)
+    divided: Any = values if alike else sharding.like(sharding.whole(values), tensor)
     tensor.to_local().detach().copy_(divided.to_local().detach())
     torch.autograd.graph.increment_version(tensor)

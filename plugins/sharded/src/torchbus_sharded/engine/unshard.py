@@ -6,11 +6,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torchbus.plugin import dtensors
 
 from torchbus_sharded._compat.fsdp2 import forget_engine
 from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import parameters, share_backward_hooks
+from torchbus_strategy import sharding
 
 
 def make_whole(model: Module) -> dict[int, nn.Parameter]:
@@ -37,8 +37,8 @@ def make_whole(model: Module) -> dict[int, nn.Parameter]:
 
 
 def _gathered(parameter: DTensor) -> nn.Parameter:
-    full = nn.Parameter(dtensors.whole(parameter), requires_grad=parameter.requires_grad)
+    full = nn.Parameter(sharding.whole(parameter), requires_grad=parameter.requires_grad)
     if parameter.grad is not None:
-        full.grad = dtensors.whole(parameter.grad)
+        full.grad = sharding.whole(parameter.grad)
     share_backward_hooks(parameter, full)
     return full

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from torch.nn import Module
-from torchbus.plugin import UsageError, inventory
+from torchbus import objects
+from torchbus.plugin import UsageError
 
 from torchbus_sharded._compat.tensors import parameters
 
@@ -46,9 +47,9 @@ def units(model: Module, policy: Policy) -> list[Module]:
     if policy is None:
         chosen: list[Module] = []
     elif policy == "auto":
-        chosen = inventory.repeated_blocks(model)
+        chosen = objects.repeated_blocks(model)
     elif isinstance(policy, int):
-        chosen = _large([module for module in inner if inventory.is_called(module)], policy)
+        chosen = _large([module for module in inner if objects.is_called(module)], policy)
     else:
         chosen = [module for module in inner if isinstance(module, tuple(policy))]  # type: ignore[arg-type]
     holders = _holders(model)
@@ -81,7 +82,7 @@ def _has_all_to_itself(part: Module, holders: dict[int, set[int]]) -> bool:
 def called_parts(model: Module, methods: Collection[str]) -> list[Module]:
     """The model itself or, if it has no forward (a ModuleDict, say), the models in it."""
     if (
-        inventory.is_called(model)
+        objects.is_called(model)
         or "forward" in vars(model)
         or any(hasattr(model, name) for name in methods)
     ):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
-from torchbus.plugin import Context, Digest, byte_sum, dtensors
+from torchbus.plugin import Context
 
 from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, pairs_in
 from torchbus_sharded._compat.gathering import (
@@ -27,6 +27,8 @@ from torchbus_sharded._compat.gathering import (
 from torchbus_sharded._compat.tensors import DATA, version
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.dtensor.writing import check_alike, set_data
+from torchbus_strategy import compat, sharding
+from torchbus_strategy.checks.constants import Digest, byte_sum
 
 
 class Writes:
@@ -105,7 +107,7 @@ class Writes:
         """Returns whether it was written to."""
         if version(whole) != getattr(pair, "torchbus_whole_version", 0):
             pair.torchbus_whole_version = version(whole)
-            self._digest.add(dtensors.whole(whole))
+            self._digest.add(sharding.whole(whole))
             return _copy(whole, pair.sharded_param)
         key = id(whole)
         if key in self._handed_out:
@@ -179,7 +181,7 @@ def _copy(whole: Tensor, part: nn.Parameter) -> bool:
 
     A whole value may have fewer bits than the part (bf16), which stays as it is if it is equal.
     """
-    own, new = dtensors.own_part(part), _own_part_of(whole, part)
+    own, new = compat.own_part(part), _own_part_of(whole, part)
     is_same = new == own.to(new)
     if bool(is_same.all()):
         return False
@@ -190,7 +192,7 @@ def _copy(whole: Tensor, part: nn.Parameter) -> bool:
 def _own_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
     """This rank's part of gathered values. Nothing is sent, because only some ranks may ask."""
     if not isinstance(whole, DTensor):
-        return dtensors.own_part(dtensors.like(whole, part))
+        return compat.own_part(sharding.like(whole, part))
     # the ranks of a tensor group have different values, of which each keeps a part
     divided: Any = part
     of_layers = whole.device_mesh.mesh_dim_names or ()
@@ -206,4 +208,4 @@ def _own_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
 
 
 def _sum(pair: Pair) -> int:
-    return byte_sum(dtensors.own_part(pair.sharded_param))
+    return byte_sum(compat.own_part(pair.sharded_param))

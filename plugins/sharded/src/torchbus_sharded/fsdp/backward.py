@@ -9,20 +9,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import (
-    MODULUS,
-    BackwardCall,
-    Constants,
-    Context,
-    Count,
-    RanksDiverged,
-    Unsupported,
-    hookimpl,
-    made_anew,
-    strategies,
-    told_alike,
-    warn,
-)
+from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl, warn
 
 from torchbus_sharded.engine.forward_hooks import CLOSELY
 from torchbus_sharded.engine.parameter_hooks import zeros_instead
@@ -30,6 +17,10 @@ from torchbus_sharded.fsdp.buffers import copy_from_rank0
 from torchbus_sharded.fsdp.loss_counts import LossCounts
 from torchbus_sharded.fsdp.mean_loss import MeanLoss
 from torchbus_sharded.fsdp.models import ShardedModels
+from torchbus_strategy.checks import divergence
+from torchbus_strategy.checks.constants import MODULUS, Constants, told_alike
+from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.loss.terms import Count
 
 if TYPE_CHECKING:
     from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
@@ -159,7 +150,7 @@ class ShardedBackward:
             self._is_alike, own, totals, totals[len(own) :]
         )
         if not same_position:
-            raise RanksDiverged(ORDER.format(self._job.backwards + 1, strategies.SEED))
+            raise RanksDiverged(ORDER.format(self._job.backwards + 1, divergence.SEED))
         if not same_writes:
             raise RanksDiverged(WRITTEN)
         if not same_constants:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import inventory
+from torchbus import objects
 
 from torchbus_sharded.checks.agreement import Agreement
 
@@ -20,7 +20,7 @@ def common_optimizers(agreement: Agreement) -> list[Optimizer]:
     these are left alone. Ranks with as many optimizers of the same forms have the same ones,
     whatever the values of their parameters.
     """
-    alive = inventory.optimizers()
+    alive = objects.optimizers()
     agreement.meet("the optimizers made before the block")
     forms, keys = [_form(one) for one in alive], [(_form(one), _values(one)) for one in alive]
     told = agreement.told((forms, keys))

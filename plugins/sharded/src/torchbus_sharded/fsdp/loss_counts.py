@@ -9,9 +9,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import BackwardCall, Context, Count, LossWeights, Number, scale_all, strategies
+from torchbus.plugin import BackwardCall, Context
 
 from torchbus_sharded.checks.agreement import Agreement
+from torchbus_strategy.checks import first_steps
+from torchbus_strategy.loss.gradients import scale_all
+from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.loss.weights import LossWeights
 
 READ_AT_ONCE = 3
 """Backwards in which the host waits for a GPU's numbers, to learn whether they matter at all."""
@@ -39,7 +43,7 @@ class LossCounts:
     def of(self, call: BackwardCall) -> Count:
         """What this rank's gradient counts: as the loop says, else by its loss, else by samples."""
         if not self._kind_note:
-            self._kind_note = strategies.look_at_first(self._session, call.loss, self._reduction)
+            self._kind_note = first_steps.look_at_first(self._session, call.loss, self._reduction)
         if self._is_sum:
             if call.weight is None:
                 return self.losses.of_sum(call.loss)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Context, Count, Number, loss_count
+from torchbus.plugin import BackwardCall, Context
 
 from torchbus_sharded._compat.tensors import is_view
+from torchbus_strategy.loss import terms
+from torchbus_strategy.loss.terms import Count, Number
 
-NUMBERS = 1 + loss_count.SLOTS
+NUMBERS = 1 + terms.SLOTS
 
 
 class MeanLoss:

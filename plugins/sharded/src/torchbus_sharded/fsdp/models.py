@@ -12,17 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import (
-    END,
-    Context,
-    Settings,
-    dtensors,
-    hookimpl,
-    hyperparameters,
-    inventory,
-    strategies,
-)
+from torchbus import objects
+from torchbus.plugin import Context, hookimpl
 
+from torchbus_launch.place import END
 from torchbus_sharded._compat.fsdp2 import (
     gathered_in,
     name_as_before,
@@ -48,6 +41,9 @@ from torchbus_sharded.fsdp.existing_optimizers import common_optimizers
 from torchbus_sharded.fsdp.layers import divide_layers
 from torchbus_sharded.fsdp.options import ShardingOptions
 from torchbus_sharded.optimizers.holders import Optimizers
+from torchbus_strategy import sharding
+from torchbus_strategy.checks import first_steps, hyperparameters
+from torchbus_strategy.checks.hyperparameters import Settings
 
 
 class ShardedModels:
@@ -83,10 +79,10 @@ class ShardedModels:
         refuse_optimizer(optimizer)
         self._optimizers.add(optimizer)
         whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-        for model in inventory.models_of(whole):
+        for model in objects.models_of(whole):
             self._divide_parts(model, hyperparameters.of_optimizer(optimizer))
         gathered = {id(whole): part for model in self._models for whole, part in gathered_in(model)}
-        dtensors.swap(optimizer, self._replaced | gathered)
+        sharding.swap(optimizer, self._replaced | gathered)
         parameters[:] = [self._replaced.get(id(one), one) for one in parameters]
 
     @hookimpl
@@ -140,7 +136,7 @@ class ShardedModels:
         """Divide rank 0's values. All ranks call it with the same models."""
         if model in self._models or not can_be_divided(model):
             return
-        strategies.refuse_renormalised(self._session, [model])
+        first_steps.refuse_renormalised(self._session, [model])
         on_meta = MetaModules(model, self._options.param_init_fn)
         self._meet_for(model, made_with)
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -201,11 +197,11 @@ class ShardedModels:
         stack = self._session.on_close
         self.forwards.add(model, len(self._models))
         stack.callback(refuse_copies(model))
-        gather = dtensors.whole_states(self._session)
+        gather = sharding.whole_states(self._session)
         for module in model.modules():
             stack.callback(module.register_state_dict_pre_hook(self._meet_to_gather).remove)
             stack.callback(module.register_state_dict_post_hook(gather).remove)
-            stack.callback(module.register_load_state_dict_pre_hook(dtensors.divided_states).remove)
+            stack.callback(module.register_load_state_dict_pre_hook(sharding.divided_states).remove)
 
     def _replace(self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
         """Let hooks and optimizers go on with the divided parameters."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, dtensors, hookimpl, inventory
+from torchbus import objects
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_sharded.engine import parameter_hooks
 from torchbus_sharded.engine.meta import MetaModules, ParamInit
+from torchbus_strategy import sharding
 
 
 class SingleRank:
@@ -29,7 +31,7 @@ class SingleRank:
     def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
         if optimizer is None or not self._session.captures(optimizer):
             return
-        for model in inventory.models_of(
+        for model in objects.models_of(
             [
                 parameter
                 for parameter in parameters
@@ -37,7 +39,7 @@ class SingleRank:
             ]
         ):
             self._fill(model)
-        dtensors.swap(optimizer, self._replaced)
+        sharding.swap(optimizer, self._replaced)
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
@@ -45,7 +47,7 @@ class SingleRank:
             self._fill(model)
 
     def fill_made_before(self) -> None:
-        for optimizer in inventory.optimizers():
+        for optimizer in objects.optimizers():
             self.parameters_added(
                 optimizer,
                 [parameter for group in optimizer.param_groups for parameter in group["params"]],

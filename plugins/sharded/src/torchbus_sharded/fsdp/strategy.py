@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, Strategy, World, dtensors, expect, hookimpl
+from torchbus.plugin import Context, World, expect, hookimpl
 
 from torchbus_sharded import events
 from torchbus_sharded.engine import wrapping
@@ -18,6 +18,8 @@ from torchbus_sharded.fsdp.models import ShardedModels
 from torchbus_sharded.fsdp.options import ShardingOptions
 from torchbus_sharded.fsdp.single_rank import SingleRank
 from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
+from torchbus_strategy import sharding
+from torchbus_strategy.strategy import Strategy
 
 
 class FSDP(Strategy):
@@ -105,7 +107,7 @@ class FSDP(Strategy):
         """Divide the models, and begin to reduce their gradients."""
         self.sharding.check_device(session.device)
         self.sharding.check_mesh(session.world)
-        dtensors.forget_other_meshes(session)
+        sharding.forget_other_meshes(session)
         models = ShardedModels(session, self.sharding)
         counts = LossCounts(session, self.loss_reduction, self.loss_weight, models.agreement)
         session.bus.register(models, "fsdp.models")

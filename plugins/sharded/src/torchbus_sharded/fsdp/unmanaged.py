@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError, hookimpl, hyperparameters, inventory, strategies
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_sharded.engine.wrapping import called_parts
+from torchbus_strategy.backward import before_step
+from torchbus_strategy.checks import hyperparameters
+from torchbus_strategy.parameters import averaging, per_rank, rank0_values
 
 
 class UnmanagedTensors:
@@ -23,8 +27,8 @@ class UnmanagedTensors:
         self._session = session
         self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}
-        self._own = strategies.OwnTensors(session)
-        self._assigned = strategies.Assigned()
+        self._own = per_rank.OwnTensors(session)
+        self._assigned = before_step.Assigned()
         session.on_close.callback(self._shared.clear)
 
     @hookimpl
@@ -38,7 +42,7 @@ class UnmanagedTensors:
         shared = {id(tensor): tensor for tensor in new if not any(tensor is one for one in own)}
         if shared:
             _refuse_empty(what, list(shared.values()))
-            strategies.copy_from_rank0(
+            rank0_values.copy_from_rank0(
                 list(shared.values()),
                 what,
                 {} if optimizer is None else hyperparameters.of_optimizer(optimizer),
@@ -57,7 +61,7 @@ class UnmanagedTensors:
         models = (
             [
                 part
-                for model in inventory.models_of(new)
+                for model in objects.models_of(new)
                 for part in called_parts(model, self._forward_methods)
             ]
             if new
@@ -85,7 +89,7 @@ class UnmanagedTensors:
         with self._own.over_all_ranks():
             yield [*tensors, *self._own.tensors()]
         if tensors:
-            strategies.average(tensors, 1.0)
+            averaging.average(tensors, 1.0)
         for tensor, kept in zip(tensors, before, strict=True):
             tensor.grad = (
                 kept if tensor.grad is None else tensor.grad if kept is None else kept + tensor.grad
@@ -96,7 +100,7 @@ class UnmanagedTensors:
     def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
         """Average the gradients that the loop has assigned itself."""
         if closure is None and self._assigned.found(optimizer):
-            strategies.average(self._shared_by(optimizer), self._session.share.weight)
+            averaging.average(self._shared_by(optimizer), self._session.share.weight)
             self._assigned.synchronised()
 
     def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 
 from torch import nn
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Settings, dtensors, hyperparameters, inventory
+from torchbus import objects
+from torchbus.plugin import Context
 
 from torchbus_sharded.checks.agreement import Agreement
+from torchbus_strategy import sharding
+from torchbus_strategy.checks import hyperparameters
+from torchbus_strategy.checks.hyperparameters import Settings
 
 
 class Optimizers:
@@ -18,7 +22,7 @@ class Optimizers:
     def __init__(self, session: Context, agreement: Agreement) -> None:
         self._session = session
         self._agreement = agreement
-        self._local_steps = dtensors.LocalSteps(session)
+        self._local_steps = sharding.LocalSteps(session)
         self._known: list[weakref.ref[Optimizer]] = []
 
     def add(self, optimizer: Optimizer) -> None:
@@ -29,14 +33,14 @@ class Optimizers:
         stack = self._session.on_close
         stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
         stack.callback(
-            optimizer.register_load_state_dict_post_hook(dtensors.divided_optimizer).remove
+            optimizer.register_load_state_dict_post_hook(sharding.divided_optimizer).remove
         )
 
     def add_holding(self, parameters: list[nn.Parameter]) -> None:
         """Add all optimizers that hold some of the parameters, in the order of the parameters."""
         place = {id(parameter): index for index, parameter in enumerate(parameters)}
         found = []
-        for optimizer in inventory.optimizers():
+        for optimizer in objects.optimizers():
             held = [
                 place[id(one)]
                 for group in optimizer.param_groups
@@ -58,11 +62,11 @@ class Optimizers:
     def swap(self, replaced: Mapping[int, nn.Parameter]) -> None:
         for optimizer in [reference() for reference in self._known]:
             if optimizer is not None:
-                dtensors.swap(optimizer, replaced)
+                sharding.swap(optimizer, replaced)
 
     def _gather(self, optimizer: Optimizer, state_dict: dict[str, object]) -> dict[str, object]:
         """Give ``optimizer.state_dict()`` whole tensors, on all ranks. All of them call it."""
         if not self._session.gathers_states:
             return state_dict
         self._agreement.meet(f"the state_dict of {type(optimizer).__name__}")
-        return dtensors.whole_optimizer(state_dict)
+        return sharding.whole_optimizer(state_dict)

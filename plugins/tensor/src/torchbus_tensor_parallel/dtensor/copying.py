@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import dtensors
+
+from torchbus_strategy import sharding
 
 
 def copied(tensor: DTensor, memo: dict[int, object]) -> object:
@@ -14,7 +15,7 @@ def copied(tensor: DTensor, memo: dict[int, object]) -> object:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user support the deepcopy protocol"
             )
-        own: Tensor = dtensors.whole(tensor).clone()
+        own: Tensor = sharding.whole(tensor).clone()
         made = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
         memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
     return memo[id(tensor)]

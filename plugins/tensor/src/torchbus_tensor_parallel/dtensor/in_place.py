@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import dtensors, map_tensors
+from torchbus.tree import map_tensors
+
+from torchbus_strategy import sharding
 
 aten = torch.ops.aten
 PACKETS = (
@@ -29,9 +31,9 @@ def write(
     operator: Callable[..., object], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> object:
     if isinstance(arguments[0], DTensor):
-        with dtensors.torchs_own(operator):
+        with sharding.torchs_own(operator):
             return operator(*arguments, **keywords)
-    return operator(*map_tensors(arguments, dtensors.whole), **keywords)
+    return operator(*map_tensors(arguments, sharding.whole), **keywords)
 
 
 WRITES: dict[object, Callable[..., object]] = {

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torchbus.plugin import dtensors
+
+from torchbus_strategy import sharding
 
 
 def join(
@@ -14,7 +15,7 @@ def join(
 ) -> object:
     """Leave out what torch ignores in a cat of whole tensors, whatever its shape."""
     kept = [one for one in arguments[0] if one.dim() != 1 or one.numel()]
-    with dtensors.torchs_own(operator):
+    with sharding.torchs_own(operator):
         return operator(kept or arguments[0], *arguments[1:], **keywords)
 
 

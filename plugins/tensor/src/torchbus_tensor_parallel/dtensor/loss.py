@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torchbus.plugin import BackwardCall, Context, Unsupported, dtensors
+from torchbus.plugin import BackwardCall, Context, Unsupported
 
+from torchbus_strategy import compat
 from torchbus_tensor_parallel._compat import CROSS_ENTROPY, functions_of_nn
 from torchbus_tensor_parallel.dtensor.gradients import gathered
 
@@ -72,7 +73,7 @@ class PlainLoss:
     def end(self, call: BackwardCall) -> None:
         given, self._given = self._given, None
         if given is not None and call.loss is not None:
-            own = dtensors.own_part(given.detach())
+            own = compat.own_part(given.detach())
             own.copy_(call.loss if _counts_here(given) else torch.zeros_like(own))
 
 

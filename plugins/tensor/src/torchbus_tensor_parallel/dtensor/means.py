@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import dtensors, map_tensors
+from torchbus.tree import map_tensors
+
+from torchbus_strategy import sharding
 
 aten = torch.ops.aten
 
@@ -20,7 +22,7 @@ def loss(
     operator: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Tensor:
     """That of the whole tensors, on every rank."""
-    found: Tensor = operator(*map_tensors(arguments, dtensors.whole), **keywords)
+    found: Tensor = operator(*map_tensors(arguments, sharding.whole), **keywords)
     return found
 
 
@@ -32,12 +34,12 @@ def gradient(
     Of whole inputs it is torch's own, which is right.
     """
     if not any(isinstance(one, DTensor) for one in arguments[1:]):
-        with dtensors.torchs_own(operator):
+        with sharding.torchs_own(operator):
             own: Tensor = operator(*arguments, **keywords)
             return own
     found, of = loss(operator, arguments, keywords), arguments[1]
     is_divided = isinstance(of, DTensor) and not any(one.is_partial() for one in of.placements)
-    divided: Tensor = dtensors.like(found, of) if is_divided else found
+    divided: Tensor = sharding.like(found, of) if is_divided else found
     return divided
 
 

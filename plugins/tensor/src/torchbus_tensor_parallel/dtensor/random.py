@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import dtensors
+
+from torchbus_strategy import sharding
 
 
 def native_dropout(
@@ -18,8 +19,8 @@ def native_dropout(
     tensor: DTensor = arguments[0]
     ones = torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.to_local().device)
     scale, kept = operator(ones, *arguments[1:], **keywords)
-    result: Tensor = tensor * dtensors.like(scale, tensor)
-    return result, dtensors.like(kept, tensor)
+    result: Tensor = tensor * sharding.like(scale, tensor)
+    return result, sharding.like(kept, tensor)
 
 
 DROPOUT: dict[object, Callable[..., object]] = {

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import Module
-from torchbus.plugin import UsageError, map_tensors
+from torchbus.plugin import UsageError
+from torchbus.tree import map_tensors
 
 DIM = 1
 

@@ -10,7 +10,8 @@ import time
 from typing import NamedTuple
 
 import torch
-from torchbus.plugin import accelerators
+
+from torchbus_device import accelerators
 
 
 class Mark(NamedTuple):

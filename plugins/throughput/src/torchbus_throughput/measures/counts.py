@@ -7,8 +7,9 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torchbus.plugin import Context, LoaderIterator, Origin, Taken, UsageError, warn
+from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
+from torchbus_strategy.batches import Taken
 from torchbus_throughput.measures import tokens as token_counts
 from torchbus_throughput.measures.tokens import Tokens
 

@@ -6,7 +6,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torchbus.plugin import Context, accelerators
+from torchbus.plugin import Context
+
+from torchbus_device import accelerators
 
 TERA = 1e12
 OTHERS = ("MIG", "Laptop", "Max-Q", "D")

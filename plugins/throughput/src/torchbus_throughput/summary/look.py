@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import leaves
+from torchbus.tree import leaves
 
 from torchbus_throughput import _compat
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError, expect, hookimpl, inventory, users_frame, warn
+from torchbus import objects
+from torchbus.plugin import Context, UsageError, expect, hookimpl, users_frame, warn
 
 from torchbus_throughput._compat import compiled_graphs
 from torchbus_throughput.summary.look import Look
@@ -53,7 +54,7 @@ class FirstStep:
 
     @hookimpl
     def model_found(self, model: Module, calling: bool) -> None:
-        if inventory.is_internal(model) or not self._session.captures(model):
+        if objects.is_internal(model) or not self._session.captures(model):
             return
         look = Look(model, self._depth, self._graphs_before)
         self._looks.append(look)
@@ -67,7 +68,7 @@ class FirstStep:
         self._session.bus.unregister(self)
         try:
             named = [
-                (inventory.name_of(one.model, frame) or type(one.model).__name__, one)
+                (objects.name_of(one.model, frame) or type(one.model).__name__, one)
                 for one in looks
             ]
             print(text(named, self._numel))
@@ -75,7 +76,7 @@ class FirstStep:
             warn(f"model_summary: no table could be made: {error!r}. Training continues")
 
     def _numel(self, parameter: Tensor) -> int:
-        return inventory.shape_of(parameter, self._session.bus).numel()
+        return objects.shape_of(parameter, self._session.bus).numel()
 
     def _end(self) -> None:
         for look in self._looks:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
-from torchbus.plugin import table
 
+from torchbus_cli.parser import table
 from torchbus_throughput import _compat
 from torchbus_throughput.summary.look import Look, Row
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchbus.plugin import rounding
 
+from torchbus_strategy.checks import rounding
 from torchbus_verify.compare.difference import Comparison
 from torchbus_verify.compare.steps import Drift
 from torchbus_verify.runs.request import Change, Inside

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchbus.plugin import rounding
 
+from torchbus_strategy.checks import rounding
 from torchbus_verify.record.reading import Event, Record
 from torchbus_verify.runs.request import Inside
 

@@ -9,8 +9,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from torchbus.plugin import Parser, TorchbusError, UsageError, complain, session_options
+from torchbus.plugin import TorchbusError, UsageError
 
+from torchbus_cli import session_options
+from torchbus_cli.parser import Parser, complain
 from torchbus_verify.command.progress import Progress
 from torchbus_verify.page import page as pages
 from torchbus_verify.report import as_json

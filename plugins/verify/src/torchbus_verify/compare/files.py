@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchbus.plugin import rounding
 
+from torchbus_strategy.checks import rounding
 from torchbus_verify.compare import printed
 from torchbus_verify.compare.difference import apart
 from torchbus_verify.runs.run import Run

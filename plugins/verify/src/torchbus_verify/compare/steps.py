@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import torch
-from torchbus.plugin import rounding
 
+from torchbus_strategy.checks import rounding
 from torchbus_verify.compare.difference import Comparison, Difference, Place, largest_of
 from torchbus_verify.compare.tensors import gap
 from torchbus_verify.record.reading import Record, Stored

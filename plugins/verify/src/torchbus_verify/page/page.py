@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 
-from torchbus.plugin import html_page
-
+from torchbus_cli import html_page
 from torchbus_verify.compare.difference import Difference
 from torchbus_verify.page.chart import chart
 from torchbus_verify.page.style import RULES

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from torchbus.plugin import leaves
+from torchbus.tree import leaves
 
 from torchbus_verify._compat import DATA_ITERATOR, NEXT_INDEX, RESET
 from torchbus_verify.record.writing import Writer

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import inventory, users_frame
+from torchbus import objects
+from torchbus.plugin import users_frame
 
 
 class Names:
@@ -43,9 +44,9 @@ class Names:
 
     def trained(self) -> dict[str, Tensor]:
         """Parameters of all models that may get gradients: of a loop without an optimizer."""
-        roots = inventory.outermost(inventory.alive(Module))
+        roots = objects.outermost(objects.alive(Module))
         owned = [
-            one for root in roots if not inventory.is_internal(root) for one in root.parameters()
+            one for root in roots if not objects.is_internal(root) for one in root.parameters()
         ]
         owned = [one for one in owned if one.requires_grad]
         if any(not self._knows(one) for one in owned):
@@ -56,8 +57,8 @@ class Names:
         """Parameters and buffers of every model that the loop's variables name."""
         frame, _ = users_frame()
         found: dict[str, Tensor] = {}
-        for root in inventory.outermost(inventory.alive(Module)):
-            name = "" if inventory.is_internal(root) else inventory.name_of(root, frame)
+        for root in objects.outermost(objects.alive(Module)):
+            name = "" if objects.is_internal(root) else objects.name_of(root, frame)
             if name:
                 found |= {f"{name}.{key}": one for key, one in root.named_parameters()}
                 found |= {f"{name}.{key}": one for key, one in root.named_buffers()}
@@ -69,11 +70,11 @@ class Names:
     def _learn(self, parameters: Sequence[Tensor]) -> None:
         frame, _ = users_frame()
         taken = Counter(name for name, _ in self._roots.values())
-        for root in inventory.models_of(parameters):
+        for root in objects.models_of(parameters):
             if id(root) in self._roots:
                 name = self._roots[id(root)][0]
             else:
-                name = inventory.name_of(root, frame) or type(root).__name__
+                name = objects.name_of(root, frame) or type(root).__name__
                 taken[name] += 1
                 name = name if taken[name] == 1 else f"{name}#{taken[name]}"
                 self._roots[id(root)] = (name, root)

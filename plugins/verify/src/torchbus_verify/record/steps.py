@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torchbus.plugin import BackwardCall, Context, as_list, hookimpl
+from torchbus.plugin import BackwardCall, Context, hookimpl
+from torchbus.tree import as_list
 
 from torchbus_verify._compat import current_graph_task_id
 from torchbus_verify.record.names import Names

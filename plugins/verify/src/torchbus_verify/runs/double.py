@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torchbus.plugin import map_tensors
+from torchbus.tree import map_tensors
 
 from torchbus_verify._compat import DATA_ITERATOR
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchbus.plugin import Context, Program, TorchbusError, hookimpl, session_options
+from torchbus.plugin import Context, TorchbusError, hookimpl
 
+from torchbus_cli import session_options
+from torchbus_cli.programs import Program
 from torchbus_verify.record.batches import Batches
 from torchbus_verify.record.printed import Printed
 from torchbus_verify.record.steps import Steps

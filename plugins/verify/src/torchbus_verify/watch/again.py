@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import Unsupported, random_streams
+from torchbus.plugin import Unsupported
 
+from torchbus_strategy import random_streams
 from torchbus_verify._compat import COLLECTIVES, DispatchMode
 from torchbus_verify.watch.calls import Call, differentiable
 from torchbus_verify.watch.findings import dense

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, all_gather_object, rounding
+from torchbus.plugin import Context
 
+from torchbus_strategy.checks import rounding
+from torchbus_strategy.collectives import all_gather_object
 from torchbus_verify.watch.calls import Calls
 from torchbus_verify.watch.findings import Findings, Gradients, Judgement
 from torchbus_verify.watch.made_again import MadeAgain, Told

@@ -17,8 +17,9 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import leaves, map_tensors, random_streams
+from torchbus.tree import leaves, map_tensors
 
+from torchbus_strategy import random_streams
 from torchbus_verify._compat import current_graph_task_id, is_compiled
 
 

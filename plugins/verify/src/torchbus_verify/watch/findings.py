@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchbus.plugin import LossWeights, rounding, warn
+from torchbus.plugin import warn
 
+from torchbus_strategy.checks import rounding
+from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.compare.difference import apart
 
 Gradients = dict[str, Tensor]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, LossWeights, Unsupported, UsageError, expect, hookimpl
+from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
+from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.watch.checked_step import CheckedStep
 from torchbus_verify.watch.findings import Findings
 from torchbus_verify.watch.trained import Trained

@@ -7,7 +7,7 @@ import weakref
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import inventory
+from torchbus import objects
 
 from torchbus_verify.record.names import Names
 
@@ -41,5 +41,5 @@ class Trained:
 
     def modules(self) -> list[Module]:
         """The models that own them and all their parts, in the same order on all ranks."""
-        roots = inventory.models_of(self.named().values())
+        roots = objects.models_of(self.named().values())
         return [module for root in roots for module in root.modules()]

@@ -1,0 +1,121 @@
+"""Builds the simulated accelerator, once for each environment and content."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torchbus.plugin import UsageError
+
+SOURCES = Path(__file__).with_name("simulated")
+NAME = "torchbus_simulated_accelerator"
+ALLOCATOR = "c10/core/CachingDeviceAllocator.h"
+FLAGS = ["-O0", "-g0"]
+LOAD = f"""
+import sys
+from torch.utils.cpp_extension import load
+load(sys.argv[1], sys.argv[3:], extra_cflags={FLAGS}, build_directory=sys.argv[2], verbose=True)
+"""
+
+
+def missing() -> str | None:
+    """Say what the build needs and does not find here; None if nothing is missing."""
+    if sys.platform != "linux":
+        return "it was made for Linux"
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        return "no C++ compiler was found: install g++, or set CXX"
+    if shutil.which("ninja", path=_path()) is None:
+        return "ninja was not found: pip install 'torchbus[testing-accelerator]'"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python.h was not found: install Python's headers (python3-dev)"
+    if not Path(torch.__file__).with_name("include").joinpath(ALLOCATOR).exists():
+        return f"torch {torch.__version__} has no allocators for devices of extensions: upgrade it"
+    return None
+
+
+@cache
+def extension() -> ModuleType:
+    """Load the extension; build it if this content was not built in this environment yet.
+
+    Raises UsageError if something that the build needs is missing.
+    """
+    folder = _folder()
+    if not (folder / f"{NAME}.so").exists():
+        if reason := missing():
+            raise UsageError(f"the simulated accelerator can't be built: {reason}")
+        _build(folder)
+    return _loaded(folder / f"{NAME}.so")
+
+
+def _folder() -> Path:
+    """The folder of this content, for this Python and torch."""
+    told = [sys.version, torch.__version__, *FLAGS]
+    told += [path.read_text("utf-8") for path in sorted(SOURCES.iterdir()) if path.is_file()]
+    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    home = Path(sys.prefix)
+    home = home if os.access(home, os.W_OK) else Path.home() / ".cache"
+    return home / "torchbus" / f"simulated-accelerator-{digest}"
+
+
+def _build(folder: Path) -> None:
+    """Build beside the folder, and rename.
+
+    Another process builds, because ``load`` would also load it, from the wrong place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(folder.parent), ExitStack() as stack:
+        if folder.exists():  # another process has built it meanwhile
+            return
+        own = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-")
+        )
+        sources = [str(SOURCES / "simulated.cpp")]
+        told = subprocess.run(
+            [sys.executable, "-c", LOAD, NAME, own, *sources],
+            env=os.environ | {"PATH": _path()},
+            capture_output=True,
+            text=True,
+        )
+        if told.returncode:
+            raise UsageError(
+                "the simulated accelerator could not be built for torch"
+                f" {torch.__version__}:\n{told.stdout[-4000:]}{told.stderr[-4000:]}"
+            )
+        made = Path(own, "made")
+        made.mkdir()
+        shutil.copy(Path(own, f"{NAME}.so"), made)
+        made.rename(folder)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    import fcntl
+
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _path() -> str:
+    """Where programs are: ninja may be installed in the environment of this Python."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,1 +1,0 @@
-"""``torchbus options`` and ``torchbus stubs``: what ``session(...)`` and ``s.`` take here."""

@@ -1,1 +1,0 @@
-"""The process group: opened for the session, closed with it."""

@@ -1,0 +1,1 @@
+"""The bus: plugins, their discovery and selection, options and verbs."""

@@ -1,0 +1,70 @@
+"""What a plugin is to the bus: its marks, and the attributes that the bus reads."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pluggy
+import torch
+
+hookspec = pluggy.HookspecMarker("torchbus")
+hookimpl = pluggy.HookimplMarker("torchbus")
+
+
+class Plugin:
+    """Every attribute that the bus reads, with its default.
+
+    A plugin may inherit from this class. It need not.
+    """
+
+    owns: tuple[str, ...] = ()
+    """What only one active plugin can own, in words: "strategy", "precision".
+
+    Two owners are a PluginConflict.
+    """
+
+    verbs: tuple[str, ...] = ()
+    """Names of methods and properties that the loop's author calls on the session: ``s.<verb>``."""
+
+    companions: tuple[str, ...] = ()
+    """Names of plugins that come along where they are installed."""
+
+    declares_events: ModuleType | type | None = None
+    """A module or class of functions marked ``hookspec``: events that this plugin adds."""
+
+    divides_data: bool = False
+    """For strategies: each rank trains on its own share of the data."""
+
+    divides_states: bool = False
+    """For strategies: inside of ``session.in_parts()``, ``state_dict()`` returns this rank's parts
+    as DTensors. The hooks of ``state_dict()`` read ``session.gathers_states``.
+    """
+
+    gradients_in_parts: bool = False
+    """For strategies: a rank has the gradients of only some parameters; those of others are None
+    there.
+    """
+
+    gradients_elsewhere: bool = False
+    """For strategies: the engine keeps gradients, and none are in ``parameter.grad``."""
+
+    steps_in: torch.dtype = torch.float64
+    """For strategies: the engine's steps are no more exact than in this dtype."""
+
+    unfreezes: bool = True
+    """For strategies: parameters that are frozen at the first forward may be unfrozen later."""
+
+    takes_bytes: bool = True
+    """For strategies: a frozen weight may be bytes, of which only its layer knows the meaning."""
+
+    divides_own_batch: bool = False
+    """For samplers: the script's own batch is the global one, of which each rank takes
+    its share.
+    """
+
+    hears_trials: bool = True
+    """Whether it hears events of a trial (``session.trial()``), of which nothing is to remain.
+
+    False for plugins that count, keep or show the course of the training. Others that hear it may
+    have ``state_dict`` and ``load_state_dict``: their state is put back at the end.
+    """

@@ -1,0 +1,168 @@
+"""What is installed, read from entry points.
+
+Discovery is not activation: nothing is imported until a session asks for it. These are the groups:
+
+- ``torchbus``: plugins by name.
+- ``torchbus.strategy`` and ``torchbus.logger``.
+- ``torchbus.combination``: strategies for another one with an option: "ddp+tp" is what
+  ``strategy="ddp"`` with the option ``tp`` means.
+- ``torchbus.option``: options of ``session`` that a plugin's constructor takes.
+- ``torchbus.verb``: methods of the session that need a plugin.
+- ``torchbus.event``: events that a package declares, by the module that declares them.
+- ``torchbus.companion``: plugins that come along if the script has imported this module.
+- ``torchbus.service``: what a session's context offers beside the core: "launcher", "batches",
+  "random".
+- ``torchbus.always``: functions that return the plugins of every session.
+- ``torchbus.default``: names of the usual "strategy", and of what serves every "logger".
+- ``torchbus.command``: commands of ``torchbus``.
+- ``torchbus_testing``: names of ``torchbus_testing``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from torchbus.errors import PluginConflict, PluginError, PluginNotInstalled, UsageError
+
+KINDS = ("plugin", "strategy", "combination", "logger", "option", "verb", "event", "companion")
+
+
+class Offers(dict[str, EntryPoint]):
+    """Entry points by name.
+
+    ``contested``: all entry points of a name that several packages offer.
+    """
+
+    def __init__(self, entries: Iterable[EntryPoint]) -> None:
+        self.contested: dict[str, list[EntryPoint]] = {}
+        for entry in sorted(entries, key=lambda entry: (entry.name, version(entry), entry.value)):
+            first = self.setdefault(entry.name, entry)
+            if first.value != entry.value or version(first) != version(entry):
+                self.contested.setdefault(entry.name, [first]).append(entry)
+
+
+@cache
+def installed(kind: str) -> Offers:
+    """Return the installed entry points of a kind, by name."""
+    return Offers(entry_points(group="torchbus" if kind == "plugin" else f"torchbus.{kind}"))
+
+
+def every(kind: str) -> list[EntryPoint]:
+    """Return all installed entry points of a kind, contested ones too."""
+    offers = installed(kind)
+    contested = offers.contested if isinstance(offers, Offers) else {}
+    return [one for name, entry in offers.items() for one in contested.get(name, [entry])]
+
+
+def find(kind: str, name: str, also: tuple[str, ...] = ()) -> EntryPoint:
+    """Return the entry point of that name. ``also``: names that exist without a plugin, for the
+    hint.
+
+    Raises PluginConflict if several packages have the name. If a known package has it, raises
+    PluginNotInstalled with the pip command, and else UsageError with the nearest names.
+    """
+    entry = installed(kind).get(name)
+    if entry is not None:
+        refuse_contested(kind, name)
+        return entry
+    if name in distributions(kind):
+        raise missing(kind, name)
+    what, called = _what(kind, name), hint(kind, name)
+    known = sorted({*installed(kind), *distributions(kind), *also})
+    near = difflib.get_close_matches(name.lower(), known, 3, 0.5)
+    remedy = called or (
+        f"did you mean {' or '.join(repr(word) for word in near)}?"
+        if near
+        else f"known are {', '.join(known) or 'none'}"
+    )
+    raise UsageError(f"unknown {what}: {remedy}")
+
+
+def missing(kind: str, name: str) -> PluginNotInstalled:
+    """Return the error for a known name whose package is not installed."""
+    what, called = _what(kind, name), hint(kind, name)
+    return PluginNotInstalled(
+        f"{what} needs a plugin that is not installed: pip install {distributions(kind)[name]}"
+        + (f" ({called})" if called else "")
+    )
+
+
+def distributions(kind: str) -> dict[str, str]:
+    """Return which distribution brings each known name of a kind, for errors and lists.
+
+    A file that the packages' metadata generate: a session that has all it needs never reads it.
+    """
+    return _read("distributions.json").get(kind, {})
+
+
+def hints(kind: str) -> dict[str, str]:
+    """Return what to write for the names of other libraries, which are never accepted."""
+    return _read("hints.json").get(kind, {})
+
+
+def hint(kind: str, name: str) -> str:
+    """Return what to write for a name of another library, or ""."""
+    known = hints(kind)
+    return known.get(name, known.get(name.lower(), ""))
+
+
+@cache
+def _read(name: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / name).read_text("utf-8"))
+    return found
+
+
+def refuse_contested(kind: str, name: str) -> None:
+    """Raise PluginConflict if several packages offer that name."""
+    offers = installed(kind)
+    if isinstance(offers, Offers) and name in offers.contested:
+        packages = " and ".join(
+            f"{version(entry)} ({entry.value})" for entry in offers.contested[name]
+        )
+        raise PluginConflict(
+            f"{_what(kind, name)} is offered by {packages}: uninstall one of them, or pass the"
+            " plugin itself as an object"
+        )
+
+
+def _what(kind: str, name: str) -> str:
+    return {
+        "verb": f"s.{name}()",
+        "option": f"option {name!r}",
+        "testing": f"torchbus_testing.{name}",
+        "service": "more than one rank" if name == "launcher" else f"session.{name}",
+    }.get(kind, f"{kind} {name!r}")
+
+
+def load(entry: EntryPoint) -> Any:
+    """Import what an entry point names. Raises PluginError, naming the distribution."""
+    try:
+        return entry.load()
+    except Exception as error:
+        raise PluginError(
+            f"plugin {entry.name} ({version(entry)}) could not be imported: {error!r}"
+        ) from error
+
+
+def version_of(package: str) -> str:
+    """Return the version of the distribution that has a plugin in this top-level package, or ""."""
+    for kind in KINDS:
+        for entry in installed(kind).values():
+            if entry.module.split(".")[0] == package and entry.dist is not None:
+                return entry.dist.version
+    return ""
+
+
+def version(entry: EntryPoint) -> str:
+    """Return distribution and version of an entry point, as in "torchbus-ddp 0.1.0"."""
+    return (
+        f"{entry.dist.name} {entry.dist.version}"
+        if entry.dist is not None
+        else "unknown distribution"
+    )

@@ -1,0 +1,364 @@
+"""The bus: a plugin registry on pluggy, with cached call lists for hot events."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+import pluggy
+
+from torchbus.bus import discovery
+from torchbus.errors import PluginConflict, PluginError, TorchbusError, UsageError
+
+
+class Bus:
+    """Who listens to what.
+
+    ``bus.hook.<event>(...)`` sends an event. ``bus.listeners(event)`` are the functions of a hot
+    event, which the bus keeps up to date.
+    """
+
+    def __init__(self, declared: ModuleType, taken: Collection[str] = ()) -> None:
+        """``declared``: the core's events. ``taken``: names that no plugin may bring as a verb."""
+        self._declared = declared
+        self._taken = taken
+        self._hot = set(self._declared.HOT)
+        self._manager = Manager("torchbus")
+        self._manager.add_hookspecs(declared)
+        self.hook = self._manager.hook
+        self._compiled = Compiled(self.hook)
+        self._muted = Muted(self._manager, self._name_errors)
+        self.listeners, self.release = self._compiled.listeners, self._compiled.release
+        self.on_change: list[Callable[[], object]] = [self._compiled.refresh]
+        """Called whenever a plugin has come or gone."""
+
+    def add_events(self, specs: ModuleType | type) -> None:
+        """Declare the events of a module or class, whose functions are marked ``hookspec``.
+
+        An attribute ``HOT`` names the hot ones.
+        """
+        there, new = self.events(), ModuleType("events")
+        declared = {name: getattr(specs, name) for name in dir(specs)}
+        declared = {name: spec for name, spec in declared.items() if is_event(spec)}
+        vars(new).update({name: spec for name, spec in declared.items() if name not in there})
+        if not declared or set(declared) - set(there):
+            self._manager.add_hookspecs(new)
+        for event in getattr(specs, "HOT", ()):
+            self._hot.add(event)
+            for impl in getattr(self.hook, event).get_hookimpls():
+                impl.function = inspect.unwrap(impl.function)
+
+    def register(self, plugin: object, name: str | None = None) -> str:
+        """Register a plugin object. Its name defaults to that of its class.
+
+        Raises UsageError, which names what is wrong.
+        """
+        if isinstance(plugin, type):
+            raise UsageError(
+                f"plugin {plugin.__name__} is a class: pass an object, {plugin.__name__}()"
+            )
+        name = name or type(plugin).__name__
+        try:
+            self._take(plugin, name)
+        except TorchbusError:
+            raise
+        except pluggy.PluginValidationError as error:
+            self._manager.unregister(plugin) if self._manager.is_registered(plugin) else None
+            raise UsageError(f"plugin {name}: {self._explain_validation(error)}") from error
+        except Exception as error:
+            raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
+        self._refuse_second_engine(plugin, name)
+        self._name_errors(plugin)
+        self._tell_of_change()
+        return name
+
+    def _take(self, plugin: object, name: str) -> None:
+        """Raises what the plugin raises when its attributes are read."""
+        self._refuse_taken_verb(plugin, name)
+        self._refuse_conflict(plugin, name)
+        if (specs := getattr(plugin, "declares_events", None)) is not None:
+            self.add_events(specs)
+        self._manager.register(plugin, name)
+
+    def _refuse_taken_verb(self, plugin: object, name: str) -> None:
+        for verb in getattr(plugin, "verbs", ()):
+            if verb in self._taken:
+                raise UsageError(
+                    f"plugin {name} brings s.{verb}, which the session has itself: give it another"
+                    " name"
+                )
+
+    def start(self, plugin: object, session: object) -> None:
+        """Send ``session_start`` to a plugin that comes late, and to no other.
+
+        A wrapper of the event is left out: it has nothing to wrap.
+        """
+        caller: Any = self.hook.session_start
+        for impl in caller.get_hookimpls():
+            if impl.plugin is plugin and not (impl.hookwrapper or impl.wrapper):
+                by_position(impl, caller.spec.argnames)(session)
+
+    def unregister(self, plugin: object) -> None:
+        self._manager.unregister(plugin)
+        self._tell_of_change()
+
+    def check_pending(self) -> None:
+        """Declare the events of installed plugins that some listener needs.
+
+        Raises UsageError if a function is marked as an event that nobody declares.
+        """
+        while True:
+            try:
+                return self._manager.check_pending()
+            except pluggy.PluginValidationError as error:
+                unknown = str(error).split("unknown hook ")[-1].split(" ")[0].strip("'")
+                self.add_events(self._declaring(unknown, error.plugin))
+
+    def _declaring(self, event: str, listener: object) -> Any:
+        """Return what declares an event that no active plugin declares."""
+        name = self._manager.get_name(listener)
+        known = discovery.installed("event")
+        if event in known:
+            return discovery.load(known[event])
+        distribution = discovery.distributions("event").get(event)
+        if distribution is not None:
+            raise UsageError(
+                f"plugin {name} listens to {event!r}, an event of {distribution}, which is not"
+                f" installed: pip install {distribution}, or mark the listener"
+                " hookimpl(optionalhook=True)"
+            )
+        there = [*self.events(), *known]
+        near = difflib.get_close_matches(event, there, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(there)}"
+        raise UsageError(f"plugin {name} listens to {event!r}, which is no event; {hint}")
+
+    def events(self) -> list[str]:
+        """Names of all declared events: the core's in loop order, then those of plugins."""
+        declared = [
+            name
+            for name, caller in vars(self.hook).items()
+            if getattr(caller, "spec", None) is not None
+        ]
+        order = list(vars(self._declared))
+        return sorted(declared, key=lambda name: order.index(name) if name in order else len(order))
+
+    def plugins(self) -> list[tuple[str, object]]:
+        """Active plugins with their names, in order of registration."""
+        return self._muted.there()
+
+    @contextmanager
+    def muted(self, plugins: list[object]) -> Iterator[None]:
+        """Inside, these plugins hear no event. They stay active, and in their place."""
+        self._muted.take(plugins)
+        self._tell_of_change()
+        try:
+            yield
+        finally:
+            self._muted.give_back()
+            self._tell_of_change()
+
+    def heard(self, event: str) -> bool:
+        """Whether somebody listens to the event."""
+        caller = getattr(self.hook, event, None)
+        return caller is not None and bool(caller.get_hookimpls())
+
+    def events_of(self, plugin: object) -> list[str]:
+        """The events that a registered plugin listens to."""
+        return [caller.name for caller in self._manager.get_hookcallers(plugin) or []]
+
+    def _tell_of_change(self) -> None:
+        for tell in tuple(self.on_change):
+            tell()
+
+    def _refuse_conflict(self, plugin: object, name: str) -> None:
+        for other_name, other in self.plugins():
+            for thing in set(getattr(plugin, "owns", ())) & set(getattr(other, "owns", ())):
+                raise PluginConflict(
+                    f"{other_name} and {name} both own the {thing}: pass only one of them"
+                )
+            for verb in set(getattr(plugin, "verbs", ())) & set(getattr(other, "verbs", ())):
+                raise PluginConflict(
+                    f"{other_name} and {name} both bring s.{verb}: pass only one of them"
+                )
+        if self._manager.has_plugin(name) or self._manager.is_registered(plugin):
+            raise PluginConflict(f"plugin {name} is active twice; pass it once")
+
+    def _refuse_second_engine(self, plugin: object, name: str) -> None:
+        for event in self._declared.ONE_LISTENER:
+            there = [
+                impl
+                for impl in getattr(self.hook, event).get_hookimpls()
+                if impl.plugin is not plugin
+            ]
+            if there and event in self.events_of(plugin):
+                self.unregister(plugin)
+                raise PluginConflict(
+                    f"{there[0].plugin_name} and {name} both listen to {event}, which one plugin"
+                    " does: pass only one of them"
+                )
+
+    def _name_errors(self, plugin: object) -> None:
+        """Let every error of the plugin carry the plugin's name.
+
+        Hot events are left out: there, the traceback shows the plugin's file.
+        """
+        for caller in self._manager.get_hookcallers(plugin) or []:
+            for impl in caller.get_hookimpls():
+                if impl.plugin is not plugin:
+                    continue
+                wraps = impl.hookwrapper or impl.wrapper
+                if wraps and caller.name in self._hot:
+                    self.unregister(plugin)
+                    raise PluginError(
+                        f"plugin {impl.plugin_name}: {caller.name} is a hot event and can't be a"
+                        " wrapper"
+                    )
+                if not wraps and caller.name not in (
+                    *self._hot,
+                    *self._declared.RUN_THE_LOOPS_OWN_WORK,
+                ):
+                    impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
+
+    @staticmethod
+    def _explain_validation(error: pluggy.PluginValidationError) -> str:
+        return str(error).replace("\n", " ")
+
+
+def is_event(thing: object) -> bool:
+    """Whether it is marked ``hookspec``."""
+    return hasattr(thing, "torchbus_spec")
+
+
+def _naming(function: Callable[..., object], plugin: str, event: str) -> Callable[..., object]:
+    @functools.wraps(function)
+    def call(*arguments: object) -> object:
+        try:
+            return function(*arguments)
+        except TorchbusError:
+            raise
+        except Exception as error:
+            raise PluginError(f"plugin {plugin} failed in {event}: {error!r}") from error
+
+    return call
+
+
+Function = Callable[..., Any]
+Named = tuple[str, object]
+
+
+class Manager(pluggy.PluginManager):
+    """Finds the listeners of a plugin without reading its properties.
+
+    pluggy 1.7 does so by itself. Older releases read all, also one that only the loop may read,
+    such as ``s.is_last_batch``.
+    """
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        if isinstance(getattr(type(plugin), name, None), property | functools.cached_property):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
+class Listeners:
+    """The functions of one hot event in calling order. Each takes all arguments by position.
+
+    ``now`` becomes another tuple when a plugin comes or goes. So a plugin may register another one
+    while the event is sent.
+    """
+
+    __slots__ = ("__weakref__", "now")
+
+    def __init__(self, now: tuple[Function, ...]) -> None:
+        self.now = now
+
+
+class Compiled:
+    """Updates all ``Listeners`` that are in use."""
+
+    def __init__(self, hook: object) -> None:
+        self._hook = hook
+        self._held: dict[str, WeakSet[Listeners]] = {}
+
+    def listeners(self, event: str) -> Listeners:
+        """Return the functions of an event, and keep them up to date from now on."""
+        held = Listeners(self._functions(event))
+        self._held.setdefault(event, WeakSet()).add(held)
+        return held
+
+    def release(self, held: Listeners) -> None:
+        """Empty these listeners for good: their holder must send nothing more."""
+        for those in self._held.values():
+            those.discard(held)
+        held.now = ()
+
+    def refresh(self) -> None:
+        """Update all listeners: a plugin has come or gone."""
+        for event, those in self._held.items():
+            functions = self._functions(event)
+            for held in those:
+                held.now = functions
+
+    def _functions(self, event: str) -> tuple[Function, ...]:
+        caller = getattr(self._hook, event)
+        return tuple(
+            by_position(impl, caller.spec.argnames) for impl in reversed(caller.get_hookimpls())
+        )
+
+
+def by_position(impl: pluggy.HookImpl, names: tuple[str, ...]) -> Function:
+    """Return the function itself if it takes all arguments in order.
+
+    Otherwise return one that picks the arguments which it takes.
+    """
+    function: Function = impl.function
+    if tuple(impl.argnames) == tuple(names):
+        return function
+    picked = [names.index(argument) for argument in impl.argnames]
+    if not picked:
+        return lambda *_: function()
+    if len(picked) == 1:
+        only = picked[0]
+        return lambda *arguments: function(arguments[only])
+    return lambda *arguments: function(*[arguments[i] for i in picked])
+
+
+class Muted:
+    """Takes plugins from a manager, and puts them back where they were in the order of calls.
+
+    ``registered``: called with each plugin that is in the manager anew.
+    """
+
+    def __init__(self, manager: Manager, registered: Callable[[object], object]) -> None:
+        self._manager = manager
+        self._registered = registered
+        self._before: list[Named] = []
+        self._silent: list[object] = []
+
+    def there(self) -> list[Named]:
+        """All plugins in the order of registration, those that hear nothing too."""
+        found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
+        kept = [pair for pair in self._before if pair in found or pair[1] in self._silent]
+        return [*kept, *(pair for pair in found if pair not in self._before)]
+
+    def take(self, plugins: list[object]) -> None:
+        """Let these hear nothing."""
+        self._before = self.there()
+        self._silent = list(plugins)
+        for one in plugins:
+            self._manager.unregister(one)
+
+    def give_back(self) -> None:
+        """Let all hear again, in their old order. Those that came meanwhile stay the last."""
+        order = self.there()
+        for one in self._manager.get_plugins():
+            self._manager.unregister(one)
+        self._before, self._silent = [], []
+        for name, one in order:
+            self._manager.register(one, name)
+            self._registered(one)

@@ -1,0 +1,141 @@
+"""What plugins add to ``s.``. Such a plugin becomes active when one of its verbs is first used."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from importlib.metadata import EntryPoint
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Protocol
+
+from torchbus.bus import discovery
+from torchbus.bus import selection as arguments
+from torchbus.bus.options import refuse_verb
+from torchbus.errors import (
+    PluginConflict,
+    PluginNotInstalled,
+    TorchbusError,
+    UsageError,
+    VerbContested,
+    VerbNotInstalled,
+    VerbUnavailable,
+)
+
+if TYPE_CHECKING:
+    from torchbus.bus.registry import Bus
+
+
+class Host(Protocol):
+    """The session that has the verbs. ``user``: the object on which the loop calls them."""
+
+    bus: Bus
+
+    @property
+    def user(self) -> object: ...
+    @property
+    def has_begun(self) -> bool: ...
+    def add_plugin(self, plugin: object, name: str | None = None) -> None: ...
+
+
+class Verbs:
+    """Finds the plugin behind a verb."""
+
+    def __init__(self, session: Host) -> None:
+        self._session = session
+        self._kept: set[str] = set()
+
+    def find(self, name: str) -> object:
+        """Return a plugin's method or property.
+
+        A method of an inactive plugin activates it when it is called; a property does at once.
+        Raises AttributeError if no plugin has such a verb. If the plugin is not available, the
+        error is an AttributeError too. So ``hasattr`` returns False.
+        """
+        try:
+            return self._find(name)
+        except VerbUnavailable:
+            raise
+        except PluginNotInstalled as error:
+            raise VerbNotInstalled(*error.args) from None
+        except PluginConflict as error:
+            raise VerbContested(*error.args) from None
+        except TorchbusError as error:
+            raise VerbUnavailable(*error.args) from error
+
+    def names(self) -> set[str]:
+        """Return the verbs of active and of installed plugins."""
+        active = (getattr(plugin, "verbs", ()) for _, plugin in self._session.bus.plugins())
+        return {*discovery.installed("verb"), *(verb for verbs in active for verb in verbs)}
+
+    def forget(self) -> None:
+        """Look for each verb anew: plugins have changed, or the session is over."""
+        for name in self._kept:
+            vars(self._session.user).pop(name, None)
+        self._kept.clear()
+
+    def _find(self, name: str) -> object:
+        owner = self._owner(name)
+        if owner is not None:
+            return self._of_active(owner, name)
+        entry = self._entry(name)
+        maker = discovery.load(entry)
+        method = inspect.getattr_static(maker, name, None) if isinstance(maker, type) else None
+        if not isinstance(method, FunctionType):
+            return getattr(self._activate(name, entry), name)
+
+        @functools.wraps(MethodType(method, self))  # whose signature has no self
+        def call(*args: object, **kwargs: object) -> object:
+            return getattr(self._owner(name) or self._activate(name, entry), name)(*args, **kwargs)
+
+        return call
+
+    def _of_active(self, owner: object, name: str) -> object:
+        """Return the verb of an active plugin.
+
+        Keep a method as an attribute of the session, where Python finds it without a search.
+        """
+        found = getattr(owner, name)
+        if isinstance(found, MethodType):
+            vars(self._session.user)[name] = found
+            self._kept.add(name)
+        return found
+
+    def _owner(self, name: str) -> object:
+        """Return the active plugin that has the verb, or None."""
+        return next(
+            (
+                plugin
+                for _, plugin in self._session.bus.plugins()
+                if name in getattr(plugin, "verbs", ())
+            ),
+            None,
+        )
+
+    @staticmethod
+    def _entry(name: str) -> EntryPoint:
+        try:
+            return discovery.find("verb", name)
+        except TorchbusError as error:
+            if type(error) is UsageError:
+                raise AttributeError(f"session has no {name!r}: {error}") from None
+            raise
+
+    def _activate(self, verb: str, entry: EntryPoint) -> object:
+        """Add the plugin that brings a verb, in mid-session."""
+        refuse_outside(verb, self._session.has_begun)
+        refuse_verb(discovery.load(entry), verb)
+        active = [type(plugin) for _, plugin in self._session.bus.plugins()]
+        (name, plugin), *companions = arguments.with_companions(entry, active)
+        self._session.add_plugin(plugin, name)
+        for name, companion in companions:
+            self._session.add_plugin(companion, name)
+        return plugin
+
+
+def refuse_outside(verb: str, has_begun: bool) -> None:
+    """Raise UsageError for a verb that is used while no session runs."""
+    if not has_begun:
+        raise UsageError(
+            f"s.{verb} outside its session, which hears nothing there: use it inside `with"
+            " session(...) as s:`"
+        )

@@ -1,0 +1,118 @@
+"""Data loaders and their iterators.
+
+All were seen in 2.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+from torch.utils.data import DataLoader, dataloader
+
+from torchbus.compat.required import require
+
+SINGLE_PROCESS = dataloader._SingleProcessDataLoaderIter
+"""Without it: AttributeError at ``import torchbus``."""
+
+MAP_STYLE = dataloader._DatasetKind.Map
+"""Without it: AttributeError at ``import torchbus``."""
+
+OF_WORKERS = dataloader._MultiProcessingDataLoaderIter
+"""Without it: AttributeError at ``import torchbus``."""
+
+GET_ITERATOR = "_get_iterator"
+"""The method by which an ``__iter__`` like torch's makes the iterator.
+
+Without it: UsageError when the loaders' seam is installed.
+"""
+
+index_sampler = attrgetter("_index_sampler")
+"""What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass
+that needs it.
+"""
+
+sampler_iter = attrgetter("_sampler_iter")
+"""An iterator's own over that. Without it: AttributeError when batches are skipped."""
+
+dataset_kind = attrgetter("_dataset_kind")
+"""Without it: AttributeError when batches are skipped."""
+
+
+def read_from(iterator: Any, indices: object) -> None:
+    """An iterator's indices from now on. Without ``_sampler_iter``: see ``sampler_iter``."""
+    iterator._sampler_iter = indices
+
+
+def kept_iterator(loader: DataLoader[object]) -> object:
+    """That of persistent workers, None without. Without ``_iterator``: UsageError when the loaders'
+    seam is installed.
+    """
+    return getattr(loader, "_iterator", None)
+
+
+def give_sampler(iterator: Any, loader: DataLoader[object]) -> None:
+    """An iterator that is kept remembers the sampler of its first pass.
+
+    Without ``_index_sampler``: see ``index_sampler``.
+    """
+    iterator._index_sampler = loader._index_sampler
+
+
+def yielded(iterator: object) -> int:
+    """Batches that an iterator has given; torchdata's may go on from a state.
+
+    Without ``_num_yielded``: UsageError when the loaders' seam is installed.
+    """
+    return getattr(iterator, "_num_yielded", 0)
+
+
+def has_early_iterator(loader: object) -> bool:
+    """Whether torchdata's StatefulDataLoader has made an iterator for its ``state_dict``.
+
+    Seen in torchdata 0.11. Without ``_initial_iter_for_state_dict``: UsageError at the first pass
+    over such a loader.
+    """
+    name = "_initial_iter_for_state_dict"
+    if type(loader).__module__.startswith("torchdata."):
+        require(type(loader), name, "tells whether a StatefulDataLoader has begun its pass")
+    return getattr(loader, name, False) is True
+
+
+def workers(iterator: object) -> list[Any]:
+    """The processes of an iterator, [] of one without.
+
+    Without ``_workers``: UsageError when the loaders' seam is installed.
+    """
+    return getattr(iterator, "_workers", [])
+
+
+def batches_come(iterator: object) -> int | None:
+    """How many have come from the workers. Without ``_rcvd_idx``: UsageError when the loaders' seam
+    is installed.
+    """
+    return getattr(iterator, "_rcvd_idx", None)
+
+
+def has_ready(iterator: object) -> bool:
+    """Whether a worker of torch's own iterator has made the next batch.
+
+    Without ``_send_idx``, ``_task_info`` or ``_data_queue``: AttributeError at the first backward
+    on an accelerator.
+    """
+    if type(iterator) is not OF_WORKERS:
+        return False
+    due = iterator._rcvd_idx
+    has_come = len(iterator._task_info.get(due, ())) == 2 or not iterator._data_queue.empty()
+    return bool(due < iterator._send_idx and has_come)
+
+
+@cache
+def check() -> None:
+    """Raise UsageError by name for what would be missed quietly."""
+    require(DataLoader, GET_ITERATOR, "tells loaders like torch's own apart")
+    require(DataLoader, "_iterator", "divides the data of persistent workers in each pass")
+    require(SINGLE_PROCESS, "_num_yielded", "counts the batches of a resumed loader")
+    require(OF_WORKERS, "_workers", "names the workers that a rank waits for")
+    require(OF_WORKERS, "_rcvd_idx", "tells whether the workers of a rank stand still")

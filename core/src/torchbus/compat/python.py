@@ -1,0 +1,96 @@
+"""Private names of CPython: frames, their variables, and pathlib."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import ctypes
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+current_frame: Callable[[int], FrameType] = sys._getframe
+"""``current_frame(1)`` is the caller's. Without it: AttributeError at ``import torchbus``."""
+frames_of_threads: Callable[[], dict[int, FrameType]] = sys._current_frames
+"""The innermost of each thread. Without it: AttributeError at ``import torchbus``."""
+PATHLIBS = getattr(pathlib, "_NormalAccessor", None)
+"""Seen in Python 3.10 only: a class with the functions that pathlib calls, as they were when it was
+imported. Without it: pathlib asks ``os`` and ``io``.
+"""
+run_exit_functions: Callable[[], None] = atexit._run_exitfuncs
+"""Without it: AttributeError in ``torchbus_testing``."""
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return what a parser takes. Without it: AttributeError in ``torchbus completion``."""
+    return parser._actions
+
+
+def keep(thing: object) -> None:
+    """Add a reference that not even the end of the interpreter takes away."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+WORD = ctypes.sizeof(ctypes.c_void_p)
+IN_FRAME = {(3, 10): (None, 6, 7), (3, 11): (3, 1, 3), (3, 12): (3, 3, 5)}
+"""In words, from the start of the frame object: the pointer to the interpreter's own frame (in 3.10
+they are one), and there the globals and the snapshot.
+"""
+PLAIN_BUILD = sys.implementation.name == "cpython" and object.__basicsize__ == 2 * WORD
+PLACE = IN_FRAME.get(sys.version_info[:2]) if PLAIN_BUILD else None
+
+
+def read(frame: FrameType) -> dict[str, Any]:
+    """Return a new dict of the variables. For the code of a module or a class: of its names."""
+    with _snapshot(frame) as variables:
+        return dict(variables)
+
+
+def assign(frame: FrameType, values: dict[str, object]) -> None:
+    """Set variables that the function has. The code of a module can get new ones."""
+    with _snapshot(frame) as variables:
+        variables.update(values)
+        if is_function(frame) and sys.version_info < (3, 13):
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def is_function(frame: FrameType) -> bool:
+    """Whether the frame's variables are more than the names in a dict, as those of a module are."""
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+@contextmanager
+def _snapshot(frame: FrameType) -> Iterator[dict[str, object]]:
+    address = _address(frame) if is_function(frame) else None
+    if address is None:
+        yield frame.f_locals
+        return
+    found: Any = ctypes.py_object.from_address(address) if _pointer(address) else None
+    earlier = {} if found is None else dict(found.value)
+    variables = frame.f_locals
+    try:
+        yield variables
+    finally:
+        variables.clear()
+        variables.update(earlier)
+
+
+def _address(frame: FrameType) -> int | None:
+    """Return where the frame's reference to its snapshot is, or None if there is no such place."""
+    if PLACE is None:
+        return None
+    inner, to_globals, to_snapshot = PLACE
+    start = id(frame) if inner is None else _pointer(id(frame) + inner * WORD)
+    return (
+        start + to_snapshot * WORD
+        if _pointer(start + to_globals * WORD) == id(frame.f_globals)
+        else None
+    )
+
+
+def _pointer(address: int) -> int:
+    return ctypes.c_void_p.from_address(address).value or 0

@@ -1,0 +1,173 @@
+"""Private names of torch that the patches need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, _guards
+from torch._functorch import pyfunctorch
+from torch.nn import Module
+from torch.nn.modules import module
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer, lr_scheduler, optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchbus.compat.required import absent, private, require
+
+current_graph_task_id: Callable[[], int] = private(
+    torch._C, "_current_graph_task_id", "tells a backward inside a backward from the loop's own"
+)
+"""Seen in 2.6 to 2.13. Without it: UsageError at the first backward."""
+use_count: Callable[[Tensor], int] = private(
+    Tensor, "_use_count", "tells which batch a graph has saved"
+)
+"""One for Python, and one for each graph or view.
+
+Seen in 2.6 to 2.13. Without it: UsageError at the first backward after a batch.
+"""
+version: Callable[[Tensor], int] = attrgetter("_version")
+"""Grows with each change in place. Seen in 2.6 to 2.13. Without it: AttributeError in backward."""
+foreach_mul_: Callable[..., None] = private(
+    torch, "_foreach_mul_", "multiplies all gradients at once"
+)
+"""Seen in 2.6 to 2.13. Without it: UsageError where gradients are weighted."""
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Compute as if no transform of ``torch.func`` ran: a collective can't be transformed.
+
+    Without ``temporarily_clear_interpreter_stack``: UsageError at a first call in a transform. Seen
+    in 2.6 to 2.13.
+    """
+    if maybe_current_level() is None:
+        return nullcontext()
+    context: AbstractContextManager[object] = clear_transforms()
+    return context
+
+
+maybe_current_level: Callable[[], int | None] = private(
+    torch._C._functorch, "maybe_current_level", "tells whether a transform of torch.func runs"
+)
+"""Seen in 2.6 to 2.13. Without it: UsageError at a model's first call."""
+clear_transforms = private(
+    pyfunctorch, "temporarily_clear_interpreter_stack", "lets ranks meet inside of a transform"
+)
+
+
+children: Callable[[Module], dict[str, Module | None]] = attrgetter("_modules")
+"""By name. Without it: AttributeError when models are looked for."""
+detect_fake_mode: Callable[[], object] = _guards.detect_fake_mode
+"""The mode in which torch traces a model, None outside. Without it: AttributeError at
+``import torchbus``.
+"""
+CALL: CodeType = Module._wrapped_call_impl.__code__
+"""What calls a module's forward. Without it: AttributeError at ``import torchbus``."""
+COMPILER = "torch._dynamo.eval_frame"
+"""Loaded once somebody compiles. Without it: ImportError at the first ``torch.compile``."""
+HOOK_TABLES: dict[str, dict[Any, Any]] = {
+    "module forward hooks": module._global_forward_hooks,
+    "module forward pre-hooks": module._global_forward_pre_hooks,
+    "module backward hooks": module._global_backward_hooks,
+    "module backward pre-hooks": module._global_backward_pre_hooks,
+    "module registration hooks": module._global_module_registration_hooks,
+    "parameter registration hooks": module._global_parameter_registration_hooks,
+    "buffer registration hooks": module._global_buffer_registration_hooks,
+    "optimizer step pre-hooks": optimizer._global_optimizer_pre_hooks,
+    "optimizer step post-hooks": optimizer._global_optimizer_post_hooks,
+}
+"""What ``torchbus_testing`` compares before and after a session. Without one: AttributeError at
+``import torchbus``.
+"""
+
+
+def compiler() -> tuple[list[Any], type[Module]]:
+    """What torch's compiler calls when it starts, and the class of what it makes.
+
+    Loading it takes a second. Without one: AttributeError at the first ``torch.compile``.
+    """
+    import torch._dynamo as dynamo
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return dynamo.callback.callback_handler.start_callbacks, OptimizedModule
+
+
+def forget_replaced() -> None:
+    """Let torch's compiler look again at what functions torch has. It remembers them for good as it
+    first saw them, with those of a session in some places, and whatever these hold.
+
+    Without ``trace_rules`` or ``clear_lru_cache``: nothing.
+    """
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    getattr(rules, "clear_lru_cache", lambda: None)()
+
+
+PATCH_STEP = "_patch_step_function"
+"""The method by which a new optimizer gives its class's ``step`` torch's hooks.
+
+Without it: AttributeError when the seam is installed.
+"""
+
+
+def is_hooked(step: object) -> bool:
+    """Whether it is a ``step`` with torch's hooks. Without ``hooked``: see ``require_hooked``."""
+    return getattr(step, "hooked", False) is True
+
+
+def require_hooked(kind: type[Optimizer]) -> None:
+    """Raise UsageError where a new optimizer's ``step`` does not say that it is hooked."""
+    require(kind.step, "hooked", "lets a session skip a step of an optimizer")
+
+
+def has_begun(scheduler: LRScheduler) -> bool:
+    """Whether its constructor is over, which steps as well. Without ``_step_count``: see
+    ``require_step_count``.
+    """
+    return vars(scheduler).get("_step_count", 0) > 0 or "best" in vars(scheduler)
+
+
+def require_step_count() -> None:
+    """Raise UsageError where schedulers do not count their steps."""
+    require(LRScheduler, "_step_count", "lets a session skip a scheduler's step")
+
+
+def cells_of_own_step(optimizer: Optimizer) -> Iterator[CellType]:
+    """A scheduler gives its optimizer a ``step`` of its own, which keeps the class's function in a
+    closure.
+
+    Without the closure: UsageError when the seam is installed.
+    """
+    step = vars(optimizer).get("step")
+    cells = [cell for cell in getattr(step, "__closure__", None) or () if _is_full(cell)]
+    code = getattr(step, "__code__", None)
+    wrapped = code is not None and code.co_filename == lr_scheduler.__file__
+    if wrapped and not any(isinstance(cell.cell_contents, FunctionType) for cell in cells):
+        raise absent(step, "__closure__", "lets a session skip a step that a scheduler has wrapped")
+    yield from cells
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def real_clipping(function: Callable[..., object]) -> CellType | None:
+    """Where torch's own clipping, a function that ``no_grad`` has decorated, keeps the real one.
+
+    Without the closure: UsageError when the seam is installed. None of what somebody has put in its
+    place.
+    """
+    if not isinstance(function, FunctionType) or function.__module__ != clip_grad.__name__:
+        return None
+    cells = function.__closure__ or ()
+    found = next((cell for cell in cells if isinstance(cell.cell_contents, FunctionType)), None)
+    if found is None:
+        raise absent(function, "__closure__", "lets scripts that import it by name be heard")
+    return found

@@ -1,0 +1,178 @@
+"""The models, optimizers and loaders of a session: found or adopted, named, and asked for."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, compress, repeat
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Size, Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from torchbus.compat import python
+from torchbus.compat.torch_names import children
+from torchbus.errors import UsageError
+from torchbus.patches.patching import is_marked
+
+if TYPE_CHECKING:
+    from torchbus.bus.registry import Bus
+
+
+T = TypeVar("T")
+
+
+def alive(*kinds: type[T]) -> list[T]:
+    """Return all objects of these classes that the garbage collector knows."""
+    # One call of C, which keeps the GIL: otherwise a thread of gloo could free a tensor that is in
+    # the list, and torch 2.4 would warn.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        listed = chain.from_iterable(map(gc.get_objects, (None,)))
+        twice = chain.from_iterable(map(repeat, listed, repeat(2)))
+        # isinstance would call code of proxies
+        return list(compress(twice, map(issubclass, map(type, twice), repeat(kinds))))
+    finally:
+        if collects:
+            gc.enable()
+
+
+def optimizers() -> list[Optimizer]:
+    """Return all optimizers but those that a plugin has made for its own use."""
+    return [optimizer for optimizer in alive(Optimizer) if not is_marked(optimizer)]
+
+
+def models_of(parameters: Iterable[Tensor]) -> list[Module]:
+    """Return the outermost modules that own any of these parameters, in the order of the
+    parameters.
+    """
+    order = {id(parameter): index for index, parameter in enumerate(parameters)}
+    roots = [
+        root
+        for root in outermost(alive(Module))
+        if any(id(p) in order for p in root.parameters()) and not is_internal(root)
+    ]
+    return sorted(
+        roots, key=lambda root: min(order.get(id(p), len(order)) for p in root.parameters())
+    )
+
+
+def shape_of(parameter: Tensor, bus: Bus) -> Size:
+    """Return the shape of a whole parameter, also where a rank keeps only a part of it."""
+    told: Size | None = bus.hook.whole_shape(parameter=parameter)
+    return parameter.shape if told is None else told
+
+
+def is_internal(model: Module) -> bool:
+    """Whether a plugin has made the module for its own use, and marked it (``mark_internal``)."""
+    return any(map(is_marked, model.modules()))
+
+
+def outermost(modules: Iterable[Module]) -> list[Module]:
+    """Return the modules that are not part of another one."""
+    modules = list(modules)
+    inner = {id(child) for module in modules for child in children(module).values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def repeated_blocks(model: Module) -> list[Module]:
+    """Return the modules of a model that look like repeated blocks.
+
+    They have a forward and parts, and their class occurs more than once. Of blocks inside each
+    other, the outermost count.
+    """
+    inner = [module for module in model.modules() if module is not model and is_called(module)]
+    counts = Counter(
+        type(module)
+        for module in inner
+        if any(True for _ in module.children()) and any(True for _ in module.parameters())
+    )
+    blocks: list[Module] = []
+    inside: set[int] = set()
+    for module in inner:
+        if counts[type(module)] > 1 and id(module) not in inside:
+            blocks.append(module)
+            inside.update(id(part) for part in module.modules())
+    return blocks
+
+
+def is_called(module: Module) -> bool:
+    """Whether the module has a forward. A ModuleList has none."""
+    return type(module).forward is not Module.forward
+
+
+def variables(frame: FrameType | None) -> dict[str, object]:
+    """Return the variables that a frame sees, its globals first."""
+    return {} if frame is None else {**frame.f_globals, **python.read(frame)}
+
+
+def named_in(frame: FrameType | None) -> tuple[list[Module], list[Optimizer]]:
+    """Return modules and optimizers that the caller's variables name, in the order of the
+    variables.
+    """
+    things = list({id(thing): thing for thing in variables(frame).values()}.values())
+    modules = outermost(thing for thing in things if isinstance(thing, Module))
+    return modules, [thing for thing in things if isinstance(thing, Optimizer)]
+
+
+def name_of(thing: object, frame: FrameType | None) -> str:
+    """Return what the innermost frame that names the thing calls it, or ""."""
+    for scope in _scopes(frame):
+        for name, value in scope.items():
+            if value is thing and not name.startswith("_") and name != "self":
+                return name
+    return ""
+
+
+def _scopes(frame: FrameType | None) -> Iterator[dict[str, object]]:
+    while frame is not None:
+        yield python.read(frame)
+        if frame.f_back is None or frame.f_code.co_name == "<module>":
+            yield frame.f_globals
+        frame = frame.f_back
+    # under `torchbus run` the script has no caller in user code
+    yield vars(sys.modules["__main__"])
+
+
+class Adopted:
+    """What the script has given to ``adopt``. With ``capture``, that is everything."""
+
+    def __init__(self, bus: Bus, capture: bool) -> None:
+        self._bus = bus
+        self._capture = capture
+        self._things: dict[int, object] = {}
+
+    def includes(self, thing: object) -> bool:
+        return self._capture or id(thing) in self._things
+
+    def add(self, thing: object) -> None:
+        """Adopt an object. Raises UsageError if it is of another kind."""
+        self._things[id(thing)] = thing
+        self._announce(thing)
+
+    def add_named_in(self, frame: FrameType) -> None:
+        """With ``capture``, adopt what the caller's variables name."""
+        for thing in [thing for kind in named_in(frame) for thing in kind] if self._capture else []:
+            self._announce(thing)
+
+    def clear(self) -> None:
+        self._things.clear()
+
+    def _announce(self, thing: object) -> None:
+        if isinstance(thing, Module):
+            self._bus.hook.model_found(model=thing, calling=False)
+        elif isinstance(thing, Optimizer):
+            for group in thing.param_groups:
+                self._bus.hook.parameters_added(optimizer=thing, parameters=list(group["params"]))
+        elif isinstance(thing, Tensor):
+            self._bus.hook.parameters_added(optimizer=None, parameters=[thing])
+        elif not isinstance(thing, DataLoader):
+            raise UsageError(
+                f"adopt({type(thing).__name__}): pass modules, optimizers, DataLoaders or tensors"
+            )

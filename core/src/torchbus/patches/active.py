@@ -1,0 +1,96 @@
+"""Patches of torch that are active during a session; each emits a fixed set of events.
+
+Only patches with a listener are installed. ``Seams.close`` puts torch back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+
+from torchbus.bus.registry import Bus
+from torchbus.compat.torch_names import forget_replaced
+from torchbus.patches.backward import backward_calls
+from torchbus.patches.loaders import data_loaders
+from torchbus.patches.modules import every_forward, first_forward, train_mode
+from torchbus.patches.optimizers import optimizer_parameters, optimizer_steps, plateau_step
+from torchbus.patches.other_calls import clipping, torch_save
+from torchbus.patches.patching import Ears, Patch, replace, undisturbed
+from torchbus.patches.skipping import clearing_gradients, scheduler_steps, step_methods
+
+ALL: tuple[Patch, ...] = (
+    backward_calls,
+    data_loaders,
+    first_forward,
+    every_forward,
+    train_mode,
+    optimizer_parameters,
+    clearing_gradients,
+    clipping,
+    step_methods,
+    optimizer_steps,
+    plateau_step,
+    scheduler_steps,
+    torch_save,
+)
+
+
+class Seams:
+    """The installed seams of one session."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._installed: list[tuple[Patch, Callable[[], None]]] = []
+        self._retired: set[str] = set()
+        self._replaced: list[str] = []
+
+    @undisturbed()
+    def refresh(self) -> None:
+        """Install exactly the seams that some plugin listens to now."""
+        heard = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.events)]
+        self._remove([seam for seam, _ in self._installed if seam not in heard])
+        there = {seam.place for seam, _ in self._installed} | self._retired
+        for seam in heard:
+            if seam.place not in there:
+                self._installed.append((seam, seam.install(Ears(self._bus))))
+
+    @undisturbed()
+    def retire(self, event: str) -> None:
+        """Remove for good the seam that sends an event."""
+        retired = [seam for seam in ALL if event in seam.events]
+        self._retired.update(seam.place for seam in retired)
+        self._remove(retired)
+
+    @undisturbed()
+    def replace(
+        self, owner: object, name: str, make: Callable[[object], object], until: ExitStack
+    ) -> None:
+        """Set ``owner.name`` to ``make(original)``. ``until`` puts it back."""
+        place = f"{getattr(owner, '__name__', owner)}.{name}"
+        until.callback(self.note(place, replace(owner, name, make)))
+
+    def note(self, place: str, undo: Callable[[], None]) -> Callable[[], None]:
+        """List something else that a plugin has replaced. Return the function that puts it back."""
+        self._replaced.append(place)
+
+        def put_back() -> None:
+            self._replaced.remove(place)
+            undo()
+
+        return put_back
+
+    def places(self) -> list[str]:
+        """Return the places that are heard, and what plugins have replaced."""
+        return [seam.place for seam, _ in self._installed] + self._replaced
+
+    @undisturbed()
+    def close(self) -> None:
+        """Put torch back as it was."""
+        self._remove(ALL)
+        self._retired.clear()
+        forget_replaced()
+
+    def _remove(self, seams: Collection[Patch]) -> None:
+        for entry in [entry for entry in reversed(self._installed) if entry[0] in seams]:
+            self._installed.remove(entry)
+            entry[1]()

@@ -1,0 +1,194 @@
+"""="""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from torchbus.compat.torch_names import current_graph_task_id, version
+from torchbus.patches.patching import Ears, emits
+from torchbus.tree import as_list
+
+EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
+
+
+class BackwardCall:
+    """One call of ``backward``, as the loop made it.
+
+    ``weight``: how much this rank's gradient counts in the mean over ranks; None: as its share of
+    the data says. ``factor``: multiplies the gradient and not the loss. ``sync``: whether to
+    synchronise gradients. ``loss``: the tensor, if ``backward`` was called on a single one; of
+    several losses that are single numbers, their sum.
+    ``count``: what the loss counts (a ``Count`` of the strategies' package), if a plugin has found
+    out before the strategy.
+    """
+
+    __slots__ = (
+        "count",
+        "create_graph",
+        "factor",
+        "grad_tensors",
+        "inputs",
+        "retain_graph",
+        "sync",
+        "tensors",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        tensors: object,
+        grad_tensors: object,
+        retain_graph: bool | None,
+        create_graph: bool,
+        inputs: Any,
+    ) -> None:
+        self.tensors = tensors if isinstance(tensors, torch.Tensor) else as_list(tensors)
+        self.grad_tensors = grad_tensors
+        self.retain_graph = retain_graph
+        self.create_graph = create_graph
+        self.inputs = inputs
+        self.weight: float | None = None
+        self.count: Any = None
+        self.factor: float | torch.Tensor = 1.0
+        self.sync = True
+
+    @property
+    def loss(self) -> torch.Tensor | None:
+        if isinstance(self.tensors, torch.Tensor):
+            return self.tensors
+        first = self.tensors[0] if len(self.tensors) == 1 else None
+        return first if isinstance(first, torch.Tensor) else None
+
+    def start(self, weight: float | torch.Tensor = 1.0) -> tuple[list[Any], list[Any]]:
+        """Return the tensors to start from, and their gradients times ``weight`` and ``factor``."""
+        factor = (
+            self.factor if isinstance(weight, float) and weight == 1.0 else self.factor * weight
+        )
+        same = isinstance(factor, float) and factor == 1.0
+        if self.grad_tensors is None and isinstance(self.tensors, torch.Tensor):
+            return [self.tensors], [None if same else _times(self.tensors, None, factor)]
+        tensors = as_list(self.tensors)
+        given = as_list(self.grad_tensors) or [None] * len(tensors)
+        return tensors, (
+            given
+            if same
+            else [
+                _times(tensor, gradient, factor)
+                for tensor, gradient in zip(tensors, given, strict=True)
+            ]
+        )
+
+
+def _added(tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
+    """Return several losses as their sum, which has the same gradients. Other roots as lists."""
+    losses, factors = as_list(tensors), as_list(grad_tensors)
+    if (
+        len(losses) < 2
+        or len(factors) not in (0, len(losses))
+        or any(
+            type(one) is not torch.Tensor or one.dim() or not one.requires_grad for one in losses
+        )
+        or len({(one.dtype, one.device) for one in losses}) > 1
+    ):
+        return losses, factors or None
+    with torch.enable_grad():
+        parts = [
+            loss if factor is None else loss * factor
+            for loss, factor in zip(losses, factors or [None] * len(losses), strict=True)
+        ]
+        return sum(parts[1:], parts[0]), None
+
+
+def _times(
+    tensor: object, gradient: torch.Tensor | None, factor: float | torch.Tensor
+) -> torch.Tensor | None:
+    if gradient is not None:
+        return gradient * factor
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1:
+        return None  # torch reports what is wrong
+    if not isinstance(factor, float):
+        same = tensor.dim() == 0 and factor.dtype == tensor.dtype and factor.device == tensor.device
+        return factor.clone() if same else torch.ones_like(tensor) * factor
+    if tensor.dim():
+        return torch.full_like(tensor, factor)
+    kept = _scalar(factor, tensor.dtype, tensor.device)
+    # a hook may have changed it in place
+    return kept if version(kept) == 0 else torch.full_like(tensor, factor)
+
+
+@functools.lru_cache(maxsize=16)
+def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a scalar tensor. Most loops need the same one in every step; making it costs 3 us."""
+    with torch.inference_mode(False):
+        return torch.full((), factor, dtype=dtype, device=device)
+
+
+@emits("torch.autograd.backward", *EVENTS)
+def backward_calls(ears: Ears) -> Callable[[], None]:
+    return ears.replace(torch.autograd, "backward", Outermost(ears).heard)
+
+
+class Outermost:
+    """Announces outermost calls only.
+
+    Nested calls belong to the call that they run in: reentrant checkpointing, an engine with a
+    ``backward`` of its own.
+    """
+
+    def __init__(self, ears: Ears) -> None:
+        self._before, self._engines, self._failed, self._after = map(ears.listeners, EVENTS)
+        self._handed_over: set[int] = set()
+        """Threads in which a plugin runs the backward."""
+
+    def heard(self, original: Callable[..., None]) -> Callable[..., None]:
+        in_graph, handed_over = current_graph_task_id, self._handed_over
+
+        def backward(
+            tensors: object,
+            grad_tensors: object = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            grad_variables: object = None,
+            inputs: object = None,
+        ) -> None:
+            if in_graph() != -1 or grad_variables is not None or get_ident() in handed_over:
+                return original(
+                    tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+                )
+            roots = (tensors, grad_tensors)
+            if not isinstance(tensors, torch.Tensor):
+                roots = _added(*roots)
+            call = BackwardCall(*roots, retain_graph, create_graph, inputs)
+            for listener in self._before.now:
+                listener(call)
+            self._run(call, original)
+            for listener in self._after.now:
+                listener(call)
+
+        return backward
+
+    def _run(self, call: BackwardCall, original: Callable[..., None]) -> None:
+        engines = self._engines.now
+        try:
+            if engines:
+                self._hand_over(engines[0], call, original)
+            else:
+                original(*call.start(), call.retain_graph, call.create_graph, inputs=call.inputs)
+        except BaseException:
+            for listener in self._failed.now:
+                listener(call)
+            raise
+
+    def _hand_over(
+        self, engine: Callable[..., object], call: BackwardCall, original: Callable[..., None]
+    ) -> None:
+        self._handed_over.add(get_ident())
+        try:
+            engine(call, original)
+        finally:
+            self._handed_over.discard(get_ident())

@@ -1,0 +1,470 @@
+"""Patches of ``DataLoader``: iterators that emit events, and passes that a plugin replaces."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sized
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from torchbus.bus.registry import Bus
+from torchbus.compat import loaders
+from torchbus.patches.patching import Ears, emits
+from torchbus.world import DividedAnew, Share
+
+
+class Origin:
+    """A pass that batches come from, and what is known about it.
+
+    ``length``: its number of batches, if known. ``evaluates``: why it counts as evaluation, or "".
+    ``trains``: gradients were on when it began. ``alike``: every rank gets the same batches.
+    ``ragged``: the ranks' shares will weigh differently in some steps. ``share``: that of the batch
+    on its way. ``fed``: a batch of it has fed a backward. ``ahead``: its batches are taken before
+    earlier ones are used. ``threaded``: another thread takes them. ``kept``: a list, or
+    itertools.cycle, gives them again. ``ended``: the loop has exhausted its iterator.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "ahead",
+        "alike",
+        "ended",
+        "evaluates",
+        "fed",
+        "iterator",
+        "kept",
+        "length",
+        "loader",
+        "name",
+        "ragged",
+        "share",
+        "threaded",
+        "trains",
+    )
+
+    def __init__(self, name: str = "batches that the script makes") -> None:
+        self.name = name
+        self.loader: weakref.ref[DataLoader[object]] | None = None
+        self.iterator: weakref.ref[Counting] | None = None
+        self.length: int | None = None
+        self.share: Share | None = None
+        self.evaluates = ""
+        self.trains = torch.is_grad_enabled()
+        self.alike = self.ragged = self.fed = self.ahead = self.threaded = self.kept = (
+            self.ended
+        ) = False
+
+    def itself(self) -> object:
+        return self
+
+    def source(self) -> object:
+        """Return what gives such batches in another pass too: the loader, while it lives."""
+        loader = None if self.loader is None else self.loader()
+        return self if loader is None else loader
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more batches come: the loop has exhausted the iterator, or dropped it."""
+        return self.ended or (self.iterator is not None and self.iterator() is None)
+
+
+class Counting(Protocol):
+    """The iterator of a pass. ``taken``: so many batches came from it."""
+
+    origin: Origin
+    taken: int
+
+    def find_last(self) -> None: ...
+
+
+def is_sequential(batches: object, count: int) -> bool:
+    """Whether torch's own classes cut a data set into batches in its order, at least ``count``."""
+    return (
+        type(batches) is BatchSampler
+        and type(batches.sampler) is SequentialSampler
+        and count <= len(batches)
+    )
+
+
+def batches_behind(batches: BatchSampler, count: int) -> Iterator[list[int]]:
+    rest = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
+    return iter(BatchSampler(rest, batches.batch_size, batches.drop_last))
+
+
+class Pass:
+    """One pass over a loader, and the attributes to replace while its iterator is made."""
+
+    def __init__(self, **replacements: object) -> None:
+        self.replacements = replacements
+
+    @cached_property
+    def divided_anew(self) -> DividedAnew | None:
+        """The order that is to be drawn from, if it is divided anew between two steps."""
+        order = self.replacements.get("batch_sampler", self.replacements.get("sampler"))
+        return order if isinstance(order, DividedAnew) else None
+
+
+@runtime_checkable
+class Skipping(Protocol):
+    """An iterator of an order that skips any number of batches at once."""
+
+    def skip(self, count: int) -> None:
+        """Skip batches. Raises StopIteration if there are not as many."""
+
+
+@contextmanager
+def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Iterator[None]:
+    """Give the loader other attributes inside the block."""
+    own = {name: loader.__dict__[name] for name in attributes}
+    loader.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        loader.__dict__.update(own)
+
+
+Make = Callable[[Callable[..., Iterator[object]]], Callable[..., Iterator[object]]]
+Kind = type[DataLoader[object]]
+
+
+class Heard:
+    """Remembers which passes a seam has heard."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._loaders: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+
+    def note(self, loader: DataLoader[object]) -> None:
+        """The seam has heard a pass over this loader."""
+        self.passes += 1
+        self._loaders.add(loader)
+
+    def since(self, passes: int, loader: DataLoader[object]) -> bool:
+        """Whether the seam ever heard this loader, or another one since then.
+
+        The loader may have made its iterator long ago, or be made of other loaders.
+        """
+        return self.passes > passes or loader in self._loaders
+
+
+def replace_own_iter(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
+    """Hear these subclasses. Return the function that undoes it."""
+    undos: list[Callable[[], None]] = []
+
+    def hear(kind: type[DataLoader[object]]) -> None:
+        if "__iter__" in vars(kind):
+            make = (
+                make_iter if _is_like_torchs(vars(kind)["__iter__"]) else _make_watched(ears, heard)
+            )
+            undos.append(ears.replace(kind, "__iter__", make))
+
+    for kind in _subclasses(DataLoader):
+        hear(kind)
+    undos.append(_hear_later_ones(hear))
+
+    def undo() -> None:
+        while undos:
+            undos.pop()()
+
+    return undo
+
+
+class Stateful(Protocol):
+    """A loader that has a state."""
+
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+def begin_anew(loader: DataLoader[object]) -> None:
+    """Let a StatefulDataLoader make its iterator again, from the same state.
+
+    If it was asked for its state before its first pass, it has made an iterator that no seam has
+    heard.
+    """
+    if loaders.has_early_iterator(loader):
+        stateful = cast(Stateful, loader)
+        stateful.load_state_dict(stateful.state_dict())
+
+
+def _make_watched(ears: Ears, heard: Heard) -> Make:
+    def make(original: Callable[..., Iterator[object]]) -> Callable[..., Iterator[object]]:
+        def __iter__(self: DataLoader[object]) -> Iterator[object]:
+            before = heard.passes
+            iterator = original(self)
+            if inspect.isgenerator(iterator):
+                return _watched(self, iterator, before)
+            if not heard.since(before, self):
+                ears.hook.loader_bypassed(loader=self)
+            return iterator
+
+        return __iter__
+
+    def _watched(
+        loader: DataLoader[object], inner: Iterator[object], before: int
+    ) -> Iterator[object]:
+        for batch in inner:
+            if not heard.since(before, loader):
+                ears.hook.loader_bypassed(loader=loader)
+            yield batch
+            break
+        yield from inner
+
+    return make
+
+
+def _is_like_torchs(function: Callable[..., object]) -> bool:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (
+        code is not None and loaders.GET_ITERATOR in code.co_names and "super" not in code.co_names
+    )
+
+
+def _subclasses(kind: Kind) -> list[Kind]:
+    return [one for child in kind.__subclasses__() for one in [child, *_subclasses(child)]]
+
+
+def _hear_later_ones(hear: Callable[[Kind], None]) -> Callable[[], None]:
+    def __init_subclass__(cls: Kind, /, **arguments: object) -> None:
+        super(DataLoader, cls).__init_subclass__(**arguments)
+        hear(cls)
+
+    ours = classmethod(__init_subclass__)
+    own = vars(DataLoader).get("__init_subclass__")
+    DataLoader.__init_subclass__ = ours  # type: ignore[assignment, method-assign]
+
+    def undo() -> None:
+        if vars(DataLoader).get("__init_subclass__") is not ours:
+            return
+        if own is None:
+            del DataLoader.__init_subclass__
+        else:
+            DataLoader.__init_subclass__ = own  # type: ignore[method-assign]
+
+    return undo
+
+
+Iter = Callable[..., Iterator[object]]
+
+
+class LoaderIterator:
+    """What the loop iterates: torch's own iterator, which announces every batch.
+
+    Its other attributes, its class included, are those of torch's iterator. Like that, it can't be
+    copied.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[object],
+        make: Callable[[], Iterator[object]],
+        bus: Bus,
+        order: Pass | None,
+    ) -> None:
+        self.loader = loader
+        self._make = make
+        self._inner = inner = make()
+        self._wanted = bus.listeners("batch_wanted")
+        self._ready = bus.listeners("batch_ready")
+        self._bus = bus
+        self.order = order
+        self._looks_ahead = self._finds_last = False
+        self._ahead: list[object] = []
+        self._failed: Exception | None = None
+        # torchdata's iterator may continue from a state
+        self.taken = loaders.yielded(inner)
+        self.origin = Origin(f"the loader over {type(loader.dataset).__name__}")
+        self.origin.loader, self.origin.iterator = weakref.ref(loader), weakref.ref(self)
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> object:
+        for listener in self._wanted.now:
+            listener(self.loader, self)
+        try:
+            batch = self._read()
+        except StopIteration:
+            self.origin.ended, self.origin.length = True, self.taken
+            self._bus.hook.loader_end(loader=self.loader, order=self.order)
+            raise
+        self.taken += 1
+        for listener in self._ready.now:
+            instead = listener(self.loader, batch, self.order, self)
+            if instead is not None:
+                batch = instead
+        if self._finds_last:
+            self.find_last()
+        return batch
+
+    def skip(self, count: int) -> None:
+        """Skip so many batches. Raises StopIteration if there are not as many.
+
+        If this process reads a map-style data set itself, skipped batches are not loaded. Otherwise
+        they are: workers and streams have a state of their own.
+        """
+        indices = loaders.sampler_iter(self._inner) if self._reads_by_index else None
+        if isinstance(indices, Skipping):
+            indices.skip(count)
+        elif (
+            indices is not None
+            and not self.taken
+            and is_sequential(loaders.index_sampler(self._inner), count)
+        ):
+            rest = batches_behind(loaders.index_sampler(self._inner), count)
+            loaders.read_from(self._inner, rest)
+        else:
+            for _ in range(count):
+                self._read() if indices is None else next(indices)
+        self.taken += count
+        self._bus.hook.batches_skipped(loader=self.loader, order=self.order, count=count)
+
+    def restart(self) -> None:
+        """Make torch's iterator anew, from where the order is now.
+
+        Batches that were read ahead, by workers or by the session, are dropped.
+        """
+        self._ahead.clear()
+        self._failed, self._inner = None, self._make()
+
+    def read_ahead(self) -> object:
+        """Read the next batch if a worker has made it. The loop gets it, or its error, in turn.
+
+        Returns None if nothing was read.
+        """
+        if self._ahead or self._failed or self.ended or not loaders.has_ready(self._inner):
+            return None
+        try:
+            self._ahead.extend(islice(self._inner, 1))
+        except Exception as error:
+            self._failed = error
+        return self._ahead[-1] if self._ahead else None
+
+    def find_last(self) -> None:
+        """Find ``origin.length``.
+
+        If the loader has no length, read each batch before the one before it is handed over. An
+        order that is divided anew is asked after each batch: its length changes.
+        """
+        order = self.divided_anew
+        if order is not None:
+            self._finds_last = True
+            self.origin.length = self.taken if self.taken and not order.has_more() else None
+            return
+        try:
+            self.origin.length = len(self.loader)
+        except TypeError:
+            self._looks_ahead = True
+            if self.taken and not self._ahead:
+                self._look_ahead(self.taken)
+
+    @property
+    def divided_anew(self) -> DividedAnew | None:
+        """The order that this pass draws from, if it is divided anew between two steps."""
+        return None if self.order is None else self.order.divided_anew
+
+    def wraps(self, iterator: object) -> bool:
+        """Whether it announces the batches of this iterator of torch."""
+        return self._inner is iterator
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop has exhausted the iterator."""
+        return self.origin.ended
+
+    @property
+    def _reads_by_index(self) -> bool:
+        return (
+            type(self._inner) is loaders.SINGLE_PROCESS
+            and loaders.dataset_kind(self._inner) == loaders.MAP_STYLE
+        )
+
+    def _read(self) -> object:
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        if self._looks_ahead:
+            return self._read_ahead()
+        return self._ahead.pop() if self._ahead else next(self._inner)
+
+    def _read_ahead(self) -> object:
+        batch = self._ahead.pop() if self._ahead else next(self._inner)
+        self._look_ahead(self.taken + 1)
+        return batch
+
+    def _look_ahead(self, taken: int) -> None:
+        self._ahead.extend(islice(self._inner, 1))
+        if not self._ahead:
+            self.origin.length = taken
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._inner))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._inner)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._inner.__reduce_ex__(protocol)
+
+
+@emits(
+    "DataLoader.__iter__, __len__",
+    "skip_pass",
+    "loader_start",
+    "loader_opened",
+    "loader_length",
+    "batch_wanted",
+    "batch_ready",
+    "batches_skipped",
+    "loader_end",
+    "loader_bypassed",
+)
+def data_loaders(ears: Ears) -> Callable[[], None]:
+    loaders.check()
+    heard = Heard()
+    make_iter = partial(_heard_iter, ears, heard)
+    undo = ExitStack()
+    undo.callback(replace_own_iter(ears, make_iter, heard))
+    undo.callback(ears.replace(DataLoader, "__iter__", make_iter))
+    undo.callback(ears.replace(DataLoader, "__len__", partial(_heard_len, ears)))
+    return undo.close
+
+
+def _heard_iter(ears: Ears, heard: Heard, original: Iter) -> Iter:
+    def __iter__(self: DataLoader[object]) -> Iterator[object]:
+        heard.note(self)
+        if ears.hook.skip_pass(loader=self):
+            return iter(())
+        begin_anew(self)
+        order: Pass | None = ears.hook.loader_start(loader=self)
+        iterator = LoaderIterator(self, partial(_open, self, original, order), ears.bus, order)
+        ears.hook.loader_opened(loader=self, iterator=iterator)
+        return cast(Iterator[object], iterator)
+
+    return __iter__
+
+
+def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Iterator[object]:
+    with replaced(loader, {} if order is None else order.replacements):
+        kept = loaders.kept_iterator(loader)
+        if kept is not None:
+            loaders.give_sampler(kept, loader)
+        return original(loader)
+
+
+def _heard_len(ears: Ears, original: Callable[..., int]) -> Callable[..., int]:
+    def __len__(self: DataLoader[object]) -> int:
+        length: int | None = ears.hook.loader_length(loader=self)
+        return original(self) if length is None else length
+
+    return __len__

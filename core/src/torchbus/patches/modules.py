@@ -1,0 +1,275 @@
+"""Patches of ``Module``: the first calls of models, every call, and train or eval mode."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import chain
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
+
+from torchbus.compat.python import current_frame
+from torchbus.compat.torch_names import (
+    CALL,
+    COMPILER,
+    compiler,
+    detect_fake_mode,
+    outside_transforms,
+)
+from torchbus.patches.patching import Ears, emits
+
+Called = Callable[[Module, tuple[object, ...]], None]
+
+
+class ModuleHook:
+    """Calls ``called(module, inputs)`` before each forward. A compiled model counts as one call."""
+
+    def __init__(self, ears: Ears, called: Called) -> None:
+        self._ears = ears
+        self._called = called
+        self._handle: RemovableHandle | None = register_module_forward_pre_hook(called)
+        self._stack = ExitStack()
+        self._stack.callback(self._take_off)
+        self._stack.callback(ears.replace(torch, "compile", self._compiling, becomes_inert=True))
+        self._watches = False
+        if COMPILER in sys.modules:
+            self._watch()
+
+    def remove(self) -> None:
+        self._stack.close()
+        self._called = _nothing
+
+    def _take_off(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _compiling(self, original: Callable[..., object]) -> Callable[..., object]:
+        def compile(*args: object, **kwargs: object) -> object:  # torch's own name for it
+            self._watch()
+            return original(*args, **kwargs)
+
+        return compile
+
+    def _watch(self) -> None:
+        """Watch for compilations, once torch's compiler is loaded. Loading it takes a second."""
+        callbacks, compiled = compiler()
+        if self._compiles not in callbacks:  # torch._dynamo.reset() removes all
+            callbacks.append(self._compiles)
+        if not self._watches:
+            self._watches = True
+            self._stack.callback(
+                self._ears.replace(compiled, "__call__", self._around, becomes_inert=True)
+            )
+            self._stack.callback(
+                lambda: callbacks.remove(self._compiles) if self._compiles in callbacks else None
+            )
+
+    def _around(self, original: Callable[..., object]) -> Callable[..., object]:
+        def __call__(model: Module, *args: object, **kwargs: object) -> object:
+            if self._handle is None:
+                return original(model, *args, **kwargs)
+            self._called(model, args)
+            self._take_off()
+            try:
+                return original(model, *args, **kwargs)
+            finally:
+                if self._called is not _nothing:
+                    self._handle = register_module_forward_pre_hook(self._called)
+
+        return __call__
+
+    def _compiles(self, _: object = None) -> None:
+        """A compilation starts.
+
+        If the hook is on, what is compiled is a function and no model. Its later calls can't be
+        heard.
+        """
+        if self._handle is not None:
+            self._take_off()
+            for model in _called_now():
+                self._called(model, ())
+
+
+def _called_now() -> list[Module]:
+    """Return the compiled model that is being called, if any: ``model.compile()`` compiles its
+    call.
+    """
+    frame: FrameType | None = current_frame(1)
+    outermost = None
+    while frame is not None:
+        if frame.f_code is CALL:
+            outermost = frame.f_locals["self"]
+        frame = frame.f_back
+    return [] if outermost is None else [outermost]
+
+
+def _nothing(module: Module, inputs: object) -> None:
+    """Takes the hook's place after its removal."""
+
+
+@emits("forward of every module", "module_called")
+def every_forward(ears: Ears) -> Callable[[], None]:
+    def called(module: Module, inputs: tuple[object, ...]) -> None:
+        ears.hook.module_called(module=module, inputs=inputs)
+
+    return ModuleHook(ears, called).remove
+
+
+@emits("first forward of each module", "model_found")
+def first_forward(ears: Ears) -> Callable[[], None]:
+    """Hear first calls until the models are known (``Seams.retire``).
+
+    The hook costs about a microsecond per module call.
+    """
+    # weakly: a loop may make a model per round
+    known: dict[int, weakref.ref[Module]] = {}
+
+    def remembered(module: Module) -> weakref.ref[Module]:
+        key = id(module)
+        return weakref.ref(module, lambda _: known.pop(key, None))
+
+    def first_call(module: Module, inputs: object) -> None:
+        # torch.compile of an older torch calls its copies
+        if id(module) in known or detect_fake_mode() is not None or _is_lent(module):
+            return
+        # this call will give them their shapes
+        waits = any(map(is_lazy, chain(module.parameters(), module.buffers())))
+        known.update(
+            (id(part), remembered(part))
+            for part in module.modules()
+            if not (waits and part is module)
+        )
+        if not waits:
+            with outside_transforms():
+                ears.hook.model_found(model=module, calling=True)
+
+    return ModuleHook(ears, first_call).remove
+
+
+def _is_lent(module: Module) -> bool:
+    """Whether ``torch.func.functional_call`` has put other tensors in the place of parameters."""
+    return not all(isinstance(one, Parameter) for one in module.parameters())
+
+
+@emits("Module.train", "mode_changed")
+def train_mode(ears: Ears) -> Callable[[], None]:
+    depth = 0
+
+    def make(original: Callable[[Module, bool], Module]) -> Callable[[Module, bool], Module]:
+        def train(self: Module, mode: bool = True) -> Module:
+            nonlocal depth
+            depth += 1
+            try:
+                result = original(self, mode)
+            finally:
+                depth -= 1
+            if not depth:
+                ears.hook.mode_changed(model=self, training=mode)
+            return result
+
+        return train
+
+    return ears.replace(Module, "train", make)
+
+
+Around = Callable[..., object]
+BELOW = "torchbus_below"
+
+
+class Surround:
+    """Calls ``around(model, forward, args, kwargs)`` instead of the ``forward`` of added models.
+
+    It replaces the method on the model's class, and lets other instances pass. So the model itself
+    stays as it was, also for pickling and copying. A model that has a ``forward`` of its own (a
+    compiled one) has that replaced. ``traced``: torch.compile may compile ``around`` with the
+    model. Otherwise a compiled ``forward`` is left alone.
+    """
+
+    def __init__(self, around: Around, traced: bool = True) -> None:
+        self._around = around
+        self._traced = traced
+        self._models: set[int] = set()
+        self._classes: set[type] = set()
+        self._stack = ExitStack()
+
+    def add(self, model: Module) -> None:
+        """Surround this model from its next call on."""
+        if model in self:
+            return
+        self._models.add(id(model))
+        weakref.finalize(model, self._models.discard, id(model))
+        if "forward" in vars(model):
+            self._replace_own(model)
+            return
+        owner = next(base for base in type(model).__mro__ if "forward" in vars(base))
+        if owner not in self._classes:
+            self._classes.add(owner)
+            self._stack.callback(self._replace_method(owner))
+
+    def __contains__(self, model: Module) -> bool:
+        return id(model) in self._models
+
+    def close(self) -> None:
+        """Put every class and model back as it was."""
+        self._stack.close()
+        self._models.clear()
+        self._classes.clear()
+
+    def _replace_method(self, owner: Any) -> Callable[[], None]:
+        below = [vars(owner)["forward"]]
+        traced = self._traced
+
+        def forward(model: Module, *args: object, **kwargs: object) -> object:
+            if (not traced and torch.compiler.is_compiling()) or id(model) not in self._models:
+                return below[0](model, *args, **kwargs)
+            return self._around(model, functools.partial(below[0], model), args, kwargs)
+
+        ours = functools.update_wrapper(forward, below[0])
+        vars(ours)[BELOW] = below
+        owner.forward = ours
+        return lambda: _take_out(owner, ours)
+
+    def _replace_own(self, model: Module) -> None:
+        own = vars(model)["forward"]
+        reference = weakref.ref(model)
+
+        def forward(*args: object, **kwargs: object) -> object:
+            return self._around(reference(), own, args, kwargs)
+
+        def undo() -> None:
+            found = reference()
+            if found is not None and vars(found).get("forward") is forward:
+                vars(found)["forward"] = own
+
+        vars(model)["forward"] = forward
+        self._stack.callback(undo)
+
+
+def _take_out(owner: Any, ours: Callable[..., object]) -> None:
+    """Remove this one from a stack of surrounds, which plugins may end in any order.
+
+    What surrounds the same class on top of it continues with what is below it.
+    """
+    on_top, below = None, vars(owner)["forward"]
+    while below is not ours and BELOW in vars(below):
+        on_top, below = below, vars(below)[BELOW][0]
+    if below is not ours:
+        warnings.warn(
+            "forward was replaced inside the session and not put back: torchbus leaves it so",
+            stacklevel=2,
+        )
+    elif on_top is None:
+        owner.forward = vars(ours)[BELOW][0]
+    else:
+        vars(on_top)[BELOW][0] = vars(ours)[BELOW][0]

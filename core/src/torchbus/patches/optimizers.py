@@ -1,0 +1,220 @@
+"""Patches of ``Optimizer`` and of learning rate schedulers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from torchbus.bus.registry import Listeners
+from torchbus.compat.python import current_frame
+from torchbus.patches.patching import Ears, emits, is_marked
+
+Closure = Callable[..., object]
+NAME = "closure"
+
+
+class Given:
+    """The arguments of one call of ``step``, without the optimizer.
+
+    ``closure``: the closure among them, or None.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_place", "closure")
+
+    def __init__(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._args, self._kwargs = args, kwargs
+        self._place = _place(cls, args, kwargs) if args or kwargs else None
+        self.closure: Closure | None = (
+            None
+            if self._place is None
+            else args[self._place]
+            if isinstance(self._place, int)
+            else kwargs[self._place]
+        )
+
+    def exchanged(self, closure: Closure | None) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return the arguments with another closure in the place of the loop's.
+
+        They stay as they are if the loop gave none and None is to replace it.
+        """
+        if self._place is None:
+            return self._args, self._kwargs if closure is None else self._kwargs | {NAME: closure}
+        if isinstance(self._place, str):
+            return self._args, self._kwargs | {self._place: closure}
+        return (*self._args[: self._place], closure, *self._args[self._place + 1 :]), self._kwargs
+
+
+def _place(cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> int | str | None:
+    """Return where the closure is: the argument of that name, else the first function.
+
+    Only a callable counts.
+    """
+    if callable(kwargs.get(NAME)):
+        return NAME
+    declared = _declared(cls)
+    if declared is None:
+        return next((index for index, value in enumerate(args) if _is_function(value)), None)
+    return declared if 0 <= declared < len(args) and callable(args[declared]) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _declared(cls: Any) -> int | None:
+    """Return the position of the parameter ``closure`` after ``self``.
+
+    -1 if ``step`` takes it by keyword only, None if it has no such parameter.
+    """
+    try:
+        parameters = list(inspect.signature(cls.step).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+    places = [
+        -1 if one.kind is one.KEYWORD_ONLY else index
+        for index, one in enumerate(parameters)
+        if one.name == NAME
+    ]
+    return places[0] if places else None
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, Module | type)
+
+
+@emits("Optimizer.add_param_group, __setstate__", "parameters_added")
+def optimizer_parameters(ears: Ears) -> Callable[[], None]:
+    """Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
+    ``torch.load`` or ``copy.deepcopy`` makes gets them by ``__setstate__``.
+    """
+    added = ears.replace(Optimizer, "add_param_group", _adding(ears))
+    copied = ears.replace(Optimizer, "__setstate__", _copying(ears))
+
+    def undo() -> None:
+        copied()
+        added()
+
+    return undo
+
+
+def _adding(ears: Ears) -> Callable[[Any], object]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def add_param_group(self: Optimizer, param_group: dict[str, object]) -> None:
+            original(self, param_group)
+            if not is_marked(self):
+                added = list(self.param_groups[-1]["params"])
+                ears.hook.parameters_added(optimizer=self, parameters=added)
+
+        return add_param_group
+
+    return make
+
+
+def _copying(ears: Ears) -> Callable[[Any], object]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def __setstate__(self: Optimizer, state: dict[str, object]) -> None:
+            made = "param_groups" not in vars(self)  # else load_state_dict calls it
+            original(self, state)
+            if made and not is_marked(self):
+                given = [parameter for group in self.param_groups for parameter in group["params"]]
+                ears.hook.parameters_added(optimizer=self, parameters=given)
+
+        return __setstate__
+
+    return make
+
+
+STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step")
+
+
+@emits("Optimizer.step", *STEP_EVENTS)
+def optimizer_steps(ears: Ears) -> Callable[[], None]:
+    """Every optimizer's step, through torch's own global hooks."""
+    hooks = StepHooks(*(ears.listeners(event) for event in STEP_EVENTS))
+    before = register_optimizer_step_pre_hook(hooks.before)
+    after = register_optimizer_step_post_hook(hooks.after)
+
+    def undo() -> None:
+        before.remove()
+        after.remove()
+
+    return undo
+
+
+class StepHooks:
+    """Torch calls these around every step, also around that of a parent class."""
+
+    def __init__(self, before: Listeners, ready: Listeners, after: Listeners) -> None:
+        self._before, self._ready, self._after = before, ready, after
+        self._running: dict[int, int] = {}
+
+    def before(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        wrapper, running = current_frame(1), self._running
+        if id(optimizer) in running and _is_above(wrapper, running[id(optimizer)]):
+            return None  # a subclass calls its parent's step
+        if is_marked(optimizer):
+            return None
+        running[id(optimizer)] = id(wrapper)
+        given = Given(type(optimizer), args[1:], kwargs) if len(args) > 1 or kwargs else None
+        closure = None if given is None else given.closure
+        for listener in self._before.now:
+            listener(optimizer, closure)
+        if given is None or given.closure is None:
+            for listener in self._ready.now:
+                listener(optimizer, None)
+            return None
+        if not self._ready.now:
+            return None
+        args, kwargs = given.exchanged(self._announced(optimizer, given.closure))
+        return (optimizer, *args), kwargs
+
+    def after(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        wrapper = id(current_frame(1))
+        if self._running.get(id(optimizer), wrapper) != wrapper or is_marked(optimizer):
+            return
+        # missing if the seam was installed inside this step
+        self._running.pop(id(optimizer), None)
+        for listener in self._after.now:
+            listener(optimizer)
+
+    def _announced(self, optimizer: Optimizer, closure: Closure) -> Closure:
+        @functools.wraps(closure)
+        def run(*args: object, **kwargs: object) -> object:
+            result = closure(*args, **kwargs)
+            for listener in self._ready.now:
+                listener(optimizer, closure)
+            return result
+
+        return run
+
+
+def _is_above(frame: FrameType, outer: int) -> bool:
+    """Whether a step that began before is still running. One that has raised is not."""
+    above = frame.f_back
+    while above is not None and not (id(above) == outer and above.f_code is frame.f_code):
+        above = above.f_back
+    return above is not None
+
+
+@emits("ReduceLROnPlateau.step", "scheduler_metric")
+def plateau_step(ears: Ears) -> Callable[[], None]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def step(self: ReduceLROnPlateau, metrics: object, *args: object, **kwargs: object) -> None:
+            replaced = ears.hook.scheduler_metric(metric=metrics)
+            original(self, metrics if replaced is None else replaced, *args, **kwargs)
+
+        return step
+
+    return ears.replace(ReduceLROnPlateau, "step", make)

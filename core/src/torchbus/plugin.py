@@ -1,0 +1,58 @@
+"""The door for plugins: marks, the context, what events carry, helpers for options, and errors.
+
+Beside it, a plugin may import ``torchbus.tree``, ``torchbus.objects``, ``torchbus.world``,
+``torchbus.compat`` and the kits whose packages it declares (``torchbus_strategy``,
+``torchbus_launch``, ``torchbus_device``, ``torchbus_cli``, ``torchbus_log.trackers``).
+"""
+
+from __future__ import annotations
+
+from torchbus.bus.base import Plugin, hookimpl, hookspec
+from torchbus.bus.options import expect, needs
+from torchbus.errors import (
+    LaunchError,
+    PluginError,
+    RankFailed,
+    RanksDiverged,
+    TorchbusError,
+    Unsupported,
+    UsageError,
+)
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.loaders import LoaderIterator, Origin, Pass
+from torchbus.patches.modules import Surround
+from torchbus.patches.patching import mark_internal
+from torchbus.patches.skipping import Answer
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import muted, users_frame, warn
+from torchbus.world import DataPlace, Share, SharedStore, World
+
+__all__ = [
+    "Answer",
+    "BackwardCall",
+    "Context",
+    "DataPlace",
+    "LaunchError",
+    "LoaderIterator",
+    "Origin",
+    "Pass",
+    "Plugin",
+    "PluginError",
+    "RankFailed",
+    "RanksDiverged",
+    "Share",
+    "SharedStore",
+    "Surround",
+    "TorchbusError",
+    "Unsupported",
+    "UsageError",
+    "World",
+    "expect",
+    "hookimpl",
+    "hookspec",
+    "mark_internal",
+    "muted",
+    "needs",
+    "users_frame",
+    "warn",
+]

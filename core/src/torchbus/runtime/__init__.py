@@ -1,0 +1,1 @@
+"""A running session: its context, services, explanation and built-in plugins."""

@@ -1,0 +1,79 @@
+"""The active session of this process. There is at most one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from torch.utils.data import get_worker_info
+
+from torchbus.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchbus.world import World
+
+HELD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Running(Protocol):
+    """What a process knows of its session."""
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def user(self) -> object: ...
+    def let_go_in_fork(self) -> None: ...
+
+
+_active: Running | None = None
+
+
+def running() -> Running | None:
+    """Return the context of the active session of this process, or None."""
+    return _active
+
+
+def set_current(active: Running | None) -> None:
+    global _active
+    _active = active
+
+
+def refuse_nesting() -> None:
+    """Raise UsageError if a session can't begin here."""
+    if get_worker_info() is not None:
+        raise UsageError(
+            "a session in a DataLoader worker: put it (and the loop) under `if __name__ =="
+            " '__main__':`"
+        )
+    if _active is not None:
+        raise UsageError(
+            "a session inside a session: one is active already; end it first, or pass both sets of"
+            " plugins to one"
+        )
+
+
+def _hold_signals() -> None:
+    """Hold signals back while the process forks.
+
+    A signal to a child that has not let go of the session yet would be taken for one to this rank.
+    """
+    if _active is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+
+
+def _let_signals_in() -> None:
+    if _active is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+
+
+def _after_fork() -> None:
+    if _active is not None:
+        _active.let_go_in_fork()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_after_fork
+    )

@@ -1,0 +1,366 @@
+"""="""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import cached_property
+from types import FrameType
+from typing import Any, Protocol
+
+from torchbus.bus import discovery
+from torchbus.bus import selection as arguments
+from torchbus.bus.registry import Bus
+from torchbus.bus.verbs import Verbs
+from torchbus.errors import UsageError
+from torchbus.objects import Adopted
+from torchbus.patches.active import Seams
+from torchbus.ranks import Collectives, Ranks
+from torchbus.redacting import Unredacted
+from torchbus.runtime import active
+from torchbus.runtime.services import BatchService, JobService, RandomService, make, make_launcher
+from torchbus.runtime.steps import Steps
+from torchbus.runtime.user_code import Mark
+from torchbus.world import Share, World
+
+
+class User(Protocol):
+    """The object that the loop's author holds. It has the verbs of all plugins."""
+
+    def explain(self) -> str: ...
+
+
+class Context(Ranks):
+    """The parts of one session, and what its plugins may do with them.
+
+    ``user``: the ``Session`` that the loop's author holds. ``bus``: who listens to what. ``seams``:
+    what is replaced in torch. ``launcher``: starts or joins the ranks. ``job``: the link to the
+    other ranks, None if there is one rank. ``share``: of the global batch, this rank's.
+    ``batches``: which of them feeds a backward. ``steps``: how many real ones the loop has made.
+    ``random``: the streams of random numbers. ``on_close``: undone at the end of the block, the
+    last first. ``options``: the words of the call. ``redactor``: takes secrets out of what is
+    written down.
+    """
+
+    def __init__(
+        self,
+        user: User,
+        bus: Bus,
+        plugins: tuple[object, ...],
+        words: Mapping[str, Any],
+        options: Mapping[str, object],
+    ) -> None:
+        """``words``: the session's own, checked. ``options``: those of plugins."""
+        self.user = user
+        self.options: Mapping[str, Any] = {**words, **options}
+        self.launcher = make_launcher(self)
+        self.world = World(device=self.launcher.device)
+        self.job: JobService | None = None
+        self.bus = bus
+        self.verbs = Verbs(self)
+        self.seams = Seams(self.bus)
+        self.under_command = False  # `torchbus run`
+        self.adopted = Adopted(self.bus, words["capture"])
+        self.block = Block(self)
+        self.share = Share()
+        self.steps = Steps(self.bus)
+        self.on_close = ExitStack()
+        self.gathers_states = True
+        self.rank_asked = False
+        """Whether the script has read ``rank`` or ``local_rank``: it may do something of its own on
+        each rank.
+        """
+        self._register(plugins, words, options)
+
+    @cached_property
+    def batches(self) -> BatchService:
+        """The batches that the loop takes, and which of them feed a backward."""
+        batches: BatchService = make("batches", self)
+        return batches
+
+    @cached_property
+    def redactor(self) -> Any:
+        """Takes secrets out of what is written down."""
+        is_there = "redactor" in discovery.installed("service")
+        return make("redactor", self) if is_there else Unredacted()
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """What the ranks compute together."""
+        collectives: Collectives = make("collectives", self)
+        return collectives
+
+    @cached_property
+    def random(self) -> RandomService:
+        """The streams of random numbers: a common one, and one for this rank."""
+        random: RandomService = make("random", self)
+        return random
+
+    def _register(
+        self, plugins: tuple[object, ...], words: Mapping[str, Any], options: Mapping[str, object]
+    ) -> None:
+        """Register the plugins that the call gives and names."""
+        strategy = words["strategy"]
+        if strategy == "auto":
+            is_needed = self.has_many_ranks() and not arguments.bring_a_strategy(plugins)
+            strategy = arguments.default_strategy() if is_needed else None
+        named = arguments.resolve(plugins, strategy, words["logger"], options)
+        self.bus.on_change.append(self._plugins_changed)
+        for name, plugin in named:
+            self.bus.register(plugin, name)
+        self.bus.check_pending()
+        arguments.require_listener(self.bus, strategy=words["strategy"], logger=words["logger"])
+
+    def captures(self, thing: object) -> bool:
+        """Whether the session may act on this model, optimizer or loader."""
+        return self.adopted.includes(thing)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long torch waits before it gives up a collective."""
+        return self.launcher.timeout
+
+    def start_ranks(self, launch: str | None = None, *, alone: bool = False) -> World:
+        """For strategies: join or start the ranks, and return this rank's world.
+
+        ``launch``: another form than the one that the call names. With one rank there is nothing to
+        start. ``alone``: one rank gets a job and a store all the same, because it will meet ranks
+        of other sessions.
+        """
+        if not (alone or self.has_many_ranks()):
+            return self.world
+        self.job = self.launcher.start(launch)
+        self.job.evaluates = lambda: self.random.current == "evaluation"
+        self.world = self.job.world
+        return self.world
+
+    def change_world(self, **changes: Any) -> None:
+        """For strategies: give this rank another device, or divide the data otherwise."""
+        self.world = dataclasses.replace(self.world, **changes)
+
+    def arrange_ranks(self, **sizes: int) -> World:
+        """For strategies: let the ranks form a mesh, such as ``arrange_ranks(dp=2, tp=2)``.
+
+        Along the last dimension ranks are consecutive. The data is divided over the dimensions
+        whose names begin with "dp". Raises UsageError if the sizes don't fit the number of ranks.
+        """
+        self.world = self.world.arranged(sizes)
+        return self.world
+
+    def add_plugin(self, plugin: object, name: str | None = None) -> None:
+        """Register one more plugin. If the session has begun, start it at once."""
+        self.bus.register(plugin, name)
+        try:
+            self.bus.check_pending()
+            if self.block.has_begun:
+                self.bus.start(plugin, self)
+        except BaseException:
+            self.bus.unregister(plugin)
+            raise
+
+    def _plugins_changed(self) -> None:
+        self.verbs.forget()
+        if self.is_inside:
+            self.seams.refresh()
+
+    @property
+    def ranks_asked_for(self) -> int:
+        """How many ranks the call names or, with a strategy, a launcher's variables."""
+        return self.launcher.ranks_asked_for
+
+    def has_many_ranks(self) -> bool:
+        """Whether the call, or a launcher, asks for more than one rank."""
+        return self.launcher.has_many_ranks()
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The frame that entered the block, while it runs."""
+        return self.block.frame
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether ``session_start`` was sent, and the session is not over."""
+        return self.block.has_begun
+
+    def let_go_in_fork(self) -> None:
+        """This process was forked by the loop, and is no rank."""
+        self.block.let_go_in_fork()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the loop runs: False until ``session_start`` is over, and after the end."""
+        return self.block.runs
+
+    @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Meanwhile ``state_dict()`` returns this rank's parts, and no collective runs.
+
+        This holds for a strategy that declares ``divides_states = True``: its hooks of
+        ``state_dict()`` read ``gathers_states``. With any other strategy, states are whole.
+        """
+        divides = any(getattr(one, "divides_states", False) for _, one in self.bus.plugins())
+        before, self.gathers_states = self.gathers_states, not divides
+        try:
+            yield
+        finally:
+            self.gathers_states = before
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Inside, the loop tries something: nothing of it counts, or is kept or shown.
+
+        Plugins with ``hears_trials = False`` hear nothing. At the end the random numbers and the
+        states of all others are put back. Models and optimizers are the caller's.
+        """
+        plugins: list[Any] = [one for _, one in self.bus.plugins()]
+        hearing = [one for one in plugins if getattr(one, "hears_trials", True)]
+        silent = [one for one in plugins if not getattr(one, "hears_trials", True)]
+        states = [(one, one.state_dict()) for one in hearing if hasattr(one, "load_state_dict")]
+        drawn = self.random.state()
+        with self.bus.muted(silent):
+            try:
+                yield
+            finally:
+                for one, state in states:
+                    one.load_state_dict(state)
+                self.random.load(drawn)
+
+    def replace(self, owner: object, name: str, make: Callable[[Any], object]) -> None:
+        """Replace ``owner.name`` by ``make(original)`` until the end of the block.
+
+        ``explain()`` lists the replacement among the seams.
+        """
+        self.seams.replace(owner, name, make, self.on_close)
+
+    def end_discovery(self) -> None:
+        """Remove the hook that looks for models: they are all known."""
+        self.seams.retire("model_found")
+
+    def forget(self) -> None:
+        """Let go of everything of the caller's, after the end."""
+        self.world = dataclasses.replace(self.world, store=None, open_mesh=None)
+        self.verbs.forget()
+        self.adopted.clear()
+        if "batches" in vars(self):
+            self.batches.clear()
+
+
+class Block:
+    """Enters and leaves a session.
+
+    Leaving undoes each step of entering, in reverse order. An error in one part does not keep the
+    others from running. ``has_begun``: ``session_start`` was sent. ``runs``: the loop is inside.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._stack = ExitStack()
+        self._used = False
+        self.has_begun = False
+        self.runs = False
+        self._mark: Mark | None = None
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The caller's frame, while it runs."""
+        return None if self._mark is None else self._mark.find()
+
+    def enter(self, frame: FrameType) -> None:
+        """Enter from the caller's ``frame``. Raises UsageError if a session can't begin here."""
+        active.refuse_nesting()
+        if self._used:
+            raise UsageError(
+                "this session was used already: make a new one, session(...), for each block"
+            )
+        self._used = True
+        session = self._session
+        self._mark = Mark(frame)
+        with ExitStack() as stack:
+            stack.callback(self._forget)
+            active.set_current(session)
+            refuse_missing_ranks(session, session.bus.hook.launch(session=session))
+            stack.push(self._part_from_ranks)
+            stack.push(session.on_close)
+            stack.push(self._meet_ranks)
+            for entry in discovery.every("always"):
+                for plugin in discovery.load(entry)(session):
+                    session.bus.register(plugin)
+            self.has_begun = True
+            session.bus.hook.session_start(session=session)
+            stack.callback(session.seams.close)
+            session.adopted.add_named_in(frame)
+            session.seams.refresh()
+            self._stack = stack.pop_all()
+            self.runs = True
+
+    def leave(self, error: BaseException | None) -> None:
+        session, stack, self._stack = self._session, self._stack, ExitStack()
+        stack.push(lambda *_: session.bus.hook.session_end(session=session, error=error) and None)
+        stack.__exit__(
+            type(error) if error else None, error, error.__traceback__ if error else None
+        )
+
+    def leave_at_exit(self) -> None:
+        self.leave(getattr(sys, "last_value", None))
+
+    def let_go_in_fork(self) -> None:
+        """Put torch back in a process that the loop forks, such as a loader's worker: it is no
+        rank.
+
+        ``launch="fork"`` forks its ranks earlier, while the session is being entered.
+        """
+        if self.runs:
+            self._session.seams.close()
+            if "random" in vars(self._session):
+                self._session.random.forget()
+            if self._session.job is not None:
+                self._session.job.guard.forget()
+            active.set_current(None)
+
+    def _forget(self) -> None:
+        """Let go of everything of the caller's."""
+        self.runs = self.has_begun = False
+        self._mark = None
+        active.set_current(None)
+        self._session.forget()
+
+    def _meet_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the others at the end, or settle whose error it is."""
+        if self._session.job is not None:
+            final = self._session.job.meet(error)
+            if final is not None and final is not error:
+                raise final from None
+
+    def _part_from_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
+        job = self._session.job
+        if job is not None:
+            job.part(error)
+            if job.ends_with_block:
+                active.set_current(None)
+                job.end_process(error)
+
+
+def refuse_missing_ranks(session: Context, answer: World | None) -> None:
+    """Raise UsageError if the session should have several ranks and has not got them.
+
+    The call asks for them, or a launcher has started them, or ``answer`` does: what the strategy
+    returned for ``launch``.
+    """
+    asked, strategy = (
+        max(session.ranks_asked_for, 1 if answer is None else answer.world_size),
+        session.options["strategy"],
+    )
+    if session.world_size > 1 or asked == 1:
+        return
+    remedy = (
+        "leave strategy out"
+        if strategy is None
+        else "its listener to `launch` returns session.start_ranks()"
+    )
+    name = strategy if isinstance(strategy, str | None) else type(strategy).__name__
+    raise UsageError(
+        f"{asked} ranks are asked for, and strategy={name!r} starts and joins none: {remedy}"
+    )

@@ -1,0 +1,129 @@
+"""Where the user's loop is, and warnings that point at that line."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import cast
+
+from torchbus.compat.python import current_frame
+from torchbus.redacting import redacted
+
+INSIDE = ("torchbus", "pluggy", "torch.", "contextlib")
+LIBRARIES = (
+    "<frozen",
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
+
+
+class Mark:
+    """Recognises a frame later, and does not keep its variables alive."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._id, self._code = id(frame), frame.f_code
+
+    def find(self) -> FrameType | None:
+        """Return the frame while it runs in this thread, or None."""
+        frame: FrameType | None = current_frame(1)
+        while frame is not None and not (id(frame) == self._id and frame.f_code is self._code):
+            frame = frame.f_back
+        return frame
+
+
+def users_frame() -> tuple[FrameType, int]:
+    """Return the innermost frame of the user's code, and how many frames above the caller it is.
+
+    User code is outside torchbus, its plugins and torch. It is also outside installed packages
+    (``for batch in tqdm(loader)``), unless there is nothing else.
+    """
+    frames = _outwards(current_frame(1))
+    outside = [level for level, frame in enumerate(frames) if not is_inside(frame)]
+    own = next(
+        (level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)),
+        None,
+    )
+    level = own if own is not None else outside[0] if outside else len(frames) - 1
+    return frames[level], level
+
+
+def is_inside(frame: FrameType) -> bool:
+    """Whether torchbus, a plugin of this project or torch runs in the frame."""
+    name = frame.f_globals.get("__name__") or ""
+    return name == "torch" or name.startswith(INSIDE)
+
+
+def _outwards(frame: FrameType | None) -> list[FrameType]:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn as if the user's line had done it."""
+    warnings.warn(redacted(text), category, stacklevel=users_frame()[1] + 1)
+
+
+def warn_of_gradients(text: str) -> None:
+    """Warn of what may make gradients wrong.
+
+    A script that ignores all warnings still gets it, on stderr; a filter that names its words hides
+    it.
+    """
+    warn(text)
+    text = redacted(text)
+    if _ignores_everything(text):
+        frame = users_frame()[0]
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        print(f"{where}: torchbus: your gradients may be wrong: {text}", file=sys.stderr)
+
+
+def _ignores_everything(text: str) -> bool:
+    """Whether the first of the script's filters that fits names no message, and ignores it."""
+    fits = [
+        (action, message)
+        for action, message, category, _, _ in warnings.filters
+        if issubclass(UserWarning, category) and (message is None or _matches(message, text))
+    ]
+    return bool(fits) and fits[0] == ("ignore", None)
+
+
+def _matches(message: object, text: str) -> bool:
+    """Filters hold a pattern, or, if Python itself made them, a plain text."""
+    pattern = re.compile(message, re.I) if isinstance(message, str) else message
+    return isinstance(pattern, re.Pattern) and pattern.match(text) is not None
+
+
+def deprecated(what: str, since: str, instead: str) -> None:
+    """Warn at the user's line that something is to go.
+
+    ``since``: the first version that warns, such as "0.2". ``instead``: what to write.
+    """
+    warn(str(going(what, since, instead)), FutureWarning)
+
+
+def going(what: str, since: str, instead: str) -> FutureWarning:
+    """Return that warning. For an event: ``hookspec(warn_on_impl=going(...))``."""
+    major, minor = since.split(".")
+    return FutureWarning(
+        f"{what} is deprecated since torchbus {since}, and will be gone in"
+        f" {major}.{int(minor) + 1}: {instead}"
+    )
+
+
+@contextmanager
+def muted(message: str, category: type[Warning]) -> Iterator[None]:
+    """Ignore what a library warns of. The script's own filters stay, also those that it adds."""
+    warnings.filterwarnings("ignore", message, category)
+    own = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the script may have reset them
+            cast("list[object]", warnings.filters).remove(own)

@@ -1,0 +1,136 @@
+"""="""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+TENSORS_AT_MOST = 16
+
+
+def map_leaves(value: object, change: Callable[[object], object]) -> Any:
+    """The same nesting with other leaves, changed in the order in which they stand.
+
+    A container in which no leaf has changed is the same object as before.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return _with_items(value, dict(value.items()), change, mapping_like)
+    if isinstance(value, list | tuple):
+        items = [map_leaves(item, change) for item in value]
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else sequence_like(value, items)
+    if is_dataclass(value):
+        return _with_items(value, _fields(value), change, _dataclass_like)
+    return change(value)
+
+
+def map_tensors(value: object, change: Callable[[Tensor], object]) -> Any:
+    """The same nesting with other tensors; what is no tensor stays as it is."""
+    return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def leaves(value: object) -> list[Any]:
+    """Everything in a nesting that is no container, in order."""
+    found: list[object] = []
+
+    def keep(leaf: object) -> object:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(value, keep)
+    return found
+
+
+def collect(value: object, found: list[Tensor], depth: int = 4) -> None:
+    """The tensors in a batch: in containers, and in the attributes of other objects too.
+
+    At most so deep, and not many more than ``TENSORS_AT_MOST`` of them.
+    """
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif depth and len(found) < TENSORS_AT_MOST and not isinstance(value, (str, bytes, int, float)):
+        for part in _parts(value):
+            collect(part, found, depth - 1)
+
+
+def is_dataclass(value: object) -> bool:
+    """Whether it is an object of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def sequence_like(container: Any, items: Iterable[object]) -> object:
+    """A list or tuple of the container's class."""
+    return container._make(items) if hasattr(container, "_make") else type(container)(items)
+
+
+def mapping_like(container: Mapping[object, object], items: dict[object, object]) -> object:
+    """A mapping of the container's class, with its attributes (a ``defaultdict``'s factory), that
+    holds ``items`` under the same keys.
+    """
+    if not isinstance(container, MutableMapping):
+        return type(container)(items)  # type: ignore[call-arg]
+    other = copy.copy(container)
+    for key, item in items.items():
+        other[key] = item
+    return other
+
+
+def _dataclass_like(value: object, items: dict[str, object]) -> object:
+    """A copy, frozen or not, with other values of its fields."""
+    other = copy.copy(value)
+    for name, item in items.items():
+        object.__setattr__(other, name, item)
+    return other
+
+
+def _with_items(
+    value: object,
+    items: dict[Any, object],
+    change: Callable[[object], object],
+    make: Callable[[Any, dict[Any, object]], object],
+) -> object:
+    changed = {key: map_leaves(item, change) for key, item in items.items()}
+    same = all(changed[key] is item for key, item in items.items())
+    return value if same else make(value, changed)
+
+
+def _fields(value: Any) -> dict[str, object]:
+    names = [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value[:TENSORS_AT_MOST]
+    attributes = getattr(value, "__dict__", None)
+    slots = getattr(type(value), "__slots__", ())
+    return [
+        *(attributes or {}).values(),
+        *[getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)],
+    ]
+
+
+# used in every step: a union, made anew each time, costs half a microsecond
+ONE = (torch.Tensor, GradientEdge)
+
+
+def as_list(given: Any) -> list[Any]:
+    """Return as a list what torch takes as tensors, gradients or inputs.
+
+    That is one of them, a sequence, a dict of them, or None.
+    """
+    if given is None:
+        return []
+    if isinstance(given, ONE):
+        return [given]
+    return list(given.values() if isinstance(given, dict) else given)

@@ -1,0 +1,274 @@
+"""="""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchbus.bus import discovery
+from torchbus.bus.options import CORE_OPTIONS
+from torchbus.errors import PluginNotInstalled
+from torchbus.plugin import PluginError, TorchbusError, UsageError, hookimpl
+from torchbus.session import Session
+
+from torchbus_cli import programs as program
+from torchbus_cli.parser import Parser
+from torchbus_cli.programs import Program
+
+PLUGINS = "plugins"
+
+
+class Config:
+    """What a file says. Explains which options come from it, and which from the command line.
+
+    ``options``: by name. ``plugins``: names of installed ones.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read a file. Raises UsageError for what is no TOML, and for a key that is no option."""
+        self._path = path
+        self.options = _read(path)
+        self.plugins = self.options.pop(PLUGINS, [])
+        if not isinstance(self.plugins, list) or {*map(type, self.plugins)} - {str}:
+            raise UsageError(f"{path}: {PLUGINS} = {self.plugins!r}: it must be a list of names")
+        for name in self.options:
+            if name not in CORE_OPTIONS:
+                self._find(name)
+        self._overridden: dict[str, object] = {}
+
+    def _find(self, name: str) -> None:
+        try:
+            discovery.find("option", name, (*CORE_OPTIONS, PLUGINS))
+        except TorchbusError as error:
+            raise type(error)(f"{self._path}: {error}") from None
+
+    def merged(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """Return all options: those of the command line win."""
+        self._overridden = {name: given[name] for name in self.options if name in given}
+        return {**self.options, **given}
+
+    def blames(self, error: TorchbusError) -> str:
+        """Return a note for an error that names options of the file, or ""."""
+        named = [
+            name
+            for name in self.options
+            if name not in self._overridden and re.search(rf"\b{name}\b", str(error))
+        ]
+        return f" ({', '.join(named)}: from {self._path})" if named else ""
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        kept = [
+            f"{name}={value!r}"
+            for name, value in self.options.items()
+            if name not in self._overridden
+        ]
+        if self.plugins:
+            kept.append(f"{PLUGINS} {', '.join(self.plugins)}")
+        lines = [f"from {self._path}: {', '.join(kept) or 'nothing'}"]
+        lines += [
+            f"from the command line: {name}={value!r}, not {self.options[name]!r} of {self._path}"
+            for name, value in self._overridden.items()
+        ]
+        return {"options": lines}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    toml = _toml()
+    try:
+        with path.open("rb") as file:
+            found: dict[str, object] = toml.load(file)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}") from None
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}") from None
+    return found
+
+
+def _toml() -> Any:
+    """Return Python's own parser, or the package of which it was made."""
+    try:
+        return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        raise PluginError(
+            "Python 3.10 reads no TOML by itself, so --config needs tomli: pip install tomli"
+        ) from None
+
+
+def program_and_session(parser: Parser, argv: list[str]) -> tuple[Program, Session]:
+    """Return the script that a command names, and the session that it wants around it.
+
+    ``parser`` comes from ``session_parser``. Raises TorchbusError, and SyntaxError of the script.
+    """
+    given = vars(parser.parse(argv))
+    words = given.pop("program")
+    if words[:1] == ["--"]:
+        del words[0]
+    if not words:
+        parser.error(f"which script? write {parser.prog} [OPTION]... SCRIPT [ARG]...")
+    found = find(*words, by_module=given.pop("module"))
+    return found, session_of(given)
+
+
+def find(name: str, *args: str, by_module: bool) -> Program:
+    """Return what `python NAME ARG...` or `python -m NAME ARG...` would run."""
+    found = program.from_module if by_module else program.from_file
+    return found(name, list(args))
+
+
+def session_of(given: dict[str, Any]) -> Session:
+    """Return the session that the options of a command describe."""
+    plugins, options = given.pop("plugins", []), dict(given.pop("options", []))
+    twice = sorted(given.keys() & options.keys())
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice, as an option of the command and by -o")
+    path = given.pop("config", None)
+    if path is None:
+        return Session(*plugins, **given, **options)
+    return _by_config(Config(path), plugins, given | options)
+
+
+def _by_config(config: Config, plugins: list[str], given: dict[str, object]) -> Session:
+    more = [name for name in config.plugins if name not in plugins]
+    try:
+        return Session(*plugins, *more, config, **config.merged(given))
+    except TorchbusError as error:
+        raise type(error)(f"{error}{config.blames(error)}") from error
+
+
+class SessionParser(Parser):
+    """Says how options of plugins are written, which have no ``--name`` of their own."""
+
+    def unknown(self, word: str, following: str) -> str:
+        name, _, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        told = super().unknown(word, following)
+        if name in CORE_OPTIONS or not difflib.get_close_matches(word, self.flags(), 1, 0.8):
+            try:
+                if name not in CORE_OPTIONS:
+                    discovery.find("option", name, CORE_OPTIONS)
+                return f"{word!r} is written -o {name}={value or following or '...'}"
+            except PluginNotInstalled as error:
+                return str(error)
+            except UsageError as error:
+                return f"{error}; options of plugins are written -o NAME=VALUE"
+        return told
+
+
+def session_parser(command: str, description: str, examples: str, usage: str) -> Parser:
+    """Of a command that takes the options of a session, a script and its arguments."""
+    parser = SessionParser(
+        command, description, examples, usage=usage, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARG]...",
+        help="the script and its arguments",
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        action="store_true",
+        default=False,
+        help="SCRIPT is the name of a module, as with python -m",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a TOML file whose keys are options of the session; the command line wins",
+    )
+    add_session_options(parser)
+    return parser
+
+
+def option(text: str) -> tuple[str, object]:
+    """Parse KEY=VALUE into a pair."""
+    key, equals, value = text.partition("=")
+    if not (equals and key.isidentifier()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, as in -o sync_loss=False")
+    return key, literal(value)
+
+
+def literal(text: str) -> object:
+    """Return the value of a Python literal; any other text unchanged."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
+    ("--strategy",): {
+        "type": literal,
+        "metavar": "S",
+        "help": "ddp, another installed strategy, or None; auto: ddp for more than one device",
+    },
+    ("--devices",): {
+        "type": literal,
+        "metavar": "D",
+        "help": "number of ranks on this node, or GPU numbers such as 1,3; -1 or auto: all GPUs",
+    },
+    ("--accelerator",): {"metavar": "A", "help": "auto, cpu, gpu or a device type such as xpu"},
+    ("--num-nodes",): {
+        "type": literal,
+        "metavar": "N",
+        "help": "number of machines; set MASTER_ADDR, MASTER_PORT and NODE_RANK on each",
+    },
+    ("--launch",): {
+        "choices": ("auto", "script", "fork"),
+        "help": (
+            "start the other ranks by fork, or by running the command again; auto: fork if safe"
+        ),
+    },
+    ("--prefetch",): {
+        "type": literal,
+        "metavar": "N",
+        "help": "0: copy no batch to the device ahead",
+    },
+    ("--verbose",): {
+        "action": "store_true",
+        "help": "print explain() at the end of the first epoch",
+    },
+    ("--print-all-ranks",): {
+        "action": "store_true",
+        "help": "let every rank print, each line with its rank",
+    },
+    ("--logger",): {
+        "type": literal,
+        "action": "append",
+        "metavar": "L",
+        "help": "local, or another installed logger; may be repeated",
+    },
+    ("--plugin",): {
+        "dest": "plugins",
+        "action": "append",
+        "metavar": "NAME",
+        "help": "an installed plugin (see torchbus plugins); may be repeated",
+    },
+    ("-o", "--option"): {
+        "dest": "options",
+        "type": option,
+        "action": "append",
+        "metavar": "KEY=VALUE",
+        "help": (
+            "any other option of session() or of a plugin; a VALUE that is a Python literal is read"
+            " as one, any other as a string"
+        ),
+    },
+}
+"""They become arguments of ``session(...)``. What is not said is left out."""
+
+
+def add_session_options(parser: Parser) -> None:
+    group = parser.add_argument_group("options of the session")
+    for flags, keywords in OPTIONS.items():
+        group.add_argument(*flags, **keywords)

@@ -1,0 +1,1 @@
+"""Devices of this machine, and moving batches and models to them."""

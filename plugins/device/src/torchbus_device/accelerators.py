@@ -1,0 +1,240 @@
+"""Accelerators by the name of their device type: what torch knows of each, whoever makes it.
+
+Everything goes through ``torch.accelerator``, or the module of the device (``torch.cuda``,
+``torch.xpu``, ``torch.npu``). Private names were seen in 2.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.compat.required import private
+
+VISIBLE = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "xpu": "ZE_AFFINITY_MASK",
+    "npu": "ASCEND_RT_VISIBLE_DEVICES",
+}
+"""The variables that say which devices a process sees. ROCm's torch reads CUDA's."""
+NAMES = {"gpu": "GPU", "cuda": "GPU", "xpu": "GPU"}
+ONE_DEVICE = ("mps",)
+"""Types of which a machine has one device, and torch.distributed no backend."""
+OF_TORCH_ALONE = ("tpu",)
+"""Types whose module raises if others than torch ask it for what ``torch.accelerator`` has too."""
+
+swap_contents: Callable[[Tensor, Tensor], None] = private(
+    torch._C, "_swap_tensor_impl", "moves parameters to a device that another package brings"
+)
+"""Both stay the same objects. Without it: UsageError at such a move."""
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def record(self, stream: object = None) -> None: ...
+    def wait(self, stream: object = None) -> None: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, other: object) -> float: ...
+
+
+@dataclass(frozen=True)
+class ThroughTorch:
+    """A module of ``OF_TORCH_ALONE``. So does torch_tpu 0.2.0; never run with a device."""
+
+    own: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def device_count(self) -> int:
+        return int(torch.accelerator.device_count())
+
+    def set_device(self, device: torch.device) -> None:
+        torch.accelerator.set_device_index(device)
+
+    def current_device(self) -> int:
+        return int(torch.accelerator.current_device_index())
+
+    def current_stream(self, device: torch.device) -> Any:
+        return torch.accelerator.current_stream(device)
+
+    def get_rng_state(self) -> Tensor:
+        return cast(Tensor, self.own.default_generators[self.current_device()].get_state())
+
+    def set_rng_state(self, state: Tensor) -> None:
+        self.own.default_generators[self.current_device()].set_state(state)
+
+
+def module(kind: str) -> Any:
+    """The module of a device type, as ``torch.cuda``; None if torch has none."""
+    found = getattr(torch, kind, None)
+    return ThroughTorch(found) if found is not None and kind in OF_TORCH_ALONE else found
+
+
+def built_in() -> str | None:
+    """The type that this torch was built for, or that a backend has registered."""
+    try:
+        found = torch.accelerator.current_accelerator()
+    except RuntimeError:  # of torch 2.6, where there is none
+        return None
+    return None if found is None else str(found.type)
+
+
+def current() -> str | None:
+    """The type of the accelerator that this machine has; None for a CPU.
+
+    It asks for counts only, which leaves CUDA uninitialised.
+    """
+    kinds = dict.fromkeys(kind for kind in (built_in(), "cuda") if kind is not None)
+    return next((kind for kind in kinds if count(kind)), None)
+
+
+def known() -> list[str]:
+    """The types that torch has a module for, and that could stand after ``accelerator=``."""
+    kinds = dict.fromkeys(("cuda", "xpu", "mps", "mtia", built_in() or "cuda"))
+    return [kind for kind in kinds if module(kind) is not None]
+
+
+def count(kind: str) -> int:
+    """How many devices of a type this process sees."""
+    ask: Callable[[], int] | None = getattr(module(kind), "device_count", None)
+    return 0 if ask is None else int(ask())
+
+
+def is_initialized(kind: str) -> bool:
+    """Whether this process uses devices of a type already; such a process can't be forked."""
+    ask = getattr(module(kind), "is_initialized", None)
+    return count(kind) > 0 if ask is None else bool(ask())
+
+
+def is_in_bad_fork(kind: str) -> Callable[[], bool] | None:
+    """In a forked process: whether its devices can't be used. None if the type doesn't say.
+
+    Without ``_is_in_bad_fork``: a rank that was forked too late fails at its first tensor.
+    """
+    if kind == "cuda" and not torch.backends.cuda.is_built():
+        return None
+    return getattr(module(kind), "_is_in_bad_fork", None)
+
+
+def visible_variable(kind: str) -> str | None:
+    """The variable that says which devices a process sees; a module may name its own."""
+    return getattr(module(kind), "VISIBLE_DEVICES", None) or VISIBLE.get(kind)
+
+
+def name_of(kind: str) -> str:
+    """What the user calls such a device."""
+    return NAMES.get(kind, f"{kind} device")
+
+
+def set_device(device: torch.device) -> None:
+    """Make a device the current one of this thread."""
+    change = getattr(module(device.type), "set_device", None)
+    if change is not None:
+        change(device)
+
+
+def current_device(kind: str) -> torch.device:
+    """The current device of this thread."""
+    return torch.device(kind, module(kind).current_device())
+
+
+def backend_for(kind: str) -> str | None:
+    """The collective backend of a device type; None if no backend serves it."""
+    found: str | None = dist.Backend.default_device_backend_map.get(kind)
+    return found
+
+
+def backends_by_kind(backend: str) -> dict[str, str]:
+    """What "cpu:gloo,cuda:nccl" says; {} of one name."""
+    return dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+
+
+def serves(backend: str, kind: str) -> bool:
+    """Whether a backend takes tensors of a device type. One that torch doesn't know may."""
+    parts = backends_by_kind(backend)
+    if parts:
+        return kind in parts
+    kinds: list[str] | None = dist.Backend.backend_capability.get(backend)
+    return kinds is None or kind in kinds
+
+
+# Streams ------------------------------------------------------------------------------------------
+
+
+def event(device: torch.device, timed: bool = False) -> Event:
+    """A new event. ``timed``: it tells the time between two."""
+    if device.type != "cuda":
+        return cast(Event, torch.Event(device.type, enable_timing=timed))
+    return cast(Event, module(device.type).Event(enable_timing=timed))
+
+
+def recorded(device: torch.device) -> Event:
+    """A new event, after what the device's current stream has to do by now."""
+    made = event(device)
+    made.record()
+    return made
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """A copy of a host's tensor on a device, for which the host does not wait."""
+    if device.type == "cpu" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether a device type lets work run beside other work."""
+    return hasattr(module(device.type), "Stream")
+
+
+def new_stream(device: torch.device) -> Any:
+    return module(device.type).Stream(device=device)
+
+
+def current_stream(device: torch.device) -> Any:
+    return module(device.type).current_stream(device)
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """Inside, operations of the stream's device are queued on it."""
+    using: AbstractContextManager[object] = module(stream.device.type).stream(stream)
+    return using
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream is being captured into a graph, which forbids to ask it."""
+    ask = getattr(module(device.type), "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
+# Memory and random numbers ------------------------------------------------------------------------
+
+
+def memory_info(kind: str, index: int) -> tuple[int, int]:
+    """Free and total bytes of a device. It initialises the device."""
+    free, total = module(kind).mem_get_info(index)
+    return int(free), int(total)
+
+
+def memory_stats(device: torch.device) -> dict[str, Any]:
+    """The figures of torch's allocator; empty before the first use, or if the type has none."""
+    ask = getattr(module(device.type), "memory_stats", None)
+    return {} if ask is None else dict(ask(device))
+
+
+def random_state(kind: str) -> Tensor | None:
+    """The state of the current device's generator; None if there is none yet."""
+    ask = getattr(module(kind), "get_rng_state", None)
+    return None if ask is None or not is_initialized(kind) else cast(Tensor, ask())
+
+
+def set_random_state(kind: str, state: Tensor) -> None:
+    module(kind).set_rng_state(state)

@@ -1,0 +1,148 @@
+"""="""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO
+
+from torchbus_launch.broadcast_log import FairClock
+from torchbus_launch.guard import DELIVER_AFTER_S, FORCED, KILL_AFTER_S
+
+
+class Child:
+    """A rank that this one started.
+
+    ``pid``: its process id.
+    ``process``: its handle if it runs the script again; None if it was forked.
+    ``errors``: the file that receives its stderr.
+    """
+
+    def __init__(
+        self, rank: int, pid: int, process: subprocess.Popen[bytes] | None, errors: IO[bytes] | None
+    ) -> None:
+        self.rank = rank
+        self.pid = pid
+        self._process = process
+        self._errors = errors
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, minus the signal's number for a signal; None while it runs."""
+        if self._status is None:
+            self._status = (
+                self._process.poll() if self._process is not None else self._poll_forked()
+            )
+        return self._status
+
+    def _poll_forked(self) -> int | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        return None if pid == 0 else os.waitstatus_to_exitcode(status)
+
+    def signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close the file with its stderr."""
+        if self._errors is not None:
+            self._errors.close()
+
+    def words(self) -> str:
+        """Say how it ended."""
+        status = self.poll()
+        if status is None:
+            return "still runs"
+        return (
+            f"was killed by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with exit status {status}"
+        )
+
+    def last_errors(self, max_chars: int = 8000) -> str:
+        """Return the end of what it wrote to stderr."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-max_chars:]
+
+
+def standard_input() -> int:
+    """Open an input with nothing to read, and return its descriptor.
+
+    It is the terminal if there is one, opened for writing only: some scripts ask it for its size.
+    """
+    try:
+        return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)
+
+
+def error_file() -> IO[bytes]:
+    """Make an unnamed file, which disappears once the last process has closed it."""
+    return tempfile.TemporaryFile()
+
+
+def wait_for(children: list[Child], seconds: float) -> list[Child]:
+    """Wait until all children have ended; return those that have not.
+
+    It waits at most ``seconds``, or longer on a busy machine.
+    """
+    clock = FairClock(0.05)
+    while (
+        running := [child for child in children if child.poll() is None]
+    ) and clock.seconds() < seconds:
+        time.sleep(0.01)
+    return running
+
+
+def end(children: list[Child], grace_s: float) -> list[Child]:
+    """Give children ``grace_s`` to end by themselves, then send SIGTERM, then SIGKILL.
+
+    Returns those that did not end by themselves.
+    """
+    stubborn = wait_for(children, grace_s)
+    for child in stubborn:
+        child.signal(signal.SIGTERM)
+    killed = wait_for(stubborn, 2.0) if stubborn else []
+    for child in killed:
+        child.signal(signal.SIGKILL)
+    wait_for(killed, 2.0)
+    return stubborn
+
+
+# its own guard ends it before, and says where it is
+CHILD_GRACE_S = DELIVER_AFTER_S + KILL_AFTER_S + 3.0
+ATEXIT_GRACE_S = 30.0  # after a success, a rank may have work to do in its atexit handlers
+
+
+def end_children(children: list[Child], in_peace: bool) -> None:
+    """Wait for the children, end those that stay, and print what their guards wrote about it."""
+    late = wait_for(children, CHILD_GRACE_S)
+    if late and in_peace:
+        ranks = ", ".join(str(child.rank) for child in late)
+        print(
+            f"torchbus: waiting up to {ATEXIT_GRACE_S:.0f} s for rank {ranks}, which still runs"
+            " after the block",
+            file=sys.__stderr__,
+        )
+        wait_for(late, ATEXIT_GRACE_S)
+    for child in end(late, 0.0):
+        print(
+            f"torchbus: rank {child.rank} did not end by itself after the block and"
+            f" {child.words()}",
+            file=sys.__stderr__,
+        )
+    for child in children:
+        told = child.last_errors()
+        start = told.find(f"torchbus: rank {child.rank} {FORCED}")
+        if start >= 0:
+            print(told[start:].rstrip(), file=sys.__stderr__)
+        child.close()

@@ -1,0 +1,43 @@
+"""Private names of torch that watching the ranks needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    pass
+
+
+OPERATORS = tuple(module.__name__ for module in (torch._ops, torch._library))
+"""Where the collectives of divided tensors end. Without one: AttributeError at
+``import torchbus``.
+"""
+
+
+def device_types(group: Any) -> list[str]:
+    """The kinds of devices whose tensors a group takes. Without ``_device_types``: AttributeError
+    when ranks exchange objects.
+    """
+    return [torch.device(kind).type for kind in group._device_types]
+
+
+def collectives_begun(group: Any) -> int:
+    """RuntimeError if the backend doesn't count. Without ``_get_sequence_number_for_group``:
+    AttributeError when a rank may hang.
+    """
+    return int(group._get_sequence_number_for_group())
+
+
+def begun() -> int | None:
+    """Return how many collectives of the main process group this rank has begun.
+
+    None without a group, or if its backend does not count them.
+    """
+    try:
+        group: object = dist.group.WORLD
+        return None if group is None else collectives_begun(group)
+    except RuntimeError:
+        return None

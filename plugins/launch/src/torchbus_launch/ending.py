@@ -1,0 +1,92 @@
+"""="""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import NamedTuple
+
+from torchbus.world import SharedStore, World
+
+from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, News
+from torchbus_launch.place import Place
+from torchbus_launch.store import RollCall
+
+
+class Ended(NamedTuple):
+    """The counts of a rank at its end.
+
+    ``collectives``: those of the main process group; None if its backend does not count them.
+    """
+
+    rank: int
+    backwards: int
+    collectives: int | None
+
+    def written(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def read(cls, text: str) -> Ended:
+        return cls(*json.loads(text))
+
+    def is_no_more_than(self, other: Ended) -> bool:
+        """Return whether a rank that waits in vain for the other waits in vain for this one."""
+        return self.backwards <= other.backwards and (
+            other.collectives is None
+            or (self.collectives is not None and self.collectives <= other.collectives)
+        )
+
+    def never_comes_to(self, place: Place, begun: int | None) -> bool:
+        """Return whether a rank waits in a synchronisation that this rank has never begun.
+
+        The other rank waits at ``place`` and has ``begun`` so many collectives. Every rank takes
+        part in each backward and in each collective of the main group. It may have no part in a
+        collective of another group. A rank that waits in backward 12 may have counted it already.
+        """
+        match place.waits_in.split():
+            case ["backward", number, *_] if int(number) > self.backwards:
+                return True
+        return begun is not None and self.collectives is not None and begun > self.collectives
+
+
+class Ending:
+    """This rank's part in the end of the job. All methods raise RuntimeError without the store.
+
+    The number of a rank's requests does not depend on the number of ranks.
+    """
+
+    def __init__(self, world: World, store: SharedStore, news: News) -> None:
+        self._rank = world.rank
+        self._store = store
+        self._news = news
+        self._ended = RollCall(store, "ended", world.rank, world.world_size)
+        self._left = RollCall(store, "left", world.rank, world.world_size)
+
+    def say(self, mine: Ended) -> None:
+        """Say that this rank has reached its end.
+
+        All ranks hear of it, unless they have heard of one that had done no more.
+        """
+        told = map(Ended.read, self._news.all(ENDED))
+        if not any(other.is_no_more_than(mine) for other in told):
+            self._news.tell(self._store, ENDED + mine.written())
+        if self._ended.say():
+            self._news.tell(self._store, ALL_ENDED)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this rank has heard that all have said it."""
+        return self._news.has(ALL_ENDED)
+
+    def leave(self) -> None:
+        """Say that this rank needs the store no longer."""
+        self._store.set(f"left/{self._rank}", "")  # for a rank that misses this one
+        self._left.say()
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until all ranks have left."""
+        deadline, pause_s = time.monotonic() + seconds, 0.002
+        while not self._left.is_complete() and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)

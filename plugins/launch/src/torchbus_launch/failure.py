@@ -1,0 +1,83 @@
+"""The record of the first failure, which all ranks share through the store."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from dataclasses import asdict, dataclass
+
+from torchbus.errors import PluginError, RankFailed, RanksDiverged
+from torchbus.world import SharedStore
+
+from torchbus_launch.broadcast_log import FAILED, News
+from torchbus_redaction.redactor import redacted, redacted_traceback
+
+KEY = "failure"
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "gloo",
+    "NCCL",
+    "Socket",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What happened on which rank.
+
+    ``traceback``: rank 0 prints it if it is not empty.
+    ``diverged``: no rank failed, but the ranks can't go on together.
+    ``frozen``: the rank can't end by itself.
+    """
+
+    rank: int
+    summary: str
+    traceback: str = ""
+    diverged: bool = False
+    frozen: bool = False
+
+    def as_error(self) -> RankFailed | RanksDiverged:
+        """Return the error that the other ranks raise."""
+        return (
+            RanksDiverged(self.summary)
+            if self.diverged
+            else RankFailed(f"rank {self.rank} failed first: {self.summary}")
+        )
+
+
+def of(rank: int, error: BaseException) -> Failure:
+    """Make the record of an exception."""
+    text = redacted_traceback(error)
+    if isinstance(error, RanksDiverged):
+        return Failure(rank, str(error), diverged=True)
+    return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
+
+
+def publish(store: SharedStore, news: News, failure: Failure) -> Failure:
+    """Record a failure unless one is recorded already; return the recorded one."""
+    recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
+    news.tell(store, FAILED)  # whoever recorded it may have died before it could tell
+    return recorded
+
+
+def read(store: SharedStore) -> Failure | None:
+    """Return the recorded failure, if any."""
+    text = store.read(KEY)
+    return None if text is None else parse(text)
+
+
+def parse(text: bytes) -> Failure:
+    return Failure(**json.loads(text))
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Return whether the error looks like that of a rank whose peer has gone.
+
+    Also if it came inside a plugin's listener.
+    """
+    if isinstance(error, PluginError) and error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST)

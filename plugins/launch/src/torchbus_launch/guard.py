@@ -1,0 +1,269 @@
+"""="""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from torchbus.compat.python import frames_of_threads
+from torchbus.errors import RankFailed
+
+from torchbus_launch.broadcast_log import FairClock, Looking, leave_to_no_debugger
+
+
+def say(text: str, within_s: float = 2.0) -> None:
+    """Write to the stderr that this process began with.
+
+    Returns after ``within_s`` even if the text is not written yet.
+    """
+
+    def write() -> None:
+        with contextlib.suppress(Exception):
+            print(text, file=sys.__stderr__, flush=True)
+
+    thread = threading.Thread(target=write, name="torchbus-say", daemon=True)
+    thread.start()
+    thread.join(within_s)
+
+
+_one_at_a_time = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # else a process that is forked during a read has the lock held, and no garbage collection
+    os.register_at_fork(
+        before=_one_at_a_time.acquire,
+        after_in_parent=_one_at_a_time.release,
+        after_in_child=_one_at_a_time.release,
+    )
+
+
+def of_thread(ident: int | None) -> list[FrameType]:
+    """Return the frames from the innermost outwards; [] for a thread that has ended."""
+    chain = []
+    with _nothing_collected():
+        frame = frames_of_threads().get(ident or 0)
+        while frame is not None:
+            chain.append(frame)
+            frame = frame.f_back
+    return chain
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    with _one_at_a_time:
+        was_enabled = sys.version_info < (3, 12) and gc.isenabled()
+        if was_enabled:
+            gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
+
+
+LOOK_EVERY_S = 0.2
+DELIVER_AFTER_S = 1.0
+KILL_AFTER_S = 5.0
+HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+FORCED = "does not leave native code and is ended by force"
+
+
+class Guard:
+    """Calls ``look()`` again and again, and stops this rank if it returns a reason.
+
+    The guard raises the reason in the main thread. An error of the guard itself also ends the
+    rank: without a guard, the rank could wait for ever.
+
+    ``seen_signal``: the last SIGINT, SIGTERM or SIGHUP.
+    ``handled``: signals that a plugin handles.
+    ``beat()``: called as often as ``look()``, and still called while this rank leaves.
+    ``away(seconds)``: returns an error, or None, for a look that has not returned for so long.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        look: Callable[[], BaseException | None],
+        report_signal: Callable[[int], None],
+        *,
+        beat: Callable[[], None] = lambda: None,
+        away: Callable[[float], BaseException | None] = lambda seconds: None,
+    ) -> None:
+        self._rank = rank
+        self._look = look
+        self._report_signal = report_signal
+        self._beat = beat
+        self._away = away
+        self._looking = Looking(self._look_once, LOOK_EVERY_S)
+        self._releases: list[Callable[[], None]] = []
+        self._after_raise: list[Callable[[], None]] = []
+        self._loop, self._loop_id = threading.current_thread(), threading.get_native_id()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
+        self._undo_signals: Callable[[], None] = lambda: None
+        self._wakeup: socket.socket | None = None
+        self.reason: BaseException | None = None
+        self.seen_signal: int | None = None
+        self.handled: set[int] = set()
+        self.leaving = False
+
+    def start(self) -> None:
+        if self._loop is threading.main_thread():
+            self._listen_to_signals()
+        leave_to_no_debugger(self._thread)
+        self._thread.start()
+
+    def on_release(self, release: Callable[[], None]) -> None:
+        """Register a function that ends collectives of this rank; the guard's thread calls it."""
+        self._releases.append(release)
+
+    def release(self) -> None:
+        """End all collectives of this rank, and thereby those of peers that wait on it."""
+        while self._releases:
+            with contextlib.suppress(Exception):
+                self._releases.pop()()
+
+    def on_raise(self, callback: Callable[[], None]) -> None:
+        """Register a callback; the guard's thread calls it after it interrupted the main thread."""
+        self._after_raise.append(callback)
+
+    def stop_looking(self) -> None:
+        self._looking.stop()  # first: the guard handles a look that does not return
+        self._stop.set()
+        self._thread.join()
+
+    def stop(self) -> None:
+        self.stop_looking()
+        self._undo_signals()
+
+    def forget(self) -> None:
+        """Undo the signal handling in a process that was forked from this rank.
+
+        The signals of that process do not concern this rank.
+        """
+        with contextlib.suppress(ValueError):  # forked from a thread other than the main one
+            self._undo_signals()
+
+    def _run(self) -> None:
+        try:
+            self._looking.start()
+            self._watch()
+        except BaseException as error:
+            self.reason = RankFailed(f"the guard of rank {self._rank} failed: {error!r}")
+            self._end_loop(self.reason)
+
+    def _watch(self) -> None:
+        clock, signalled_s, ended = FairClock(), 0.0, False
+        while not self._stop.is_set():
+            number = self._next_signal()
+            if number is not None:
+                self.seen_signal, signalled_s = number, clock.seconds()
+            reason = self._away(self._looking.away_s()) or self._looking.found()
+            if ended or self.leaving:
+                continue
+            ended = True
+            if self.seen_signal and clock.seconds() - signalled_s > DELIVER_AFTER_S:
+                # the main thread has not reacted: it waits in a collective
+                self._report_signal(self.seen_signal)
+                self._end_loop(None)
+            elif reason is not None:
+                self.reason = reason
+                self._end_loop(reason)
+            else:
+                ended = False
+
+    def beat(self) -> None:
+        """Show that this rank and its guard live; call it during a look that takes long."""
+        self._looking.still_there()
+        self._beat()
+
+    def _look_once(self) -> BaseException | None:
+        self.beat()
+        return None if self.leaving else self._look()
+
+    def _end_loop(self, reason: BaseException | None) -> None:
+        self.release()
+        if (
+            not self._loop_leaves_within(DELIVER_AFTER_S)
+            and reason is not None
+            and self._wakeup is not None
+        ):
+            assert self._loop.ident is not None
+            signal.pthread_kill(self._loop.ident, signal.SIGTERM)
+            for callback in self._after_raise:
+                with contextlib.suppress(Exception):
+                    callback()
+        if not self._loop_leaves_within(KILL_AFTER_S):
+            self._kill_myself()
+
+    def _loop_leaves_within(self, seconds: float) -> bool:
+        """Wait for the loop's thread to leave; count only seconds in which it could run."""
+        clock = FairClock(0.1, f"/proc/self/task/{self._loop_id}")
+        while clock.seconds() < seconds and not self.leaving and not self._stop.wait(0.02):
+            pass
+        return self.leaving or self._stop.is_set()
+
+    def _kill_myself(self) -> None:
+        innermost = of_thread(self._loop.ident)[:3]
+        where = "".join(
+            traceback.format_list(
+                traceback.StackSummary.extract(
+                    (frame, frame.f_lineno) for frame in reversed(innermost)
+                )
+            )
+        )
+        text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
+        say(text)
+        os._exit(1)
+
+    def _next_signal(self) -> int | None:
+        if self._wakeup is None:
+            self._stop.wait(LOOK_EVERY_S)
+            return None
+        try:
+            heard = self._wakeup.recv(64)
+        except TimeoutError:
+            return None
+        numbers = [n for n in heard if n in HEARD - self.handled]
+        return numbers[-1] if numbers and self.reason is None else None
+
+    def _listen_to_signals(self) -> None:
+        self._wakeup, writer = socket.socketpair()
+        self._wakeup.settimeout(LOOK_EVERY_S)
+        writer.setblocking(False)
+        old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        old_handlers = {
+            number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())
+        }
+        wakeup = self._wakeup
+
+        def undo() -> None:
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            wakeup.close()
+            writer.close()
+
+        self._undo_signals = undo
+
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving:
+            return
+        if self.reason is None:
+            self.seen_signal = number
+        raise self.reason if self.reason is not None else SystemExit(128 + number)
+
+
+def _hangup() -> list[signal.Signals]:
+    """Return SIGHUP, unless its handling was already changed: nohup ignores it."""
+    return [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []

@@ -1,0 +1,326 @@
+"""Collects the positions of all ranks, and reports hangs and deadlocks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from torchbus.errors import RanksDiverged
+from torchbus.world import SharedStore
+
+from torchbus_launch.broadcast_log import ASKED, REPORTED, News
+from torchbus_launch.guard import say
+from torchbus_launch.place import END, Place
+
+ANSWERS_WITHIN_S = 2.0
+ALL_ANSWER = 1024
+"""In a larger world, only ranks that are elsewhere than the asking rank answer."""
+SLOTS = 32
+"""So many of them, in a larger world."""
+
+
+class Questions:
+    """Asks and answers; runs in the guard's thread.
+
+    ``place()``: where this rank is. ``beat()``: called while this rank waits for answers.
+    """
+
+    def __init__(
+        self,
+        store: SharedStore,
+        news: News,
+        rank: int,
+        world_size: int,
+        place: Callable[[], Place],
+        beat: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._news = news
+        self._rank = rank
+        self._world_size = world_size
+        self._place = place
+        self._beat = beat
+        self._answered = 0
+        self.asked_s = float("-inf")
+        """When this rank last heard a question, by time.monotonic()."""
+        self.asked_last = False
+        """Whether the last question was this rank's."""
+
+    @property
+    def all_answer(self) -> bool:
+        return self._world_size <= ALL_ANSWER
+
+    def answer(self) -> None:
+        for number in map(int, self._news.all(ASKED)[self._answered :]):
+            self._answered, self.asked_s = self._answered + 1, time.monotonic()
+            self.asked_last = self._store.read(f"asker/{number}") == str(self._rank).encode()
+            place = self._place()
+            if self.all_answer:
+                self._store.set(f"where/{number}/{self._rank}", _written(place))
+            elif not self.asked_last and not self._is_with_asker(number, place):
+                self._take_slot(number, place)
+
+    def ask(self) -> list[Place] | None:
+        """Return the places of the ranks that answer; None if another rank asks already."""
+        number = self._answered + 1
+        mine = str(self._rank)
+        if self._store.compare_set(f"asker/{number}", "", mine) != mine.encode():
+            return None
+        own = self._place()
+        self._store.set(f"asked from/{number}", json.dumps(_call(own)))
+        self._news.tell(self._store, f"{ASKED}{number}")
+        return self._all_places(number) if self.all_answer else [own, *self._other_places(number)]
+
+    def _all_places(self, number: int) -> list[Place]:
+        keys = [f"where/{number}/{rank}" for rank in range(self._world_size)]
+        missing, deadline = len(keys), time.monotonic() + ANSWERS_WITHIN_S
+        while missing and time.monotonic() < deadline:
+            self._pause()
+            while missing and self._store.check([keys[missing - 1]]):
+                missing -= 1
+        return self._read(keys)
+
+    def _other_places(self, number: int) -> list[Place]:
+        deadline = time.monotonic() + ANSWERS_WITHIN_S
+        while time.monotonic() < deadline:
+            self._pause()
+        return self._read([f"where/{number}/{slot}" for slot in range(SLOTS)])
+
+    def _pause(self) -> None:
+        time.sleep(0.05)
+        self._beat()
+        self.answer()
+
+    def _read(self, keys: list[str]) -> list[Place]:
+        texts = map(self._store.read, keys)
+        return [Place(**json.loads(text)) for text in texts if text is not None]
+
+    def _is_with_asker(self, number: int, place: Place) -> bool:
+        return bool(json.loads(self._store.get(f"asked from/{number}")) == _call(place))
+
+    def _take_slot(self, number: int, place: Place) -> None:
+        written = _written(place)
+        if self._store.check([f"where/{number}/{SLOTS - 1}"]):
+            return
+        for slot in range(SLOTS):
+            if self._store.compare_set(f"where/{number}/{slot}", "", written) == written.encode():
+                return
+
+
+def _written(place: Place) -> str:
+    return json.dumps(asdict(place))
+
+
+def _call(place: Place) -> list[object]:
+    return [place.waits_in, place.line, place.backwards]
+
+
+RANK_CODE = (
+    "Code that depends on the rank (`if s.rank == 0:`), or on its batch (a smaller one at the end"
+    " of an epoch: drop_last=True), must not leave out what all ranks have to call"
+)
+
+
+def report(
+    places: list[Place], world_size: int, waited_s: float, *, all_answer: bool = True
+) -> str:
+    """Say where each rank is, which ranks are missing, and what that usually means.
+
+    ``all_answer``: False if only those answered that are elsewhere than the first.
+    """
+    if not all_answer:
+        return _of_some(places, world_size, waited_s)
+    silent = sorted(set(range(world_size)) - {place.rank for place in places})
+    missing = [place for place in places if not place.waits_in]
+    lines = [f"torchbus: ranks have waited {waited_s:.0f} s for others:"]
+    lines += [f"  {place.words()}" for place in places]
+    lines += [
+        f"  rank {rank} does not answer: it is stopped, in native code that holds Python's lock, or"
+        " its machine is cut off"
+        for rank in silent
+    ]
+    who = ", ".join(str(rank) for rank in sorted([*silent, *(place.rank for place in missing)]))
+    lines.append(
+        f"  missing: rank {who}. {_cause(missing, silent)}"
+        if who
+        else f"  none is missing: {_without_cause(places)}"
+    )
+    return "\n".join(lines)
+
+
+def _of_some(places: list[Place], world_size: int, waited_s: float) -> str:
+    asked, *elsewhere = places
+    lines = [f"torchbus: ranks have waited {waited_s:.0f} s for others:", f"  {asked.words()}"]
+    lines += [f"  {place.words()}" for place in elsewhere]
+    lines.append(
+        f"  of {world_size} ranks, {len(elsewhere)} say that they are elsewhere than rank"
+        f" {asked.rank}. The others are there, too, or do not answer; of more than {SLOTS} that are"
+        " elsewhere, only the first are shown"
+    )
+    lines.append(f"  {_cause([place for place in elsewhere if not place.waits_in], [])}")
+    return "\n".join(lines)
+
+
+def _without_cause(places: list[Place]) -> str:
+    if len({place.waits_in for place in places}) == 1:
+        return (
+            "all are in the same call, which takes long by itself (much to send, a slow network),"
+            " or has lost one of its connections"
+        )
+    return f"they wait for each other. {RANK_CODE}"
+
+
+def _cause(missing: list[Place], silent: list[int]) -> str:
+    if silent:
+        return "If a rank gives no sign of life for freeze_timeout, the job ends"
+    if any("DataLoader" in place.note for place in missing):
+        return "Its data does not arrive: check the workers of that loader, and what they read"
+    if any("evaluation" in place.note for place in missing):
+        return "It seems to evaluate by itself: the others wait until it is back"
+    return f"It may only be slow; then all ranks go on by themselves. {RANK_CODE}"
+
+
+ASK_EVERY_S = 5.0
+TAKES_OVER_S = 10.0
+RETRY_S = 1.0
+
+
+class HangWatch:
+    """Finds ranks that wait long for each other; runs in the guard's thread.
+
+    One of the ranks that wait asks, and the guards answer. After a long wait, rank 0 prints the
+    answers. ``look()`` returns an error if no rank can go on: each waits in a synchronisation, and
+    not all in the same one.
+
+    ``rest()``: returns a mark of module rest.
+    ``beat()``: called while this rank waits for answers.
+    ``say()``: writes where the user sees it.
+    """
+
+    def __init__(
+        self,
+        store: SharedStore,
+        news: News,
+        rank: int,
+        world_size: int,
+        hang_timeout_s: float,
+        place: Callable[[], Place],
+        rest: Callable[[], str] = lambda: "",
+        beat: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = say,
+    ) -> None:
+        self._store = store
+        self._news = news
+        self._rank = rank
+        self._world_size = world_size
+        self._hang_timeout_s = hang_timeout_s
+        self._place = place
+        self._rest = rest
+        self._say = say
+        self._questions = Questions(store, news, rank, world_size, self._place_at_rest, beat)
+        self._waits: tuple[str, str] | None = None
+        self._since_s = self._tried_s = time.monotonic()
+        self._printed = 0
+        self._told = False
+        self._before: list[tuple[str, str, int, str]] = []
+
+    def waited_s(self) -> float:
+        """Return the seconds that this rank has waited in its current synchronisation.
+
+        0.0 if it is in none.
+        """
+        place = self._place()
+        now = (place.waits_in, place.line) if place.waits_in else None
+        if now != self._waits:
+            self._waits, self._since_s, self._tried_s, self._told = (
+                now,
+                time.monotonic(),
+                time.monotonic(),
+                False,
+            )
+        return time.monotonic() - self._since_s if now is not None else 0.0
+
+    def look(self) -> RanksDiverged | None:
+        waited_s = self.waited_s()
+        self._questions.answer()
+        self._print_reports()
+        due = waited_s > self._hang_timeout_s and not self._told
+        if not (due or self._may_ask(waited_s)) or time.monotonic() - self._tried_s < RETRY_S:
+            return None
+        self._tried_s = time.monotonic()
+        places = self._questions.ask()
+        if places is None:
+            return None
+        if due:
+            self._told = True
+            self._tell(places, waited_s)
+        return self._deadlock(places)
+
+    def _may_ask(self, waited_s: float) -> bool:
+        """Return whether this rank asks to find out whether any rank can go on.
+
+        The rank that asked last asks again; another one takes over if it no longer asks.
+        """
+        pause_s = ASK_EVERY_S if self._questions.asked_last else TAKES_OVER_S
+        return (
+            self._questions.all_answer
+            and waited_s >= ASK_EVERY_S
+            and time.monotonic() - self._questions.asked_s >= pause_s
+        )
+
+    def _place_at_rest(self) -> Place:
+        """Return this rank's place, with evidence that the rank can't go on by itself.
+
+        A rank at the end has declared that it only waits. Any other rank needs the mark of rest.
+        """
+        place = self._place()
+        return replace(place, rest=END if place.waits_in == END else self._rest())
+
+    def _tell(self, places: list[Place], waited_s: float) -> None:
+        """Print the report once for all ranks that wait.
+
+        If rank 0 answers, or may, rank 0 prints it, because only rank 0's output is visible under
+        every launcher.
+        """
+        here = "/".join(f"{place.rank}:{place.waits_in}:{place.backwards}" for place in places)
+        if self._store.compare_set(f"told/{here}", "", str(self._rank)) != str(self._rank).encode():
+            return
+        number = self._store.add("reports", 1)
+        text = report(places, self._world_size, waited_s, all_answer=self._questions.all_answer)
+        rank_0_is_silent = all(place.rank != 0 for place in places)
+        if self._rank == 0 or (self._questions.all_answer and rank_0_is_silent):
+            self._say(text)
+        else:
+            self._store.set(f"report/{number}", text)
+        self._news.tell(self._store, f"{REPORTED}{number}")
+
+    def _print_reports(self) -> None:
+        for number in self._news.all(REPORTED)[self._printed :]:
+            self._printed += 1
+            self._told = self._waits is not None
+            text = self._store.read(f"report/{number}") if self._rank == 0 else None
+            if text is not None:
+                self._say(text.decode())
+
+    def _deadlock(self, places: list[Place]) -> RanksDiverged | None:
+        """Return an error if no rank can go on.
+
+        Two looks in a row must find the same places, with all ranks at rest in between. Work
+        that a busy machine has not yet started counts as work.
+        """
+        found = [(place.waits_in, place.line, place.backwards, place.rest) for place in places]
+        before, self._before = self._before, found
+        if (
+            found != before
+            or len(places) < self._world_size
+            or not all(place.waits_in and place.rest for place in places)
+        ):
+            return None
+        if len({place.waits_in for place in places}) == 1:
+            return None
+        lines = "; ".join(place.words() for place in places)
+        return RanksDiverged(
+            f"the ranks wait for each other in different places, for good: {lines}. {RANK_CODE}"
+        )

@@ -1,0 +1,365 @@
+"""="""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.world import SharedStore, World
+
+from torchbus_launch import compat, failure, inherited, stall, store
+from torchbus_launch.broadcast_log import NOTE, WHERE, FairClock, News, connected_to, shut
+from torchbus_launch.children import Child, end_children
+from torchbus_launch.ending import Ended, Ending
+from torchbus_launch.failure import Failure
+from torchbus_launch.freeze import LOST, Freeze
+from torchbus_launch.guard import Guard, say
+from torchbus_launch.lookout import GONE, Lookout, received
+from torchbus_launch.place import END, Place, find, waited_workers
+from torchbus_launch.request import Request
+from torchbus_launch.store import RollCall
+from torchbus_redaction.redactor import redacted
+
+ENDED, GONE_ON = "ended", "gone on"
+
+
+class Job:
+    """This rank's part of the job.
+
+    ``waiting``: the synchronisation that the main thread waits in, as words and numbers, or None.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        request: Request,
+        children: list[Child] | None = None,
+        ends_with_block: bool = False,
+        forked: bool = False,
+        parent_pid: int | None = None,
+        keep: object = None,
+    ) -> None:
+        self.world = world
+        self.ends_with_block = ends_with_block
+        self.launch_rule = request.launch_rule
+        self.waiting: tuple[object, ...] | None = None
+        self.backwards = 0
+        self._looked = self._looked_before = self._questions = 0
+        self._children = children or []
+        self._forked = forked
+        self._keep = keep
+        self._thread = threading.get_ident()  # the loop's, which need not be the main one
+        self._store = world.shared.within("job")
+        self.evaluates: Callable[[], bool] = lambda: False
+        self._watch_over(request, parent_pid)
+        self.guard = self._make_guard()
+        self.guard.start()
+        inherited.guarded()
+        if ends_with_block and not forked:
+            RollCall(world.shared, "joined", world.rank, world.world_size).say()
+
+    def _watch_over(self, request: Request, parent_pid: int | None) -> None:
+        """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
+        store = self.world.shared.connection(request.timeout).within("job")
+        self._news = News(self._store, self._answer if self.world.is_main else None)
+        self._news.start()
+        self._ending = Ending(self.world, self._store, self._news)
+        workers = partial(waited_workers, self._thread)
+        self._freeze = Freeze(store, self.world, request, workers, parent_pid)
+        self._lookout = Lookout(
+            store,
+            self._news,
+            self.world.rank,
+            self.world.world_size,
+            request.hang_timeout_s,
+            self._place,
+            self._children,
+            parent_pid,
+            self._freeze,
+            self._rest,
+            lambda: self.guard.beat(),
+        )
+
+    def _make_guard(self) -> Guard:
+        # Lambdas, not bound methods: part() drops the connection, and the guard may outlive it.
+        guard = Guard(
+            self.world.rank,
+            lambda: self._lookout.look(),
+            lambda number: self._lookout.report_signal(number),
+            beat=lambda: self._freeze.beat(),
+            away=self._away,
+        )
+        guard.on_raise(lambda: self._freeze.end_workers())
+        return guard
+
+    @property
+    def launched(self) -> int:
+        """Number of ranks that this process started."""
+        return len(self._children)
+
+    def wait_in(self, *words: object) -> None:
+        """Record that the main thread is about to wait for the other ranks.
+
+        ``words``: the name of the synchronisation, with its numbers. If ranks wait for ever in
+        synchronisations of different names, the guards end them.
+        """
+        self.waiting = words
+
+    def go_on(self) -> None:
+        """Record that the main thread no longer waits."""
+        self.waiting = None
+
+    def count_backward(self) -> None:
+        """Count one more synchronised backward."""
+        self.backwards += 1
+
+    def on_release(self, release: Callable[[], None]) -> None:
+        """Register how to end the collectives of a process group that a plugin has made.
+
+        The guard's thread calls ``release()``.
+        """
+        self.guard.on_release(release)
+
+    def leave_signals(self, numbers: set[int]) -> None:
+        """Leave these signals to a plugin that handles them; an empty set takes them back."""
+        self.guard.handled = set(numbers)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this rank has a reason to stop, such as the failure of another rank."""
+        return self.guard.reason is not None
+
+    def wait_until(
+        self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
+    ) -> bool:
+        """Wait without a collective until the shared store meets a condition.
+
+        ``asks``: whether ``met`` asks the store, which large worlds must do more slowly. Returns
+        False after ``seconds``. Raises this rank's reason to stop, if one comes up.
+        """
+        assert self.world.store is not None
+        deadline, pause_s = time.monotonic() + seconds, 0.0005
+        longest_s = store.pause_s(0.05, self.world.world_size if asks else 1)
+        while not met(self.world.store):
+            if self.guard.reason is not None:
+                raise self.guard.reason
+            if time.monotonic() > deadline:
+                return False
+            self._looked += 1
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, longest_s)
+        return True
+
+    def asks_rank0(self) -> Iterator[str]:
+        """Ask rank 0 where it is; yield how it has passed the place where this rank is, or "".
+
+        It has, once it has ENDED its loop, or GONE_ON: begun a collective that this rank has not.
+        Each question is asked after twice the time, because all ranks hear it.
+        """
+        assert self.world.store is not None
+        here, pause_s = (self.backwards, compat.begun() or 0), 0.1
+        while True:
+            self._questions += 1
+            question = f"{WHERE}{self.world.rank} {self._questions}"
+            self._news.tell(self._store, question)
+            deadline = time.monotonic() + pause_s
+            while (answer := self._store.read(question)) is None or time.monotonic() < deadline:
+                yield _how_past(json.loads(answer), here) if answer is not None else ""
+            pause_s *= 2
+
+    def note(self, text: str) -> None:
+        """Let rank 0 write a line to the terminal, which it alone is sure to have."""
+        self._news.tell(self._store, NOTE + text)
+
+    def _answer(self, question: str) -> str:
+        if question.startswith(NOTE):
+            say(redacted(question.removeprefix(NOTE)))
+        ended = self._place().waits_in == END or self.guard.leaving
+        return json.dumps([ended, self.backwards, compat.begun() or 0])
+
+    def meet(self, error: BaseException | None) -> BaseException | None:
+        """Meet the other ranks at the end, and return the error that this rank must raise, if any.
+
+        Without an error, this rank waits until every rank has reached its end. With an error, it
+        publishes the error and ends the collectives in which others wait.
+        """
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            error = self._wait_for_all_ends() or error
+        self.guard.leaving = True
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            return error
+        return Settling(self.world, self._store, self.guard, self._lookout).settle(error)
+
+    def part(self, error: BaseException | None) -> None:
+        """Leave the job: wait for the ranks that this one started, and stop the guard."""
+        self.guard.leaving = True
+        end_children(self._children, in_peace=error is None)
+        self.guard.stop_looking()  # at the store: it closes once all ranks have left
+        self._news.stop()
+        with contextlib.suppress(RuntimeError):
+            self._let_all_leave(error)
+        self.guard.stop()
+        self.world.shared.close()  # rank 0's port with it
+        self.world = dataclasses.replace(self.world, store=None)
+        # with their connections
+        del self._store, self._news, self._ending, self._lookout, self._freeze
+
+    def end_process(self, error: BaseException | None) -> None:
+        """End the process of a rank that the session started, at the end of its block."""
+        if self._forked:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(0 if error is None else 1)
+        if error is None:
+            raise SystemExit(0)
+
+    def _wait_for_all_ends(self) -> BaseException | None:
+        try:
+            self._ending.say(Ended(self.world.rank, self.backwards, compat.begun()))
+            self.wait_until(lambda _: self._ending.is_complete, float("inf"), asks=False)
+        except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
+            return error
+        except RuntimeError as lost:
+            return self.guard.reason or RankFailed(f"{GONE}: {lost}")
+        return None
+
+    def _let_all_leave(self, error: BaseException | None) -> None:
+        """Leave last if this is rank 0.
+
+        It serves the store, which the others need until they have left.
+        """
+        self._ending.leave()
+        has_others = self.world.world_size > 1 + len(self._children)
+        if self.world.is_main and not self.ends_with_block and has_others:
+            self._ending.wait_for_all(5.0 if error is None else 1.0)
+
+    def _away(self, seconds: float) -> RankFailed | None:
+        """Return the error that the store's silence means, or None.
+
+        With an error, shut this rank's connections to the store, so that no thread waits for it.
+        """
+        error = self._freeze.away(seconds)
+        if error is not None and self.world.store is not None:
+            shut(connected_to(self.world.store.port))
+        return error
+
+    def _rest(self) -> str:
+        """Return the mark of module rest.
+
+        On an accelerator it is a constant, because threads that wait may spin. While
+        ``wait_until`` looks again and again, it is one as well.
+        """
+        if self._looked > self._looked_before:
+            self._looked_before = self._looked
+            return "looks at the store"
+        return (
+            stall.mark(self.world.shared.port)
+            if self.world.device.type == "cpu"
+            else "of an accelerator"
+        )
+
+    def _place(self) -> Place:
+        place = find(self.world.rank, self.waiting, self.backwards, self._thread)
+        return dataclasses.replace(
+            place, note=place.note or ("in evaluation" if self.evaluates() else "")
+        )
+
+
+def _how_past(answer: list[int], here: tuple[int, int]) -> str:
+    ended, backwards, begun = answer
+    if ended:
+        return ENDED
+    return GONE_ON if backwards > here[0] or begun > here[1] else ""
+
+
+class Settling:
+    """Settles what a rank that ends with an error raises and prints."""
+
+    def __init__(self, world: World, store: SharedStore, guard: Guard, lookout: Lookout) -> None:
+        self._world = world
+        self._store = store
+        self._guard = guard
+        self._lookout = lookout
+
+    def settle(self, error: BaseException) -> BaseException:
+        """Find the first failure, publish it, end the collectives, and return what to raise.
+
+        Rank 0 prints the traceback of the rank that failed first.
+        """
+        signal_seen = self._signal(error)
+        if failure.is_consequence(error) and self._guard.reason is not None:
+            error = self._guard.reason
+        mine = (
+            received(self._world.rank, signal_seen)
+            if signal_seen
+            else failure.of(self._world.rank, error)
+        )
+        with contextlib.suppress(RuntimeError):
+            first = self._first_failure(error, mine)
+            self._guard.release()
+            if first.summary == LOST:
+                # print now: a launcher that sees a killed rank ends all ranks
+                say(f"torchbus: {first.as_error()}")
+            if first.diverged and failure.is_consequence(error) and not signal_seen:
+                # this rank's own guard may have found it, and a peer reacted to it first
+                return first.as_error()
+            if first.rank == self._world.rank or signal_seen or first.summary == mine.summary:
+                return _signalled(signal_seen, error)
+            return self._of_another(first, error)
+        self._guard.release()
+        return RankFailed(GONE) if failure.is_consequence(error) else error
+
+    def _signal(self, error: BaseException) -> int | None:
+        """Return the signal that this rank has received, if any."""
+        number = self._guard.seen_signal
+        if number is None and isinstance(error, KeyboardInterrupt):
+            number = signal.SIGINT  # Python's handler may be faster than the guard
+        around = error.__context__
+        if number and around is not None and failure.is_consequence(around):
+            # the guard ended the collective to let Python deliver the signal
+            error.__suppress_context__ = True
+        return number
+
+    def _of_another(self, first: Failure, error: BaseException) -> BaseException:
+        """Return what this rank raises because another one has failed."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return error
+        if self._world.is_main and first.traceback:
+            self._show(first)
+        return error if isinstance(error, RankFailed | RanksDiverged) else first.as_error()
+
+    def _first_failure(self, error: BaseException, mine: Failure) -> Failure:
+        clock, within_s = FairClock(0.1), 3.0 if failure.is_consequence(error) else 0.0
+        pause_s = store.pause_s(0.02, self._world.world_size)
+        found = (
+            self._lookout.lost_rank()
+            if self._guard.reason is None and (within_s or isinstance(error, SystemExit))
+            else None
+        )
+        while found is None and clock.seconds() < within_s:
+            found = self._lookout.known_failure()
+            time.sleep(pause_s)
+        return found or self._lookout.publish(self._store, mine)
+
+    def _show(self, first: Failure) -> None:
+        stream = sys.__stderr__ or sys.stderr
+        sys.stdout.flush()
+        lines = first.traceback.rstrip().splitlines()
+        print("\n".join(f"[rank {first.rank}] {line}" for line in lines), file=stream, flush=True)
+
+
+def _signalled(number: int | None, error: BaseException) -> BaseException:
+    """Return the exception for a signal that came while the main thread could not receive it."""
+    if number is None or isinstance(error, KeyboardInterrupt | SystemExit):
+        return error
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)

@@ -1,0 +1,85 @@
+"""The launcher of a session: plans its devices, and joins or starts its ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchbus_device.devices import DevicePlan, plan_devices
+from torchbus_launch import inherited, places, relaunch
+from torchbus_launch.job import Job
+from torchbus_launch.request import Request
+from torchbus_launch.spawn import Call
+from torchbus_launch.starting import start
+
+if TYPE_CHECKING:
+    from torchbus.runtime.context import Context
+
+
+class Launcher:
+    """Starts or joins the ranks of one session.
+
+    Raises UsageError, before anything starts, for devices that this machine does not have.
+    """
+
+    def __init__(self, session: Context) -> None:
+        words = session.options
+        self._session = session
+        self._devices = inherited.device_plan() or plan_devices(
+            words["devices"], words["accelerator"]
+        )
+        self._request = _request(words, self._devices)
+        self._call: Call | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self._devices.device(0)
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._request.timeout
+
+    @property
+    def ranks_asked_for(self) -> int:
+        named = (
+            self._devices.count * self._request.num_nodes
+            if self._request.explicit_devices
+            else self._request.num_nodes
+        )
+        has_strategy = self._session.options["strategy"] is not None
+        return max(named, places.world_size_seen()) if has_strategy else named
+
+    def has_many_ranks(self) -> bool:
+        return self._devices.count * self._request.num_nodes > 1 or places.world_size_seen() > 1
+
+    def refuse_prompt(self) -> None:
+        if self.has_many_ranks() and places.world_size_seen() == 1:
+            relaunch.refuse_start_at_a_prompt()
+
+    def decorate(self, *call: Any) -> None:
+        self._call = Call(*call)
+
+    def start(self, launch: str | None) -> Job:
+        request = self._request
+        if launch is not None:
+            request = dataclasses.replace(request, launch=launch)
+        job, self._call = start(request, self._call), None
+        return job
+
+
+def _request(words: Mapping[str, Any], devices: DevicePlan) -> Request:
+    """Return what the session asks of the launcher."""
+    return Request(
+        devices,
+        words["num_nodes"],
+        words["launch"],
+        words["devices"] != "auto",
+        words["print_all_ranks"],
+        timedelta(seconds=words["timeout_s"]),
+        words["hang_timeout"],
+        words["freeze_timeout"],
+    )

@@ -1,0 +1,173 @@
+"""What each rank's guard checks: has another rank failed, ended or gone, and can this one go on?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from torchbus.errors import RankFailed, RanksDiverged
+from torchbus.world import SharedStore
+
+from torchbus_launch import compat, failure
+from torchbus_launch.broadcast_log import ENDED, FAILED, News
+from torchbus_launch.children import Child
+from torchbus_launch.ending import Ended
+from torchbus_launch.failure import Failure
+from torchbus_launch.freeze import Freeze
+from torchbus_launch.guard import say
+from torchbus_launch.hang import HangWatch
+from torchbus_launch.place import END, Place
+
+GONE = "rank 0, which serves the store, has gone"
+
+
+class Lookout:
+    """Finds this rank's reason to stop; ``look()`` returns it, or None.
+
+    ``store`` is a connection that nothing else uses.
+    """
+
+    def __init__(
+        self,
+        store: SharedStore,
+        news: News,
+        rank: int,
+        world_size: int,
+        hang_timeout_s: float,
+        place: Callable[[], Place],
+        children: Sequence[Child],
+        parent_pid: int | None,
+        freeze: Freeze | None = None,
+        rest: Callable[[], str] = lambda: "",
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._news = news
+        self._rank = rank
+        self._place = place
+        self._children = children
+        self._parent_pid = parent_pid
+        self._freeze = freeze
+        # ranks of one session know more about how each other ended
+        self._is_ours = bool(children) or parent_pid is not None
+        self._hang = HangWatch(
+            store,
+            news,
+            rank,
+            world_size,
+            hang_timeout_s,
+            place,
+            rest,
+            beat,
+            say if freeze is None else freeze.say,
+        )
+
+    def look(self) -> BaseException | None:
+        if self._parent_pid is not None and os.getppid() != self._parent_pid:
+            return RankFailed("rank 0 has gone")
+        if self._news.lost:
+            return RankFailed(GONE)
+        try:
+            found = self._told() or self.dead_rank() or self._frozen()
+            if found is not None and found.frozen and self._freeze is not None:
+                self._freeze.end(found.rank, found.summary)
+        except RuntimeError:
+            return RankFailed(GONE)
+        if found is not None and (
+            found.rank != self._rank
+            or found.frozen
+            or (self._freeze is not None and self._freeze.stands)
+        ):
+            return found.as_error()
+        return self._ended_peer() or self._deadlock()
+
+    def publish(self, store: SharedStore, found: Failure) -> Failure:
+        """Record a failure over the caller's connection; return the one that came first."""
+        return failure.publish(store, self._news, found)
+
+    def _told(self) -> Failure | None:
+        return failure.read(self._store) if self._news.has(FAILED) else None
+
+    def report_signal(self, number: int) -> None:
+        """Record that this rank got a signal that ends it."""
+        with contextlib.suppress(RuntimeError):
+            self.publish(self._store, received(self._rank, number))
+
+    def known_failure(self) -> Failure | None:
+        """Return why this rank lost a connection, if that is known by now.
+
+        Raises RuntimeError if the store has gone and nothing else can tell.
+        """
+        try:
+            return failure.read(self._store) or self.dead_rank()
+        except RuntimeError:
+            if self._is_ours:
+                raise
+            # the store may go a moment before the process that serves it
+            return self.lost_rank()
+
+    def dead_rank(self) -> Failure | None:
+        """Return the failure of a rank whose process has ended, if there is one.
+
+        It is a child of this process that ended with an error, or a launcher's rank on this host
+        whose process has gone.
+        """
+        for child in self._children:
+            status = child.poll()
+            if status:
+                text = child.last_errors()
+                return self.publish(
+                    self._store, Failure(child.rank, f"the process {child.words()}", text)
+                )
+        return self.lost_rank()
+
+    def lost_rank(self) -> Failure | None:
+        """Return the failure of a launcher's rank on this host whose process has gone, if any."""
+        lost = self._freeze.lost() if self._freeze is not None and not self._is_ours else None
+        if lost is not None:
+            with contextlib.suppress(RuntimeError):  # the store has gone with it
+                return self.publish(self._store, lost)
+        return lost
+
+    def _frozen(self) -> Failure | None:
+        found = self._freeze.look() if self._freeze is not None else None
+        return self.publish(self._store, found) if found is not None else None
+
+    def _deadlock(self) -> BaseException | None:
+        try:
+            error = self._hang.look()
+        except RuntimeError:
+            return RankFailed(GONE)
+        if error is not None:
+            self.publish(self._store, failure.of(self._rank, error))
+        return error
+
+    def _ended_peer(self) -> BaseException | None:
+        """Return an error if a rank ended its loop and will never reach what this one waits in."""
+        ends = [Ended.read(text) for text in self._news.all(ENDED)]
+        place, begun = self._place() if ends else None, compat.begun()
+        if place is None or place.waits_in in ("", END):
+            return None
+        peer = next((end for end in ends if end.never_comes_to(place, begun)), None)
+        if peer is None:
+            return None
+        error = self._left_behind(peer.rank, peer.backwards)
+        self.publish(self._store, failure.of(self._rank, error))
+        return error
+
+    def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
+        place = self._place()
+        return RanksDiverged(
+            f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank}"
+            f" waits in {place.waits_in or 'a collective'} at {place.line}: all ranks must make the"
+            " same number of them. A loop that stops by a number of its own rank (a loss read"
+            " before backward, say) must share it: read the loss after backward, or use"
+            " s.reduce(number)"
+        )
+
+
+def received(rank: int, number: int) -> Failure:
+    """Make the failure that a signal on this rank is to the other ranks."""
+    return Failure(rank, f"it received {signal.Signals(number).name}")

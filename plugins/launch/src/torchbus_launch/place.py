@@ -1,0 +1,133 @@
+"""Where a rank's loop is: its line, and what it waits for."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from dataclasses import dataclass
+from types import FrameType
+
+from torch.nn import Module
+from torchbus.compat import loaders
+from torchbus.runtime.user_code import LIBRARIES, is_inside
+
+from torchbus_launch import guard
+from torchbus_launch.compat import OPERATORS
+from torchbus_launch.stall import is_stopped
+
+END = "the end of the session"
+SESSION = ("torchbus.session", "torchbus.ranks")  # modules that define the session's methods
+DATA = "torch.utils.data.dataloader"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is, as its guard reports it.
+
+    ``waits_in``: the synchronisation that it waits in ("backward 41", "s.barrier"), "" if none.
+    ``line``: the line of the loop, as in "train.py:57".
+    ``source``: the text of that line.
+    ``note``: what else is known.
+    ``rest``: a mark that stays the same while the rank can't go on by itself; "" if it may.
+    """
+
+    rank: int
+    waits_in: str
+    line: str
+    source: str
+    backwards: int
+    note: str = ""
+    rest: str = ""
+
+    def words(self) -> str:
+        what = (
+            f"waits in {self.waits_in}"
+            if self.waits_in
+            else f"is elsewhere, after {self.backwards} backward calls"
+        )
+        return f"rank {self.rank} {what}, at {self.line}: {self.source}" + (
+            f" ({self.note})" if self.note else ""
+        )
+
+
+def find(rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: int) -> Place:
+    """Return where the session's thread is now.
+
+    ``waiting``: what it declared to wait for, if any.
+    """
+    chain = guard.of_thread(thread)
+    user = next(
+        (index for index, frame in enumerate(chain) if _is_the_loops(frame)), len(chain) - 1
+    )
+    line, source = _line(chain[user]) if chain else ("an unknown line", "")
+    waits_in = (
+        " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
+    )
+    return Place(rank, waits_in, line, source, backwards, _note(chain[:user]))
+
+
+def _is_the_loops(frame: FrameType) -> bool:
+    return not is_inside(frame) and not frame.f_code.co_filename.startswith(LIBRARIES)
+
+
+def _name(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__") or ""
+
+
+def _line(frame: FrameType) -> tuple[str, str]:
+    # f_lineno is None while the frame moves on
+    file, number = frame.f_code.co_filename, frame.f_lineno or 0
+    return f"{_shortened(file)}:{number}", linecache.getline(file, number).strip()
+
+
+def _shortened(file: str) -> str:
+    try:
+        return file.removeprefix(os.getcwd() + os.sep)
+    except OSError:  # the script may remove the directory that it works in
+        return file
+
+
+def _synchronisation(chain: list[FrameType]) -> str:
+    """Name the loop's call that is in a collective or at the session's end; "" if none is."""
+    if any(frame.f_code.co_name == "_wait_for_all_ends" for frame in chain[:3]):
+        return END
+    inner = next((frame for frame in chain if not _name(frame).startswith(OPERATORS)), None)
+    if len(chain) < 2 or inner is None or not _name(inner).startswith("torch.distributed"):
+        return ""
+    called = chain[-2]
+    name, owner = called.f_code.co_name, type(called.f_locals.get("self"))
+    if name == "__init__":
+        return f"{owner.__name__}(...)"
+    if issubclass(owner, Module):
+        return f"the first call of {owner.__name__}"
+    return f"s.{name}" if _name(called) in SESSION else name
+
+
+def _note(inner: list[FrameType]) -> str:
+    """Say whether the rank waits for the workers of its DataLoader, and how many live."""
+    iterator = _loader(inner)
+    if iterator is None:
+        return ""
+    workers = loaders.workers(iterator)
+    note = (
+        "it waits for the workers of its DataLoader, of which"
+        f" {sum(worker.is_alive() for worker in workers)} of {len(workers)} live"
+    )
+    stopped = [str(worker.pid) for worker in workers if is_stopped(worker.pid)]
+    return f"{note}; stopped by a signal: process {', '.join(stopped)}" if stopped else note
+
+
+def waited_workers(thread: int) -> tuple[list[int], object]:
+    """Return the workers that this thread waits for, and how many batches have come."""
+    iterator = _loader(guard.of_thread(thread))
+    return (
+        ([], None)
+        if iterator is None
+        else ([worker.pid for worker in loaders.workers(iterator)], loaders.batches_come(iterator))
+    )
+
+
+def _loader(frames: list[FrameType]) -> object:
+    """Return the DataLoader iterator with workers that one of the frames belongs to, or None."""
+    iterators = (frame.f_locals.get("self") for frame in frames if _name(frame) == DATA)
+    return next((iterator for iterator in iterators if loaders.workers(iterator)), None)

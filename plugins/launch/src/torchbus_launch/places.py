@@ -1,0 +1,228 @@
+"""="""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchbus.errors import UsageError
+
+from torchbus_launch import inherited
+from torchbus_launch.request import Request
+
+
+def integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return the number in a variable, or the default if the variable is not set.
+
+    Raises UsageError, which names the variable.
+    """
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise UsageError(f"{name}={text!r} is not a number") from None
+
+
+MPI_PREFIXES = (
+    ("OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_"),
+    ("MV2_COMM_WORLD_", "MV2_COMM_WORLD_LOCAL_"),
+    ("PMI_", "MPI_LOCAL"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank's place, as a launcher's variables give it."""
+
+    launched_by: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    address: str
+    port: int
+    one_host: bool = False
+    job: str = ""
+    """The launcher's unique name for the job, which all its ranks share; "" without one."""
+
+
+def find(request: Request, environ: Mapping[str, str] = os.environ) -> Place | None:
+    """Return the place that a launcher gives this process; None without a launcher.
+
+    Raises UsageError if the variables contradict each other.
+    """
+    place = _place(environ)
+    if place is not None:
+        _check(place, request)
+    return place
+
+
+def world_size_seen() -> int:
+    """Return the number of ranks in a launcher's variables; 1 without a launcher."""
+    place = _place(os.environ)
+    return place.world_size if place is not None else 1
+
+
+def _place(env: Mapping[str, str]) -> Place | None:
+    return _own() or _torchrun(env) or _horovodrun(env) or _slurm(env) or _mpi(env)
+
+
+def _own() -> Place | None:
+    given = inherited.place()
+    return None if given is None else Place("session", **given)
+
+
+def _torchrun(env: Mapping[str, str]) -> Place | None:
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        if ("RANK" in env) != ("WORLD_SIZE" in env):
+            raise UsageError(
+                "only one of RANK and WORLD_SIZE is set: unset it, or start the script with"
+                " torchrun"
+            )
+        return None
+    rank, world_size = integer(env, "RANK"), integer(env, "WORLD_SIZE")
+    if world_size > 1 and "MASTER_ADDR" not in env:
+        raise UsageError(
+            f"RANK={rank} and WORLD_SIZE={world_size} are set, but MASTER_ADDR is not: set it, or"
+            " use torchrun"
+        )
+    local_world_size = integer(env, "LOCAL_WORLD_SIZE", world_size)
+    return Place(
+        "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment",
+        rank,
+        world_size,
+        integer(env, "LOCAL_RANK", rank % max(1, local_world_size)),
+        local_world_size,
+        integer(env, "GROUP_RANK", rank // max(1, local_world_size)),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        integer(env, "MASTER_PORT", 29500),
+        "LOCAL_WORLD_SIZE" in env and local_world_size == world_size,
+        env.get("TORCHELASTIC_RUN_ID", ""),
+    )
+
+
+def _horovodrun(env: Mapping[str, str]) -> Place | None:
+    if "HOROVOD_RANK" not in env or integer(env, "HOROVOD_SIZE", 1) < 2:
+        return None
+    world_size = integer(env, "HOROVOD_SIZE")
+    local_world_size = integer(env, "HOROVOD_LOCAL_SIZE", world_size)
+    if local_world_size < world_size and "MASTER_ADDR" not in env:
+        raise UsageError(
+            "horovodrun started ranks on several hosts: give the first one's address,"
+            " MASTER_ADDR=... horovodrun ..."
+        )
+    job = ":".join(env.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+    return Place(
+        "horovodrun",
+        integer(env, "HOROVOD_RANK"),
+        world_size,
+        integer(env, "HOROVOD_LOCAL_RANK", 0),
+        local_world_size,
+        integer(env, "HOROVOD_CROSS_RANK", 0),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        _port(env, job),
+        local_world_size == world_size,
+        job,
+    )
+
+
+def _slurm(env: Mapping[str, str]) -> Place | None:
+    if (
+        "SLURM_PROCID" not in env
+        or "SLURM_STEP_ID" not in env
+        or integer(env, "SLURM_NTASKS", 1) < 2
+    ):
+        return None
+    local = int(re.split(r"[(,]", env.get("SLURM_TASKS_PER_NODE", env["SLURM_NTASKS"]))[0])
+    hosts = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "127.0.0.1"))
+    address = env.get("MASTER_ADDR") or first_host(hosts)
+    job = (
+        f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
+        if "SLURM_HET_SIZE" not in env
+        else ""
+    )
+    return Place(
+        "SLURM",
+        integer(env, "SLURM_PROCID"),
+        integer(env, "SLURM_NTASKS"),
+        integer(env, "SLURM_LOCALID", 0),
+        local,
+        integer(env, "SLURM_NODEID", 0),
+        address,
+        _port(env, job),
+        not re.search(r"[\[,]", hosts) and local == integer(env, "SLURM_NTASKS"),
+        job,
+    )
+
+
+def _port(env: Mapping[str, str], job: str) -> int:
+    """Return MASTER_PORT, or a port made of the job's name, so that jobs on one host don't meet.
+
+    That port is below the ephemeral ports of the system (32768 and more).
+    """
+    return integer(env, "MASTER_PORT", 20000 + zlib.crc32(job.encode()) % 12000 if job else 29500)
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a SLURM node list: "gpu07" for "gpu[07-09,12],x1"."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodelist)
+    return (match.group(1) + (match.group(2) or "")) if match else nodelist
+
+
+def _mpi(env: Mapping[str, str]) -> Place | None:
+    for prefix, local in MPI_PREFIXES:
+        if f"{prefix}RANK" in env and integer(env, f"{prefix}SIZE", 1) > 1:
+            return _of_mpi(env, prefix, local)
+    return None
+
+
+def _of_mpi(env: Mapping[str, str], prefix: str, local: str) -> Place:
+    rank, world_size = integer(env, f"{prefix}RANK"), integer(env, f"{prefix}SIZE")
+    local_world_size = integer(env, f"{local}SIZE", integer(env, "MPI_LOCALNRANKS", world_size))
+    if local_world_size < world_size and "MASTER_ADDR" not in env:
+        raise UsageError(
+            "mpirun started ranks on several hosts: pass the first one's address, mpirun -x"
+            " MASTER_ADDR=..."
+        )
+    local_rank = integer(env, "MPI_LOCALRANKID", rank % max(1, local_world_size))
+    job = env.get("PMIX_NAMESPACE", "")
+    return Place(
+        "MPI",
+        rank,
+        world_size,
+        integer(env, f"{local}RANK", local_rank),
+        local_world_size,
+        rank // max(1, local_world_size),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        _port(env, job),
+        local_world_size == world_size and (f"{local}SIZE" in env or "MPI_LOCALNRANKS" in env),
+        job,
+    )
+
+
+def _check(place: Place, request: Request) -> None:
+    if not 0 <= place.rank < place.world_size:
+        raise UsageError(
+            f"{place.launched_by} says rank {place.rank} of {place.world_size}: these contradict"
+            " each other"
+        )
+    if not 0 <= place.local_rank < place.local_world_size <= place.world_size:
+        raise UsageError(
+            f"{place.launched_by} says local rank {place.local_rank} of {place.local_world_size} on"
+            f" this node, {place.world_size} in all: these contradict each other"
+        )
+    if (
+        place.launched_by != "session"
+        and request.explicit_devices
+        and request.devices.count != place.local_world_size
+    ):
+        raise UsageError(
+            f"devices asks for {request.devices.count} on this node, but {place.launched_by}"
+            f" started {place.local_world_size}: leave devices out, or start as many"
+        )

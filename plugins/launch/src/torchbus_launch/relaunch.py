@@ -1,0 +1,215 @@
+"""="""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import torch
+from torchbus.errors import LaunchError, UsageError
+from torchbus.world import SharedStore, World
+
+from torchbus_device import accelerators
+from torchbus_launch import inherited, secret
+from torchbus_launch import store as launch_store
+from torchbus_launch.broadcast_log import FairClock
+from torchbus_launch.children import Child, end, error_file, standard_input
+from torchbus_launch.job import Job
+from torchbus_launch.joining import Nodes, find_nodes
+from torchbus_launch.places import Place
+from torchbus_launch.request import Request
+from torchbus_launch.store import RollCall
+
+
+@contextmanager
+def environment_variables(values: Mapping[str, object]) -> Iterator[None]:
+    """Set these variables of the environment inside, and put them back as they were.
+
+    What the loop does to other variables meanwhile stays.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_started = False
+
+
+def start(request: Request) -> Job:
+    """Run the script again for each other local rank; return once all ranks have joined.
+
+    This process is local rank 0 of its node.
+    """
+    global _started
+    words = command()
+    if _started:
+        raise UsageError(
+            "a second session that runs the script again: its ranks would reach the first"
+            ' session before it. Use launch="fork" for both'
+        )
+    nodes = find_nodes(request)
+    store = nodes.open_store(request)
+    children = [
+        start_child(words, nodes, store, local_rank, request)
+        for local_rank in range(1, nodes.local_world_size)
+    ]
+    _started = bool(children)
+    world = nodes.world(0, request, store, "session")
+    wait_until_joined(store, world, children)
+    return Job(world, request, children=children)
+
+
+def command() -> list[str]:
+    """Return the command that started this process.
+
+    Raises UsageError if there is no script to run again.
+    """
+    main = sys.modules["__main__"]
+    words = sys.orig_argv[1:]
+    remedy = (
+        'use launch="fork", which divides only the block, or put the code in a file and use'
+        " `torchbus run FILE`"
+    )
+    module = main.__spec__.name if main.__spec__ is not None else ""
+    if module.split(".")[0] in ("pytest", "ipykernel", "ipykernel_launcher", "IPython"):
+        raise UsageError(
+            f"this code runs under {module}, which can't be run again for each rank: {remedy}"
+        )
+    if not (module or "-c" in words or os.path.exists(getattr(main, "__file__", ""))):
+        raise UsageError(
+            "this code was typed at a prompt or read from stdin, so there is no script to run"
+            f" again: {remedy}"
+        )
+    return [sys.executable, *words]
+
+
+def refuse_start_at_a_prompt() -> None:
+    """Raise UsageError in a notebook or at a prompt, where more code may follow.
+
+    A rank that is forked there would wait for that code as a second kernel.
+    """
+    main = sys.modules["__main__"]
+    if "get_ipython" in vars(main) or hasattr(sys, "ps1"):
+        raise UsageError(
+            "session(...).start() with several ranks in a notebook or at a prompt: what is typed"
+            " afterwards reaches one rank only. Put the loop in one cell, under `with"
+            " session(...):`"
+        )
+
+
+def wait_until_joined(
+    store: SharedStore,
+    world: World,
+    children: list[Child],
+    within_s: float = math.inf,
+    late: str = "",
+) -> None:
+    """Wait until all ranks have joined.
+
+    Raises LaunchError with a child's stderr if the child ends before it has joined. Raises
+    LaunchError with the text ``late`` if a rank has not joined ``within_s``.
+    """
+    if world.num_nodes > 1:
+        _compare_keys(store, world, children)
+    joined = RollCall(store, "joined", world.rank, world.world_size)
+    joined.say()
+    clock = FairClock(0.05)
+    while not joined.is_complete():
+        if clock.seconds() > within_s:
+            end(children, 0)
+            raise LaunchError(late)
+        for child in children:
+            if child.poll() is not None:
+                message = f"rank {child.rank} {child.words()} before it reached the session"
+                end(children, 0)
+                raise LaunchError(f"{message}; it wrote:\n{child.last_errors() or '(nothing)'}")
+        time.sleep(launch_store.pause_s(0.005, world.num_nodes))
+
+
+def _compare_keys(store: SharedStore, world: World, children: list[Child]) -> None:
+    """Compare the keys of the processes that the user started, one on each node."""
+    try:
+        secret.compare(store, world.rank, range(0, world.world_size, world.local_world_size))
+    except LaunchError:
+        end(children, 0)
+        raise
+
+
+def start_child(
+    words: list[str],
+    nodes: Nodes,
+    store: SharedStore,
+    local_rank: int,
+    request: Request,
+    told: bytes | None = None,
+) -> Child:
+    """Start the command as local rank ``local_rank`` of this node.
+
+    ``told``: what it reads from its standard input; None for nothing.
+    """
+    place = _place(nodes, local_rank, store.port)
+    errors, stdin = error_file(), standard_input()
+    process = subprocess.Popen(
+        words,
+        env=_environment(place, store, request, runs_again=told is None),
+        cwd=inherited.START_DIRECTORY,
+        stdin=stdin if told is None else subprocess.PIPE,
+        stdout=None if request.print_all_ranks else subprocess.DEVNULL,
+        stderr=None if request.print_all_ranks else errors,
+        start_new_session=True,
+    )
+    os.close(stdin)
+    if told is not None and process.stdin is not None:
+        # if the child has died, wait_until_joined() reports it
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(told)
+    return Child(place.rank, process.pid, process, errors)
+
+
+def _place(nodes: Nodes, local_rank: int, port: int) -> Place:
+    return Place(
+        "session",
+        nodes.first_rank + local_rank,
+        nodes.world_size,
+        local_rank,
+        nodes.local_world_size,
+        nodes.node_rank,
+        nodes.address,
+        port,
+        nodes.num_nodes == 1,
+    )
+
+
+def _environment(
+    place: Place, store: SharedStore, request: Request, runs_again: bool
+) -> dict[str, str]:
+    """Return this process's variables, and those that tell the rank its place and its device."""
+    given = asdict(place)
+    del given["launched_by"]
+    told = inherited.variable(given, store.key, request.devices.kind, runs_again=runs_again)
+    device = request.devices.device(place.local_rank)
+    variable = accelerators.visible_variable(device.type)
+    if device.index is not None and variable:
+        told[variable] = visible_device(device)
+    return os.environ | told
+
+
+def visible_device(device: torch.device) -> str:
+    """Return the CUDA_VISIBLE_DEVICES, or its like, with which a process sees only this device."""
+    told = os.environ.get(accelerators.visible_variable(device.type) or "", "")
+    visible = [part.strip() for part in told.split(",") if part.strip()]
+    return visible[device.index] if visible else str(device.index)

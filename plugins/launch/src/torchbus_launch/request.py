@@ -1,0 +1,30 @@
+"""What the session asks of the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torchbus.world import DEFAULT_TIMEOUT
+
+from torchbus_device.devices import DevicePlan
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the session that concern the launcher.
+
+    ``devices``: the devices of one node.
+    ``explicit_devices``: whether the user named them.
+    ``launch_rule``: why the session chose this ``launch``, in words; "" if the user chose it.
+    """
+
+    devices: DevicePlan
+    num_nodes: int = 1
+    launch: str = "auto"
+    explicit_devices: bool = False
+    print_all_ranks: bool = False
+    timeout: timedelta = DEFAULT_TIMEOUT
+    hang_timeout_s: float = 60.0
+    freeze_timeout_s: float = 600.0
+    launch_rule: str = ""

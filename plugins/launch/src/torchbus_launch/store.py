@@ -1,0 +1,272 @@
+"""="""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torchbus.world import SharedStore
+
+TAG_BYTES = 16
+LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
+"""Older stores with libuv raise for a socket that is bound already; those without it listen on it.
+"""
+FORGED_AGAIN_S = 0.05
+
+
+class OfBytes(Protocol):
+    """What torch's stores do, and their annotations leave out: values may be bytes."""
+
+    timeout: timedelta
+
+    def set(self, key: str, value: str | bytes) -> None: ...
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None: ...
+    def append(self, key: str, value: str) -> None: ...
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes: ...
+
+
+class SealedStore:
+    """A store whose values carry the tag of this job.
+
+    torch's store has no password: whoever reaches its port can read and write it. So each value
+    follows a tag, the HMAC of its name and itself under the job's key. A value without a valid tag
+    counts as missing. Values are not encrypted.
+
+    ``raw``: torch's own store, for process groups.
+    All methods raise RuntimeError if the store has gone.
+    """
+
+    def __init__(self, raw: dist.Store, key: bytes, prefix: str = "") -> None:
+        self._held = [raw]
+        self.key = key
+        self.prefix = prefix
+
+    @property
+    def raw(self) -> dist.Store:
+        if not self._held:
+            raise RuntimeError("the session has ended, and its store with it")
+        return self._held[0]
+
+    def close(self) -> None:
+        """Release torch's store, also for all parts of this store.
+
+        So an object that keeps a part keeps no port open. A process that is forked later does not
+        inherit a server without its thread.
+        """
+        self._held.clear()
+
+    @property
+    def _bytes(self) -> OfBytes:
+        return cast(OfBytes, self.raw)
+
+    @property
+    def timeout_s(self) -> float:
+        return self._bytes.timeout.total_seconds()
+
+    @property
+    def port(self) -> int:
+        """The port of the store."""
+        assert isinstance(self.raw, dist.TCPStore)
+        return int(self.raw.port)
+
+    def within(self, word: str) -> SealedStore:
+        """Return the part of the store whose names begin with a word."""
+        part = SealedStore(self.raw, self.key, f"{self.prefix}{word}/")
+        part._held = self._held
+        return part
+
+    def of_groups(self, word: str) -> dist.Store:
+        """Return torch's own store for the messages of process groups."""
+        return dist.PrefixStore(f"{self.prefix}{word}", self.raw)
+
+    def connection(self, timeout: timedelta) -> SealedStore:
+        """Return the same store over a connection of its own.
+
+        A request that waits on a connection blocks all others of that connection.
+        """
+        raw = self.raw
+        if isinstance(raw, dist.TCPStore):
+            raw = dist.TCPStore(
+                raw.host, raw.port, is_master=False, timeout=timeout, wait_for_workers=False
+            )
+        return SealedStore(raw, self.key, self.prefix)
+
+    def set(self, name: str, value: str | bytes) -> None:
+        self._bytes.set(self.prefix + name, self._sealed(name, value))
+
+    def set_all(self, values: Mapping[str, str | bytes]) -> None:
+        """Set the values in one request."""
+        keys = [self.prefix + name for name in values]
+        self._bytes.multi_set(keys, [self._sealed(name, one) for name, one in values.items()])
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value, or None if there is none; do not wait."""
+        return self._opened(name, self._there(name))
+
+    def get(self, name: str) -> bytes:
+        """Wait for the value, and return it.
+
+        Raises RuntimeError if it does not come within the store's timeout.
+        """
+        deadline = time.monotonic() + self._bytes.timeout.total_seconds()
+        while (value := self._opened(name, self.raw.get(self.prefix + name))) is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the store's {self.prefix + name} was not written by a rank of this job"
+                )
+            time.sleep(FORGED_AGAIN_S)
+        return value
+
+    def wait(self, name: str) -> None:
+        """Wait for any value, also an unsigned one; RuntimeError after the store's timeout."""
+        self.raw.get(self.prefix + name)
+
+    def multi_get(self, names: Sequence[str]) -> list[bytes]:
+        """Wait for the values, and return them. One request, if this job has written them all."""
+        found = map(self._opened, names, self._all_there(names))
+        return [
+            self.get(name) if value is None else value
+            for name, value in zip(names, found, strict=True)
+        ]
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Return whether all of these values are there. One request, and another if they are."""
+        return self.read_all(names) is not None
+
+    def read_all(self, names: Sequence[str]) -> list[bytes] | None:
+        """Return the values, or None if one of them is missing; do not wait. As many requests."""
+        if not self.raw.check([self.prefix + name for name in names]):
+            return None
+        found = [self._opened(*one) for one in zip(names, self._all_there(names), strict=True)]
+        values = [value for value in found if value is not None]
+        return values if len(values) == len(found) else None
+
+    def unsigned(self, name: str) -> bytes:
+        """Return what somebody has written, with a wrong tag; b"" if there is nothing."""
+        return self._there(name)[TAG_BYTES:]
+
+    def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set the value if it is as expected ("": missing); return the value that it has now."""
+        while True:
+            there = self._there(name)
+            value = self._opened(name, there) or b""
+            if value != _bytes(expected):
+                return value
+            if self._swap(name, there, _bytes(desired)):
+                return _bytes(desired)
+
+    def leave(self, name: str, value: str | bytes) -> None:
+        """Set the value if the store has none, not even an unsigned one."""
+        self._swap(name, b"", _bytes(value))
+
+    def add(self, name: str, amount: int) -> int:
+        """Add to a counter, and return the sum.
+
+        Ranks that add at the same time try again. If many ranks add, give each its own name.
+        """
+        while True:
+            there = self._there(name)
+            total = int((self._opened(name, there) or b"0").split()[0]) + amount
+            # random bytes make the value unique among the ranks
+            if not amount or self._swap(name, there, f"{total} {os.urandom(8).hex()}".encode()):
+                return total
+
+    def count(self, name: str, amount: int) -> int:
+        """Add to a counter, and return the sum, in one request for any number of ranks.
+
+        It carries no tag. Only its name is secret: a stranger can spoil it if the store lists
+        names. So let no decision depend on it that only this job may take.
+        """
+        return int(self.raw.add(self.prefix + self.secret(f"the counter {name}").hex(), amount))
+
+    def secret(self, name: str) -> bytes:
+        """Return bytes that only ranks of this job can compute."""
+        return hmac.digest(self.key, f"{self.prefix}{name}".encode() + b"\0secret", "sha256")
+
+    def delete_key(self, name: str) -> bool:
+        return bool(self.raw.delete_key(self.prefix + name))
+
+    def _swap(self, name: str, there: bytes, value: bytes) -> bool:
+        mine, key = self._sealed(name, value), self.prefix + name
+        done = bool(self._bytes.compare_set(key, there, mine) == mine)
+        if done and not LIBUV_TAKES_SOCKETS:
+            self._bytes.append(key, "")  # a store without libuv wakes nobody who waits for a swap
+        return done
+
+    def _all_there(self, names: Sequence[str]) -> list[bytes]:
+        keys = [self.prefix + name for name in names]
+        return self.raw.multi_get(keys) if keys else []
+
+    def _there(self, name: str) -> bytes:
+        key = self.prefix + name
+        return self.raw.get(key) if self.raw.check([key]) else b""
+
+    def _sealed(self, name: str, value: str | bytes) -> bytes:
+        data = _bytes(value)
+        return tag(self.key, (self.prefix + name).encode() + b"\0" + data) + data
+
+    def _opened(self, name: str, sealed: bytes) -> bytes | None:
+        data = sealed[TAG_BYTES:]
+        right = tag(self.key, (self.prefix + name).encode() + b"\0" + data)
+        return data if hmac.compare_digest(sealed[:TAG_BYTES], right) else None
+
+
+def tag(key: bytes, message: bytes) -> bytes:
+    """Return the tag of a message, which only holders of the key can make."""
+    return hmac.digest(key, message, "sha256")[:TAG_BYTES]
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+NUMBER_BYTES = 5  # the sum of those of 2**23 ranks fits into the 64 bits of the store's counters
+
+
+class RollCall:
+    """Each rank adds a number to one counter. The rank that completes the sum tells all others.
+
+    Only the job knows the numbers, so nobody else can complete it. A rank must say the word once.
+    """
+
+    def __init__(self, store: SharedStore, word: str, rank: int, world_size: int) -> None:
+        self._store = store
+        self._word = word
+        self._rank = rank
+        self._world_size = world_size
+
+    def say(self) -> bool:
+        """Say the word. Returns whether this rank was the last."""
+        numbers = self._numbers()
+        is_last = self._store.count(self._word, numbers[self._rank]) == sum(numbers)
+        if is_last:
+            self._store.set(f"all {self._word}", "")
+        return is_last
+
+    def is_complete(self) -> bool:
+        """Return whether all ranks have said it."""
+        return self._store.check([f"all {self._word}"])
+
+    def _numbers(self) -> list[int]:
+        secret = self._store.secret(f"the numbers of {self._word}")
+        drawn = hashlib.shake_256(secret).digest(NUMBER_BYTES * self._world_size)
+        return [
+            int.from_bytes(drawn[start : start + NUMBER_BYTES], "big")
+            for start in range(0, len(drawn), NUMBER_BYTES)
+        ]
+
+
+REQUESTS_PER_S = 5000
+"""What the store can answer beside other work: about a tenth of what it can answer in all."""
+
+
+def pause_s(shortest_s: float, world_size: int) -> float:
+    """Return the seconds that each rank must pause between two requests."""
+    return max(shortest_s, world_size / REQUESTS_PER_S)

@@ -1,0 +1,31 @@
+"""For plugins that report to an experiment tracker.
+
+It has a base class with the failure policy, the description of a run, and what is logged beside
+numbers.
+"""
+
+from __future__ import annotations
+
+from torchbus_log.trackers.tracker import Tracker, chosen_by_rank0, new_run_name
+from torchbus_log.trackers.values import (
+    Histogram,
+    Image,
+    Table,
+    Values,
+    describe_run,
+    plain,
+    without_secrets,
+)
+
+__all__ = [
+    "Histogram",
+    "Image",
+    "Table",
+    "Tracker",
+    "Values",
+    "chosen_by_rank0",
+    "describe_run",
+    "new_run_name",
+    "plain",
+    "without_secrets",
+]

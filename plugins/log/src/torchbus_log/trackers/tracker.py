@@ -1,0 +1,474 @@
+"""="""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Full, Queue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, warn
+
+from torchbus_log.trackers.values import describe_run
+from torchbus_redaction.redactor import Redactor
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context
+
+    from torchbus_log.trackers.values import Histogram, Image, Values
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+RARER_AFTER_FAILURES, RAREST = 5, 64
+"""After so many failures in a row, only every second call is made, then every fourth, and so on."""
+
+
+class Calls:
+    """The counts of a tracker's calls.
+
+    ``made``: calls handed to the tracker's thread.
+    ``done``: calls that have returned or raised.
+    ``failures``: calls that have raised.
+    ``dropped``: calls that were never made.
+    """
+
+    def __init__(self) -> None:
+        self.made = self.done = self.failures = self.dropped = 0
+        self.first_error: BaseException | None = None
+        self._failures_in_a_row = self._since_made = 0
+
+    def leaves_out(self) -> bool:
+        """Return whether to skip the next call, because those before it failed."""
+        many = self._failures_in_a_row - RARER_AFTER_FAILURES
+        left_out = many >= 0 and self._since_made + 1 < min(2 ** min(many + 1, RAREST), RAREST)
+        self._since_made = self._since_made + 1 if left_out else 0
+        self.dropped += left_out
+        return left_out
+
+    def begun(self, future: Future[object] | None) -> None:
+        """Count a call; ``future`` is None if the thread accepts no more calls."""
+        self.made += 1
+        if future is None:
+            self.dropped += 1
+        else:
+            future.add_done_callback(self._count)
+
+    def lost(self, words: Callable[[BaseException | None], str]) -> str:
+        """Say how many calls were lost, and why the first one failed; "" if none was."""
+        if not (self.failures or self.dropped):
+            return ""
+        first = f" (the first: {words(self.first_error)})" if self.first_error else ""
+        return f"{self.failures} of {self.made} calls failed{first}, {self.dropped} were not made"
+
+    def _count(self, future: Future[object]) -> None:
+        self.done += 1
+        error = future.exception()
+        if error is None:
+            self._failures_in_a_row = 0
+            return
+        self.failures += 1
+        self._failures_in_a_row += not isinstance(error, NoRoom)
+        self.first_error = self.first_error or error
+
+
+def in_one_line(error: BaseException | None) -> str:
+    """Return an error without line breaks and colours; "" for one without a text."""
+    if error is None or not str(error):
+        return ""
+    return " ".join(COLOUR.sub("", f"{type(error).__name__}: {error}").split())
+
+
+ENOUGH_BYTES = 64 << 10
+
+
+class NoRoom(OSError):
+    """Raised instead of a call, because the disk had no room left."""
+
+
+def has_room(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a few records still fit on the disk of this folder, which need not exist yet.
+
+    True if the system can't tell.
+    """
+    if not hasattr(os, "statvfs"):
+        return True
+    path = Path(folder).absolute()
+    try:
+        found = os.statvfs(next(one for one in (path, *path.parents) if one.exists()))
+    except (OSError, StopIteration):
+        return True
+    return found.f_bavail * found.f_frsize >= ENOUGH_BYTES or found.f_blocks == 0
+
+
+CALLS_WAITING_AT_MOST = 10_000
+Call = tuple["Future[object]", Callable[..., object], tuple[object, ...]]
+
+
+class Worker:
+    """A daemon thread: whatever a client does there, the loop goes on and the process can end."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: Queue[Call | None] = Queue(CALLS_WAITING_AT_MOST)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[object] | None:
+        """Hand over a call, and return its future; None if too many calls wait already."""
+        future: Future[object] = Future()
+        try:
+            self._calls.put_nowait((future, function, arguments))
+        except Full:
+            return None
+        return future
+
+    def stop(self, timeout_s: float) -> None:
+        """Let the thread end after the waiting calls, and wait at most ``timeout_s`` for it."""
+        try:
+            self._calls.put_nowait(None)
+        except Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, arguments = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+            del call, future, function, arguments
+
+
+class Nothing:
+    """Accepts every call, item and attribute, and does nothing.
+
+    So ``logger.experiment["a/b"].append(1)`` works on every rank.
+    """
+
+    def __getattr__(self, name: str) -> Nothing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> Nothing:
+        return self
+
+    def __getitem__(self, key: object) -> Nothing:
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "<no run on this rank>"
+
+
+def new_run_name() -> str:
+    """Return "YYYYMMDD-HHMMSS-xxxx", in local time. For ``chosen_by_rank0``."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def chosen_by_rank0(session: Context, key: str, choose: Callable[[], str]) -> str:
+    """Return, on every rank, what rank 0 chooses.
+
+    All ranks must call it. It uses the store, so it needs no collective.
+    """
+    if session.world_size == 1:
+        return choose()
+    store = session.world.shared
+    if session.is_main:
+        store.set(key, choose())
+    return str(store.get(key).decode())
+
+
+class Client:
+    """The interface to a tracker's client.
+
+    The calls that open, feed and close a run are made on the tracker's thread, one at a time.
+    """
+
+    def import_client(self) -> None:
+        """Import the client.
+
+        It runs on the loop's thread without a time limit, so that a cold disk fails no start.
+        """
+
+    def needs_network(self) -> bool:
+        """Return False if the run consists of local files only.
+
+        Its start then has no time limit, and is tried once.
+        """
+        return True
+
+    def open_run(self, session: Context, config: dict[str, object], offline: bool) -> Any:
+        """Start the run with the session's description ``config``, and return it.
+
+        ``offline``: the first start failed, so use only local files. Let the client's errors pass.
+        """
+        raise NotImplementedError
+
+    def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        """Send the arguments of ``metrics_ready``."""
+        raise NotImplementedError
+
+    def send_hyperparameters(self, values: dict[str, object]) -> None:
+        """Send the arguments of ``s.log_hyperparams``, as plain JSON."""
+
+    def send_image(self, name: str, image: Image, step: int) -> None:
+        """Send a picture of ``s.log_image``. Its ``pixels()`` are on the host already."""
+
+    def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        """Send a histogram of ``s.log_histogram``."""
+
+    def send_system(self, metrics: dict[str, float], time_s: float) -> None:
+        """Send the arguments of ``system_metrics``."""
+
+    def close_run(self, run: Any, failed: bool) -> None:
+        """End the run that ``open_run`` returned; ``failed``: an exception leaves the block."""
+
+    def folder(self) -> str | os.PathLike[str] | None:
+        """Return the local folder that the client writes to, or None.
+
+        While its disk is full, the tracker skips calls and counts them as failed.
+        """
+        return None
+
+    def secrets(self) -> list[str | None]:
+        """Return values that must not appear in any message."""
+        return []
+
+
+RANKS = ("main", "all")
+
+
+class Tracker(Client, Plugin):
+    """Receives what the loop logs, and sends it on a thread of its own.
+
+    A subclass writes ``open_run`` and ``send_metrics``. If it needs them, it also writes
+    ``send_hyperparameters``, ``send_image``, ``send_histogram``, ``send_system`` and ``close_run``.
+    All of them run on the tracker's thread, one at a time, so a slow call never blocks the loop.
+    The tracker counts calls that fail. After five failures in a row it makes calls rarely, until
+    one succeeds again.
+
+    ``experiment``: what ``open_run`` returned, the client's own run. On ranks that do not report,
+    or if no start succeeded, it is an object that accepts every call and does nothing.
+
+    Args:
+        ranks: "main": rank 0 reports for all; "all": every rank reports.
+        on_error: "warn", or "raise" to end a session whose tracker fails.
+        start_timeout_s: seconds after which a start counts as failed. The tracker then tries once
+            more with ``offline=True``.
+        finish_timeout_s: seconds that the end of the session may wait for calls still to be made.
+    """
+
+    companions: tuple[str, ...] = ("log",)
+    name = "tracker"
+
+    def __init__(
+        self,
+        *,
+        ranks: str = "main",
+        on_error: str = "warn",
+        start_timeout_s: float = 30.0,
+        finish_timeout_s: float = 60.0,
+    ) -> None:
+        if ranks not in RANKS:
+            raise UsageError(f"ranks={ranks!r} is unknown: use 'main' or 'all'")
+        if on_error not in ("warn", "raise"):
+            raise UsageError(f"on_error={on_error!r} is unknown: use 'warn' or 'raise'")
+        expect("start_timeout_s", start_timeout_s, (int, float), "a number of seconds")
+        expect("finish_timeout_s", finish_timeout_s, (int, float), "a number of seconds")
+        self._ranks = ranks
+        self._raises = on_error == "raise"
+        self._start_timeout_s = start_timeout_s
+        self._finish_timeout_s = finish_timeout_s
+        self._worker: Worker | None = None
+        self._pid = 0
+        self._redactor = Redactor()
+        self._calls = Calls()
+        self._attempt: object = None
+        self.offline = False
+        self.experiment: Any = Nothing()
+
+    # Events --------------------------------------------------------------------------------------
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if not self._reports(session):
+            return
+        self._pid = os.getpid()
+        self._redactor = session.redactor
+        self._redactor.learn(self.secrets())
+        config = describe_run(session)
+        # clients replace it and do not restore it
+        session.on_close.callback(setattr, sys, "excepthook", sys.excepthook)
+        session.on_close.push(self._finish)
+        if self._imported() and not self._started(session, config, False) and self.needs_network():
+            self._started(session, config, True)
+
+    @hookimpl(optionalhook=True)
+    def metrics_ready(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
+        self._call(self.send_metrics, dict(metrics), step, epoch)
+
+    @hookimpl(optionalhook=True)
+    def hyperparameters(self, values: dict[str, object]) -> None:
+        self._call(self.send_hyperparameters, self._redactor.plain(values))
+
+    @hookimpl(optionalhook=True)
+    def image_ready(self, name: str, image: Image, step: int) -> None:
+        if self._worker is not None:
+            image.pixels()  # copied now: the loop may change the tensor
+            self._call(self.send_image, name, image, step)
+
+    @hookimpl(optionalhook=True)
+    def histogram_ready(self, name: str, values: Values, step: int) -> None:
+        if self._worker is not None:
+            self._call(self.send_histogram, name, values.counted(), step)
+
+    @hookimpl(optionalhook=True)
+    def system_metrics(self, metrics: dict[str, float], time_s: float) -> None:
+        self._call(self.send_system, dict(metrics), time_s)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        state = (
+            "not running"
+            if self._worker is None
+            else "offline, its start failed"
+            if self.offline
+            else "running"
+        )
+        return {
+            "loggers": [
+                f"{self.name}: {state}; {self._calls.made} calls, {self._calls.failures} failed,"
+                f" on {self._ranks} rank(s)"
+            ]
+        }
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _reports(self, session: Context) -> bool:
+        return session.is_main or self._ranks == "all"
+
+    def _imported(self) -> bool:
+        try:
+            self.import_client()
+        except Exception as error:
+            self._not_started(error, "nothing is sent to it")
+            return False
+        return True
+
+    def _started(self, session: Context, config: dict[str, object], offline: bool) -> bool:
+        """Try to start the run, and return whether that succeeded.
+
+        A client that has not started in time is left behind on its thread.
+        """
+        self._worker = worker = Worker(f"torchbus-{self.name}")
+        self._attempt = attempt = object()
+        future = worker.submit(self._open, session, config, offline, attempt)
+        assert future is not None
+        try:
+            future.result(self._start_timeout_s if self.needs_network() else None)
+            self.offline = offline
+            return True
+        except Exception as error:
+            self._attempt = self._worker = None
+            worker.stop(0.0)
+            goes_on = self.needs_network() and not offline
+            self._not_started(error, "it goes on offline" if goes_on else "nothing is sent to it")
+            return False
+
+    def _not_started(self, error: Exception, instead: str) -> None:
+        told = self._words(error) or f"no answer within {self._start_timeout_s:g} s"
+        if self._raises:
+            raise PluginError(f"{self.name} did not start: {told}") from None
+        warn(f"{self.name} did not start, {instead}: {told}")
+
+    def _open(
+        self, session: Context, config: dict[str, object], offline: bool, attempt: object
+    ) -> None:
+        """Open the run, on the tracker's thread.
+
+        If the start succeeds only after the tracker gave it up, close that run. Do not close it if
+        the client returned the same run for the later start.
+        """
+        run = self.open_run(session, config, offline)
+        if self._attempt is attempt:
+            self.experiment = run
+        elif run is not self.experiment:
+            self.close_run(run, True)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Hand a call to the tracker's thread.
+
+        It does nothing in a process that the loop has forked. After many failures it skips calls.
+        """
+        calls = self._calls
+        if self._worker is None or os.getpid() != self._pid:
+            return
+        if self._raises and calls.first_error is not None:
+            raise PluginError(f"{self.name}: {self._words(calls.first_error)}")
+        if not calls.leaves_out():
+            calls.begun(self._worker.submit(self._made, function, *arguments))
+
+    def _made(self, function: Callable[..., object], *arguments: object) -> object:
+        """Make a call, on the tracker's thread; raise NoRoom if the disk is full.
+
+        With a full disk, a client may lose the data silently, or stop working permanently.
+        """
+        if (folder := self.folder()) is not None and not has_room(folder):
+            raise NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        return function(*arguments)
+
+    def _finish(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        worker, self._worker = self._worker, None
+        if worker is None or os.getpid() != self._pid:
+            return
+        deadline_s = time.monotonic() + self._finish_timeout_s
+        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        future = worker.submit(self.close_run, self.experiment, failed)
+        try:
+            if future is not None:
+                future.result(self._finish_timeout_s)
+            worker.stop(max(deadline_s - time.monotonic(), 0.1))
+        except Exception as problem:
+            worker.stop(0.0)
+            left = (
+                f"it had not finished after {self._finish_timeout_s:g} s, and was left behind"
+                f" ({self._calls.done} of {self._calls.made} calls done)"
+            )
+            self._complain(f"{self.name} did not finish: {self._words(problem) or left}", error)
+        if lost := self._calls.lost(self._words):
+            self._complain(f"{self.name}: {lost}", error)
+
+    def _complain(self, told: str, error: BaseException | None) -> None:
+        """Report a problem at the end: raise it if on_error="raise", otherwise warn.
+
+        It also warns if the block already ended with an error.
+        """
+        if self._raises and error is None:
+            raise PluginError(told)
+        warn(told)
+
+    def _words(self, error: BaseException | None) -> str:
+        """Return an error as one line without secrets; "" for one without a text (a timeout)."""
+        return self._redactor.text(in_one_line(error))

@@ -1,0 +1,1 @@
+"""Prints and writes files once, on rank 0."""

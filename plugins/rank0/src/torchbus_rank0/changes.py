@@ -1,0 +1,174 @@
+"""Rank 0's changes to files, numbered for each path in the job's store.
+
+A rank that comes to a change looks for rank 0's. There is no collective, because a save may be
+conditional. The store holds one value for each path and each line of the script, however often it
+changes a file.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchbus.plugin import users_frame, warn
+
+from torchbus_launch.job import ENDED
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context, SharedStore
+    from torchbus.runtime.services import JobService
+
+WAIT_FOR_RANK0_S = 20.0
+ASKS_AFTER_S = 0.1
+KEPT = 32  # of the last changes to a path
+ELSEWHERE = "elsewhere"
+
+
+class Change(NamedTuple):
+    """What rank 0 did to a path.
+
+    ``backwards``: how many it had counted. ``failure``: number and text of its OSError, "" for
+    another error, None for none. ``is_open``: whether it still writes the file.
+    """
+
+    kind: str
+    backwards: int
+    failure: tuple[int, str] | str | None
+    is_open: bool
+
+
+class Found(NamedTuple):
+    """What a rank found out about a change that it came to.
+
+    ``change``: rank 0's. Without one, ``is_own``: whether it is this rank's own. If not, rank 0
+    has changed the path in another way: this rank acted on what it saw of that. ``number``: of
+    rank 0's change. ``why``: how this rank knows that rank 0 has passed this place.
+    """
+
+    change: Change | None
+    is_own: bool
+    number: int = 0
+    why: str = ""
+
+
+class Changes:
+    def __init__(self, session: Context, job: JobService) -> None:
+        self._session = session
+        self._job = job
+        self._lock = threading.RLock()
+        self._made: dict[str, tuple[int, list[Change]]] = {}  # by rank 0
+        self._at_line: Counter[tuple[str, int]] = Counter()
+        self._next: Counter[str] = Counter()
+        self._own_lines: set[str] = set()
+
+    def publish(
+        self, kind: str, path: str, failure: tuple[int, str] | str | None, is_open: bool = False
+    ) -> int:
+        """Record a change of rank 0 for the others; return its number."""
+        line, backwards = f"{kind} {_line()}", self._job.backwards
+        with self._lock:
+            number, changes = self._made.get(path, (0, []))
+            changes = [*changes, Change(kind, backwards, failure, is_open)][-KEPT:]
+            self._made[path] = number + 1, changes
+            self._at_line[line, backwards] += 1
+            self._session.world.shared.set_all(
+                {
+                    f"file/{path}": json.dumps(self._made[path]),
+                    f"line/{line}": json.dumps([backwards, self._at_line[line, backwards]]),
+                }
+            )
+        return number
+
+    def close(self, path: str, number: int) -> None:
+        """Record that rank 0 has closed a file."""
+        with self._lock:
+            total, changes = self._made[path]
+            index = number - (total - len(changes))
+            if index >= 0:
+                changes[index] = changes[index]._replace(is_open=False)
+                self._session.world.shared.set(f"file/{path}", json.dumps((total, changes)))
+
+    def find(self, kind: str, path: str) -> Found:
+        """Wait, on another rank, until rank 0 has made this change or has passed this place."""
+        line, mine = f"{kind} {_line()}", self._job.backwards
+        self._at_line[line, mine] += 1
+        found, began_s, asked = Found(None, True), time.monotonic(), self._job.asks_rank0()
+
+        def is_known(store: SharedStore) -> bool:
+            nonlocal found
+            waited_s = time.monotonic() - began_s
+            patient = waited_s < ASKS_AFTER_S and line not in self._own_lines
+            passed = "" if patient else self._why_passed(store, line, mine) or next(asked)
+            found = self._look(store, kind, path, mine)._replace(why=passed)
+            return bool(found.change or passed) or self._is_later(store, path, mine)
+
+        self._job.wait_until(is_known, WAIT_FOR_RANK0_S)
+        if found.is_own and line not in self._own_lines:
+            self._own_lines.add(line)
+            self._say(kind, path, found.why)
+        return found
+
+    def wait_until_closed(self, path: str, number: int) -> None:
+        """Wait until rank 0 has closed the file that it opened by this change."""
+        asked, began_s = self._job.asks_rank0(), time.monotonic()
+
+        def is_closed(store: SharedStore) -> bool:
+            passed = time.monotonic() - began_s > ASKS_AFTER_S and bool(next(asked))
+            total, changes = _changes(store, path)
+            index = number - (total - len(changes))
+            return passed or index < 0 or not changes[index].is_open
+
+        self._job.wait_until(is_closed, WAIT_FOR_RANK0_S)
+
+    def _look(self, store: SharedStore, kind: str, path: str, mine: int) -> Found:
+        total, changes = _changes(store, path)
+        first = total - len(changes)
+        if self._next[path] < first:  # rank 0 is far ahead
+            self._next[path] += 1
+            return Found(Change(kind, mine, None, False), False)
+        for number in range(self._next[path], total):
+            change = changes[number - first]
+            if change.kind == kind and change.backwards == mine:
+                self._next[path] = number + 1
+                return Found(change, False, number)
+        return Found(None, is_own=total <= self._next[path])
+
+    def _is_later(self, store: SharedStore, path: str, mine: int) -> bool:
+        """Whether rank 0 has changed the path after a backward that this rank has not come to."""
+        _, changes = _changes(store, path)
+        return bool(changes) and changes[-1].backwards > mine
+
+    def _why_passed(self, store: SharedStore, line: str, mine: int) -> str:
+        """Return ELSEWHERE if rank 0 has been at this line as often, with another path."""
+        there = store.read(f"line/{line}")
+        backwards, times = json.loads(there) if there else (-1, 0)
+        return ELSEWHERE if (backwards, times) >= (mine, self._at_line[line, mine]) else ""
+
+    def _say(self, kind: str, path: str, why: str) -> None:
+        """Warn, unless rank 0 does the same with a path of its own. What it can't save is said."""
+        rank = self._session.rank
+        if why == ENDED:
+            self._job.note(
+                f"rank 0 ended its loop before the {kind} of {path} that rank {rank} makes at"
+                f" {_line()}"
+            )
+        elif why != ELSEWHERE or kind == "save":
+            warn(
+                f"rank 0 made no {kind} of {path}, so rank {rank} does: if the clock names the"
+                " folder, use rank 0's name, s.all_gather_object(name)[0]; if that depends on the"
+                " rank, give each rank a path of its own"
+            )
+
+
+def _changes(store: SharedStore, path: str) -> tuple[int, list[Change]]:
+    there = store.read(f"file/{path}")
+    total, changes = json.loads(there) if there else (0, [])
+    return total, [Change(*change) for change in changes]
+
+
+def _line() -> str:
+    frame, _ = users_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,254 @@
+"""Files change on rank 0, in the order of the program. The other ranks see what rank 0 sees.
+
+A rank that comes to a change (open for writing, save, remove, rename, copy, make a folder) waits
+until rank 0 has made it. A change that rank 0 does not make is the rank's own, made at its path.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pathlib
+import shutil
+import sysconfig
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any
+
+from torchbus.bus.base import hookimpl
+from torchbus.compat.python import current_frame
+
+from torchbus_rank0.changes import Changes, Found
+from torchbus_rank0.whole_files import Whole, absolute, is_private, is_special, replace_everywhere
+
+if TYPE_CHECKING:
+    from torchbus.runtime.context import Context
+
+# Which argument is the path that changes. Of a move, also where it goes.
+PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
+    os: {
+        **dict.fromkeys(("mkdir", "makedirs", "remove", "unlink", "rmdir", "truncate"), (0,)),
+        **dict.fromkeys(("rename", "replace"), (0, 1)),
+        **dict.fromkeys(("link", "symlink"), (1,)),
+    },
+    shutil: {
+        "rmtree": (0,),
+        "move": (0, 1),
+        **dict.fromkeys(("copy", "copy2", "copyfile", "copytree"), (1,)),
+    },
+}
+ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
+OWN = ("torchbus", "torch.distributed", "torch._")  # they agree between ranks by themselves
+SEAMS = ("torchbus._files", "torchbus.patches.active", "pluggy")
+STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+
+
+class SharedFiles:
+    def __init__(self, session: Context) -> None:
+        assert session.job is not None
+        self._session = session
+        self._changes = Changes(session, session.job)
+        self._whole = Whole()
+        self._pid = os.getpid()
+        self._launched = session.world.launched_by in ("session", "fork")
+        self._saved: set[str] = set()
+        self._own: set[str] = set()
+        self._inside = threading.local()
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        tempfile.gettempdir()  # its first call removes a file under a lock, so it comes first
+        session.replace(builtins, "open", self._opens)
+        replace_everywhere(session, io, "open", self._opens)
+        session.replace(pathlib.Path, "touch", partial(self._changed, "touch", (0,)))
+        for module, functions in PATHS.items():
+            for name, places in functions.items():
+                make = partial(self._changed, name, places)
+                replace_everywhere(session, module, name, make)
+
+    @hookimpl
+    def save_file(self, path: str, write: Callable[[str], None]) -> bool:
+        self._saved.add(absolute(path))
+        self._change("save", [absolute(path)], lambda: self._whole.write(path, write))
+        return True
+
+    def _changed(
+        self, name: str, places: tuple[int, ...], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        kind = {"unlink": "remove", "copy2": "copy", "copyfile": "copy"}.get(name, name)
+
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(enumerate(args)), **_by_place(kwargs)}
+            paths = [self._path(given.get(place)) for place in places]
+            if not any(map(self._is_shared, paths)) or _at_descriptor(kwargs):
+                return original(*args, **kwargs)
+            self._saved.update(paths[1:])
+            return self._change(kind, paths, lambda: original(*args, **kwargs))
+
+        return changed
+
+    def _change(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
+        """Make a change on rank 0; let the others wait for it."""
+        if self._is_inside() or self._is_own(paths[0]):
+            return self._make(make)
+        if self._session.is_main:
+            return self._make_for_all(kind, paths, make)
+        found = self._changes.find(kind, paths[0])
+        if found.change is None and found.is_own:
+            self._own.update(paths)
+        if found.is_own or _raise(found, paths):
+            return self._make(make)
+        return paths[-1] if kind in ("copy", "move", "copytree") else None
+
+    def _make(self, make: Callable[[], Any]) -> Any:
+        with self._within():
+            return make()
+
+    def _make_for_all(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
+        failure: tuple[int, str] | str | None = ""
+        try:
+            result = self._make(make)
+            failure = None
+            return result
+        except OSError as error:
+            failure = (error.errno, error.strerror or "") if error.errno else ""
+            raise
+        finally:
+            for path in paths[1:]:
+                self._changes.publish(f"{kind} to", path, failure)
+            self._changes.publish(kind, paths[0], failure)
+
+    def _opens(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not any(letter in mode for letter in "wax+"):
+                return original(file, mode, *args, **kwargs)
+            path = self._path(file)
+            if (
+                not self._is_shared(path)
+                or is_special(path)
+                or kwargs.get("opener") is not None
+                or self._is_inside()
+                or self._is_own(path)
+            ):
+                return original(file, mode, *args, **kwargs)
+            if self._session.is_main:
+                return self._open_for_all(path, lambda: original(file, mode, *args, **kwargs))
+            found = self._changes.find("open", path)
+            if found.change is None and found.is_own:
+                self._own.add(path)
+            if found.is_own or _raise(found, [path]):
+                return original(file, mode, *args, **kwargs)
+            unnamed = _unnamed(path if "r" in mode else None)
+            stream = original(file, mode, *args, opener=lambda *_: unnamed, **kwargs)
+            if found.change is not None:
+                number = found.number
+                _on_close(stream, lambda: self._changes.wait_until_closed(path, number))
+            return stream
+
+        return opened
+
+    def _open_for_all(self, path: str, make: Callable[[], IO[Any]]) -> IO[Any]:
+        try:
+            stream = make()
+        except OSError as error:
+            self._changes.publish("open", path, (error.errno or 0, error.strerror or ""))
+            raise
+        number = self._changes.publish("open", path, None, is_open=True)
+        _on_close(stream, lambda: self._changes.close(path, number))
+        return stream
+
+    def _path(self, file: object) -> str:
+        return absolute(file) if isinstance(file, str | os.PathLike) else ""
+
+    def _is_shared(self, path: str) -> bool:
+        """Whether the path belongs to the script, and all ranks change it."""
+        if not path or os.getpid() != self._pid or self._session.world.store is None:
+            return False
+        return path in self._saved or (self._launched and not is_private(path))
+
+    def _is_own(self, path: str) -> bool:
+        return bool(self._own) and any(
+            parent in self._own for parent in (path, *map(str, pathlib.PurePath(path).parents))
+        )
+
+    def _is_inside(self) -> bool:
+        return getattr(self._inside, "depth", 0) > 0 or _caller().startswith(OWN)
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._inside.depth -= 1
+
+
+def _caller() -> str:
+    """Return the module that changes a file: the innermost outside this one and the standard ones.
+
+    torch.save, which the seam replaces, belongs to the script.
+    """
+    frame = current_frame(2)
+    while frame is not None and (
+        frame.f_globals.get("__name__", "").startswith(
+            ("torchbus._files", "torchbus.patches.active", "pluggy")
+        )
+        or (
+            frame.f_code.co_filename.startswith((*STANDARD, "<frozen"))
+            and not frame.f_code.co_filename.startswith(INSTALLED)
+        )
+    ):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def _raise(found: Found, paths: list[str]) -> bool:
+    """Raise rank 0's OSError. Return whether this rank must find its error by itself."""
+    failure = found.change.failure if found.change is not None else None
+    if failure is None or failure == "":
+        return failure == ""
+    raise OSError(failure[0], failure[1], paths[0], None, *paths[1:2])
+
+
+def _by_place(kwargs: dict[str, Any]) -> dict[int, Any]:
+    return {ARGUMENTS[name]: value for name, value in kwargs.items() if name in ARGUMENTS}
+
+
+def _at_descriptor(kwargs: dict[str, Any]) -> bool:
+    return any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+
+
+def _unnamed(path: str | None) -> int:
+    """Open a file without a name: what another rank writes to it goes when it is closed.
+
+    ``path``: what it holds at first.
+    """
+    with tempfile.TemporaryFile() as file:
+        if path is not None:
+            with suppress(FileNotFoundError), io.FileIO(path) as source:
+                shutil.copyfileobj(source, file)
+                file.flush()
+                file.seek(0)
+        return os.dup(file.fileno())
+
+
+def _on_close(stream: Any, call: Callable[[], None]) -> None:
+    """Call a function once the stream is closed, also by its last reference."""
+    weak = weakref.ref(stream)
+
+    def close() -> None:
+        it = weak()
+        if it is None or it.closed:
+            return
+        type(it).close(it)
+        with suppress(RuntimeError, AssertionError):  # the store goes with rank 0
+            call()
+
+    stream.close = close

@@ -1,0 +1,62 @@
+"""Rank 0 prints. With ``print_all_ranks=True`` every rank does, each line with its rank."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+from torchbus.plugin import hookimpl
+
+from torchbus_rank0.files import SharedFiles
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context
+
+
+class Rank0Prints:
+    def __init__(self, session: Context) -> None:
+        self._session = session
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.options["print_all_ranks"]:
+            stack = session.on_close
+            stack.enter_context(contextlib.redirect_stdout(RankLines(sys.stdout, session.rank)))
+            stack.enter_context(contextlib.redirect_stderr(RankLines(sys.stderr, session.rank)))
+        elif not session.is_main:
+            silence = session.on_close.enter_context(open(os.devnull, "w"))
+            session.on_close.enter_context(contextlib.redirect_stdout(silence))
+            session.on_close.enter_context(contextlib.redirect_stderr(silence))
+
+
+class RankLines(io.TextIOBase):
+    """A stream that writes whole lines, each with its rank in front."""
+
+    def __init__(self, stream: IO[str], rank: int) -> None:
+        self._stream = stream
+        self._rank = rank
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        self._stream.write("".join(f"[rank {self._rank}] {line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+def always(session: Context) -> list[object]:
+    """Return what lets rank 0 print and write, for a session of several ranks."""
+    if session.world_size == 1:
+        return []
+    return [Rank0Prints(session), SharedFiles(session)]

@@ -1,0 +1,177 @@
+"""="""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torchbus.compat.python import PATHLIBS
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context
+
+
+def replace_everywhere(
+    session: Context, owner: ModuleType, name: str, make: Callable[[Any], object]
+) -> None:
+    """Replace a function of ``os`` or ``io``, also for pathlib."""
+    session.replace(owner, name, make)
+    if PATHLIBS is not None and name in vars(PATHLIBS):
+        session.replace(PATHLIBS, name, make)
+
+
+def absolute(path: Any) -> str:
+    """Return the absolute path of anything that Python's functions take as a path.
+
+    An empty path, which leads nowhere, stays empty.
+    """
+    name = os.fsdecode(path)
+    return os.path.abspath(name) if name else ""
+
+
+def is_private(path: str) -> bool:
+    """Return whether a file does not belong to the script.
+
+    Such files are devices, those in hidden folders at home, and those in the system's temporary
+    folder, unless the script works in it.
+    """
+    temporary, home = tempfile.gettempdir() + os.sep, os.path.join(os.path.expanduser("~"), ".")
+    if path.startswith(("/dev/", "/proc/", "/sys/", home)):
+        return True
+    return path.startswith(temporary) and not path.startswith(os.getcwd() + os.sep)
+
+
+def is_special(path: str) -> bool:
+    """Return whether the path is something other than a regular file: a folder, pipe or device.
+
+    It makes one system call, because another rank may move the file away meanwhile.
+    """
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Try to lock an open file, and return whether this process holds the lock.
+
+    None if the file system has no locks (Lustre without ``-o flock``).
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+class OpenHere:
+    """A descriptor that forked processes close.
+
+    Otherwise they would hold its lock as long as they live.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        close = weakref.WeakMethod(self.close)
+        os.register_at_fork(after_in_child=lambda: (alive := close()) and alive())
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+SUFFIX = ".torchbus"
+NAME = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(SUFFIX)}")
+
+
+def make(folder: str, name: str) -> tuple[int, str]:
+    """Make an empty hidden file; return the descriptor that locks it, and its path.
+
+    Raises OSError.
+    """
+    while True:
+        descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=SUFFIX)
+        try_lock(descriptor)
+        if os.path.exists(path):
+            return descriptor, path
+        os.close(descriptor)  # another process swept it before the lock
+
+
+def sweep(folder: str) -> None:
+    """Remove the temporary files of killed processes.
+
+    If the file system has no locks, no file is known to be left over, and all stay.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for name in [entry.name for entry in entries if NAME.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError):
+                _remove_dead(os.path.join(folder, name))
+
+
+def _remove_dead(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if try_lock(descriptor):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+class Whole:
+    """Before the first file in a folder, removes what a killed run left there."""
+
+    def __init__(self) -> None:
+        self._swept: set[str] = set()
+
+    def write(self, path: str, write: Callable[[str], None]) -> None:
+        folder = os.path.dirname(os.path.realpath(path))
+        if folder not in self._swept:
+            self._swept.add(folder)
+            sweep(folder)
+        write_whole(path, write)
+
+
+def write_whole(path: str, write: Callable[[str], None]) -> None:
+    """Write next to the path and rename: a reader sees the old file or the whole new one."""
+    if is_special(path):
+        return write(path)
+    folder, name = os.path.split(os.path.realpath(path))
+    try:
+        descriptor, temporary = make(folder, name)
+    # The folder is missing, or it allows writing files but not creating them. The loop then gets
+    # torch's own error, if any.
+    except OSError:
+        return write(path)
+    try:
+        write(temporary)
+        os.chmod(temporary, _mode(path))
+        os.replace(temporary, os.path.realpath(path))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _mode(path: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path).st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

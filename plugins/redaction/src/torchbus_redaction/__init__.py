@@ -1,0 +1,4 @@
+"""Hides secrets in everything that torchbus writes.
+
+One redactor serves configurations, errors, warnings, ``explain()``, logs, reports and trackers.
+"""

@@ -1,0 +1,321 @@
+"""="""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+import traceback
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from torchbus_redaction import texts
+from torchbus_redaction.texts import HIDDEN, Speaks, hides, speaks
+
+# what moves the cursor, changes colours or the direction of a line, or can't be printed at all
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def redacted(text: str) -> str:
+    """Return a text that is fit to be shown: without secrets, and without control characters.
+
+    It finds the secrets of the environment and the command line, and those that the text itself
+    shows to be secret.
+    """
+    return printable(Redactor().text(text))
+
+
+def redacted_traceback(error: BaseException) -> str:
+    """Return a traceback that is fit to be shown. Code such as ``login(key=key)`` stays."""
+    redactor = Redactor()
+    return printable(
+        "".join(
+            (redactor.code if part.lstrip(" |+-").startswith('File "') else redactor.text)(part)
+            for part in traceback.format_exception(error)
+        )
+    )
+
+
+def printable(text: str) -> str:
+    """Escape the characters that control a terminal, and those that it can't print."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def of_session(session: object) -> Redactor:
+    """Return a redactor, which learns the secrets that a session meets."""
+    return Redactor()
+
+
+SHORTEST, LONGEST = 4, 100_000
+SHORTEST_INSIDE = 8
+SHORTEST_NUMBER = 6
+COMMON = re.compile(
+    "true false none null yes auto default hidden enabled disabled test tests python local"
+    " localhost root admin user main train training model loss cuda gloo nccl required optional"
+    " basic bearer token secret password key keys file unset empty".replace(" ", "|")
+)
+
+
+def worth_hiding(value: str, sure: bool) -> bool:
+    """Return whether to hide the value wherever it appears.
+
+    A common word is hidden only under its own name. If the name is not ``sure`` to mean a secret,
+    the same holds for every value that does not look like a secret.
+    """
+    if (
+        not SHORTEST <= len(value) <= LONGEST
+        or COMMON.fullmatch(value.lower())
+        or (value.isdigit() and len(value) < SHORTEST_NUMBER)
+    ):
+        return False
+    return sure or (
+        len(value) >= SHORTEST_INSIDE
+        and any(map(str.isdigit, value))
+        and any(map(str.isalpha, value))
+    )
+
+
+def spellings(value: str) -> set[str]:
+    """Return the value as text, JSON, ``repr``, addresses and base64 write it, and its lines."""
+    found = {
+        value,
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        *_encoded(value),
+    }
+    return found | {
+        line.strip()
+        for line in value.splitlines()
+        if len(line.strip()) >= 2 * SHORTEST_INSIDE and "-----" not in line
+    }
+
+
+def pattern(values: Iterable[str]) -> re.Pattern[str] | None:
+    """Return the pattern that finds the values, the longest first; None without values.
+
+    It finds short values, and those of only letters or only digits, only as whole words.
+    """
+    told = sorted(
+        {spelling for value in values for spelling in spellings(value)}, key=len, reverse=True
+    )
+    return re.compile("|".join(map(_one, told))) if told else None
+
+
+def _one(value: str) -> str:
+    alone = len(value) < SHORTEST_INSIDE or value.isalpha() or value.isdigit()
+    return rf"(?<![^\W_]){re.escape(value)}(?![^\W_])" if alone else re.escape(value)
+
+
+def _encoded(value: str) -> Iterator[str]:
+    data = value.encode(errors="surrogatepass")
+    yield from (quote(data, safe=""), quote(data), quote_plus(data))
+    if len(data) < SHORTEST_INSIDE:
+        return
+    for code in (base64.b64encode, base64.urlsafe_b64encode):
+        yield code(data).decode().rstrip("=")
+        for before in (1, 2):  # it may stand behind other bytes, as in "user:password"
+            first, end = -(-8 * before // 6), 8 * (before + len(data)) // 6
+            yield code(bytes(before) + data).decode()[first:end]
+
+
+def as_number(value: object) -> int | float | str | None:
+    """Return any number as a Python number, and NaN and infinities as text; otherwise None."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return None
+
+
+def fields_of(value: object) -> Mapping[Any, object] | None:
+    """Return the names and values of an object with fields; None for any other.
+
+    Such objects are mappings, namespaces, dataclasses, named tuples, and objects of attrs or
+    pydantic.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, type):
+        return None
+    if isinstance(value, Namespace | SimpleNamespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=False))
+    if hasattr(type(value), "__attrs_attrs__"):
+        declared = getattr(type(value), "__attrs_attrs__", ())
+        return {field.name: getattr(value, field.name, None) for field in declared}
+    if hasattr(type(value), "model_fields"):
+        return dict(vars(value))
+    return None
+
+
+def items_of(value: object) -> list[object] | None:
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else None
+
+
+def text_of(value: object) -> str:
+    try:
+        return cleaned(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def cleaned(value: object) -> str:
+    return str(value)
+
+
+DEEPEST = 20
+SURE = Speaks.SURELY
+
+
+class Redactor:
+    """Hides known secrets wherever they appear.
+
+    It knows the values in the environment and on the command line whose names mean secrets. It also
+    knows those that ``plain`` has met under such a name.
+
+    Args:
+        secrets: further values that are secret.
+    """
+
+    def __init__(self, secrets: Iterable[str | None] = ()) -> None:
+        self._known: set[str] = set()
+        self._finds = pattern(())
+        self._seen: dict[str, str] = {}
+        self.learn(secrets)
+        self._learn_words(sys.orig_argv[1:])
+
+    def learn(self, secrets: Iterable[str | None], sure: bool = True) -> None:
+        """Hide these values from now on."""
+        new = {secret for secret in secrets if secret and worth_hiding(secret, sure)} - self._known
+        if new:
+            self._known |= new
+            self._finds = pattern(self._known)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        return texts.without_assigned(self.values(text))
+
+    def code(self, text: str) -> str:
+        """Return lines of code without secrets; ``login(key=key)`` stays."""
+        return texts.without_literals(self.values(text))
+
+    def values(self, text: str) -> str:
+        """Return a text without known values, passwords in addresses, and the like.
+
+        Names do not count here.
+        """
+        self._look_around()
+        text = self._finds.sub(HIDDEN, text) if self._finds is not None else text
+        return texts.without_given_away(text)
+
+    def words(self, words: Sequence[str]) -> list[str]:
+        """Return a command line; hide what follows a flag such as ``--api-key``."""
+        return [self._word(word, flag) for word, flag in zip(words, ["", *words], strict=False)]
+
+    def plain(self, value: object) -> Any:
+        """Return a value in the types of JSON, without secrets.
+
+        These are dicts, lists, strings, numbers, booleans and None. Anything else becomes its text,
+        also NaN and infinities. A value that is hidden by its name in one place is hidden in all.
+        """
+        self._built(value, ())
+        return self._built(value, ())
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _word(self, word: str, flag: str) -> str:
+        name, value = texts.named(word, flag)
+        if not texts.is_hidden(name, value, False):
+            return self.text(word)
+        return f"{name}={HIDDEN}" if value != word else HIDDEN
+
+    def _built(self, value: object, around: tuple[int, ...], name: str = "") -> object:
+        if value is None or isinstance(value, bool):
+            return value
+        if hides(name, value):
+            self._learn_all(value, speaks(name) is SURE, around)
+            return HIDDEN
+        number = as_number(value)
+        if number is not None:
+            return number
+        if isinstance(value, str):
+            self._learn_words([value])
+            return self.text(value)
+        if id(value) in around or len(around) >= DEEPEST:
+            return "..."
+        return self._nested(value, (*around, id(value)), name)
+
+    def _nested(self, value: object, around: tuple[int, ...], name: str) -> object:
+        fields = fields_of(value)
+        if fields is not None:
+            names = {key: str(key) for key in fields}
+            if isinstance(fields.get("name"), str) and "value" in fields:
+                names["value"] = str(fields["name"])
+            return {
+                self.text(cleaned(key)): self._built(item, around, names[key])
+                for key, item in fields.items()
+            }
+        items = items_of(value)
+        if items and len(items) == 2 and isinstance(items[0], str) and speaks(items[0]) is SURE:
+            return [self.text(items[0]), self._built(items[1], around, items[0])]
+        if items is None:
+            self._learn_object(value, around)
+            return self.text(text_of(value))
+        words = [item for item in items if isinstance(item, str)]
+        if words and len(words) == len(items) and not hides(name, "x"):
+            self._learn_words(words)
+            return self.words(words)
+        return [self._built(item, around, name) for item in items]
+
+    def _learn_object(self, value: object, around: tuple[int, ...]) -> None:
+        """Learn the secrets in the attributes of an object, because its text may show them."""
+        inside = getattr(value, "__dict__", None)
+        if isinstance(inside, Mapping) and not isinstance(value, type) and not callable(value):
+            for name, item in list(inside.items()):
+                if isinstance(item, str | Mapping) and len(around) < DEEPEST:
+                    self._built(item, around, str(name))
+
+    def _learn_all(self, value: object, sure: bool, around: tuple[int, ...]) -> None:
+        """Learn every text inside a hidden value."""
+        if isinstance(value, str):
+            self.learn([value], sure)
+        elif isinstance(value, bytes):
+            self.learn([value.decode(errors="replace")], sure)
+        elif id(value) not in around and len(around) < DEEPEST:
+            fields = fields_of(value)
+            for item in items_of(value) or (fields.values() if fields is not None else ()):
+                self._learn_all(item, sure, (*around, id(value)))
+
+    def _learn_words(self, words: Sequence[str]) -> None:
+        """Learn the secrets of words such as those of a command line.
+
+        It knows ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, ``https://user:x@host``, and
+        texts.
+        """
+        for word, flag in zip(words, ["", *words], strict=False):
+            self.learn((value for _, value in texts.assigned(word)), sure=False)
+            self.learn(texts.passwords(word))
+            name, value = texts.named(word, flag)
+            self.learn([value] if texts.is_hidden(name, value, False) else [], speaks(name) is SURE)
+
+    def _look_around(self) -> None:
+        """Learn the secrets of the environment again, because the loop may have changed it."""
+        for name, value in os.environ.items():
+            if self._seen.get(name) != value:
+                self._seen[name] = value
+                self.learn(texts.passwords(value))
+                self.learn([value] if hides(name, value) else [])

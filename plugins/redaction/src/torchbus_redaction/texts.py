@@ -1,0 +1,366 @@
+"""="""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from enum import Enum
+from numbers import Integral, Real
+
+QUOTED = r"""[bru]{0,2}"(?:[^"\\]|\\.)*"|[bru]{0,2}'(?:[^'\\]|\\.)*'|\\+["'][^"'\\]*\\+["']"""
+NAME = r"(?<![\w.-])(?P<name>-{0,2}[^\W\d][\w.-]*)"
+SPACE = r"[ \t]{0,80}(?:\n[ \t]{0,20})?"
+TEXTS_BETWEEN = rf"""(?P<between>\\*["']?\]?[ \t]{{0,80}}(?:=>|:=|[=:]){SPACE})"""
+ASSIGNED = re.compile(NAME + TEXTS_BETWEEN)
+VALUE = re.compile(rf"""{QUOTED}|[^\s,;&"'<>]+""")
+NAMED = re.compile(r"([+~-]*[^\W\d][\w.@/-]*)=(.*)", re.DOTALL)
+QUOTES_AROUND = re.compile(r"""([bru]{0,2}\\*["'])(.*?)(\\*["'])""", re.DOTALL)
+QUOTES = ("'", '"', "\\")
+FLAG = re.compile(
+    rf"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*)(?P<between>(?:\s|\\\n){{1,40}})(?P<value>{QUOTED}|[^\s\\\-\"'][^\s\"']*)"
+)
+XML = re.compile(
+    r"(?P<before><(?P<name>[A-Za-z_][\w:.-]{0,100})(?:\s[^<>]{0,200})?>)(?P<value>[^<>]+)(?=</)"
+)
+PAIR = re.compile(
+    rf"""(?P<before>[\[(]\s{{0,4}}(?P<quote>["'])(?P<name>[A-Za-z_][\w.-]{{0,100}})(?P=quote)\s{{0,4}},\s{{0,4}})(?P<value>{QUOTED})"""
+)
+ROW = re.compile(
+    rf"""(?P<before>["'](?:name|key)["']\s{{0,4}}:\s{{0,4}}["'](?P<name>[A-Za-z_][\w.-]{{0,100}})["']\s{{0,4}},\s{{0,40}}["']value["']\s{{0,4}}:\s{{0,4}})(?P<value>{QUOTED}|\d+)"""
+)
+YAML_BLOCK = re.compile(
+    NAME + r"(?P<between>:[ \t]{0,80}[|>][+-]?\d?[ \t]{0,80}\n)(?P<value>(?:[ \t]+\S.*(?:\n|$))+)"
+)
+YAML_LIST = re.compile(
+    NAME + r"(?P<between>:[ \t]{0,80}\n)(?P<value>(?:[ \t]*-[ \t]+\S.*(?:\n|$))+)"
+)
+ITEM = re.compile(r"(?P<before>-[ \t]+)(?P<value>\S.*)")
+CREDENTIALS = re.compile(
+    r"(?P<before>\b(?:machine[ \t]+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s+"
+    r"|\bcurl\b[^\n]{0,300}?\s(?:-u\s*|--user[=\s]\s*)[\"']?[^\s:\"']+:)[^\s\"']+"
+)
+ADDRESS = re.compile(
+    r"""(?P<before>\b[a-zA-Z][\w+.-]{0,30}://)(?P<user>[^\s/:@"'<>?#]{0,300})(?P<password>:(?!\d{1,5}[/?#"',])\S{0,300})?(?=@)"""
+)
+BEARER = re.compile(
+    r"(?P<before>\b(?:bearer|basic|token)[ \t]+)(?P<value>[\w.~+/-]{8,}=*)", re.IGNORECASE
+)
+GIVEN_AWAY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|https?://(?:hooks\.slack\.com|(?:ptb\.|canary\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/[^\s\"'<>]+"
+    r"|\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[\w-]{30,}|eyJ[\w-]{10,500}\.[\w-]{10,}\.[\w-]*)",
+    re.DOTALL,
+)
+SIGNED = re.compile(
+    r"(?P<before>[?&](?:X-Amz-Signature|sig|signature|code)=)[^\s&#\"'<>]+", re.IGNORECASE
+)
+NOTHING = ("", "|", "|-", "|+", "None", "True", "False", "null", "true", "false", "...")
+OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
+LONG_USER, LONGEST_BRACKET = 16, 10_000
+
+
+def without_assigned(text: str) -> str:
+    """Hide values whose names mean secrets.
+
+    A value that is not secret may contain one that is: ``C(d={'key': 'x'})``.
+    """
+    for layout in (XML, PAIR, ROW):
+        text = layout.sub(_laid_out, text)
+    text = YAML_LIST.sub(_listed, YAML_BLOCK.sub(_block, text)) if ":" in text else text
+    return _without_plain(text)
+
+
+def without_literals(code: str) -> str:
+    """Hide texts that lines of code give to such names; ``login(key=key)`` stays."""
+    told, done = [], 0
+    for found, value in _assigned(code):
+        if value != _bare(value) and any(map(str.isalnum, value)):
+            told += [code[done : found.end()], _in_quotes(value)]
+            done = found.end() + len(value)
+    return "".join([*told, code[done:]])
+
+
+def _without_plain(text: str) -> str:
+    told, done = [], 0
+    for found, value in _assigned(text):
+        told += [text[done : found.end()], _in_quotes(value)]
+        done = found.end() + len(value)
+    return FLAG.sub(_flagged, "".join([*told, text[done:]]))
+
+
+def without_given_away(text: str) -> str:
+    """Hide passwords in addresses, signatures, and values whose own form shows a secret."""
+    text = (
+        ADDRESS.sub(_address, GIVEN_AWAY.sub(HIDDEN, text))
+        if "://" in text or GIVEN_AWAY.search(text)
+        else text
+    )
+    if "password" in text or "curl" in text:
+        text = CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text)
+    return BEARER.sub(_bearer, SIGNED.sub(rf"\g<before>{HIDDEN}", text))
+
+
+def assigned(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of secrets in a text."""
+    yield from ((found["name"], _bare(value)) for found, value in _assigned(text))
+    for found in FLAG.finditer(text):
+        if is_hidden(found["name"], _bare(found["value"]), True):
+            yield found["name"], _bare(found["value"])
+
+
+def named(word: str, before: str) -> tuple[str, str]:
+    """Return the name and value of a word of a command line; ("", word) if it has no name.
+
+    The word is ``name=value``, or it follows a flag.
+    """
+    if (
+        before.startswith("-")
+        and "=" not in before
+        and not word.startswith("--")
+        and speaks(before) is not Speaks.NOT
+    ):
+        return before, word
+    found = NAMED.fullmatch(word)
+    return (found[1], found[2]) if found else ("", word)
+
+
+def passwords(text: str) -> Iterator[str]:
+    """Yield the passwords of addresses in a text."""
+    for found in ADDRESS.finditer(text) if "://" in text else ():
+        if found["password"]:
+            yield found["password"][1:]
+
+
+def _assigned(text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield the matches of names that mean secrets, and the secret after each."""
+    done = 0
+    for found in ASSIGNED.finditer(text):
+        value = (
+            _after(found, text)
+            if found.start() >= done and speaks(found["name"]) is not Speaks.NOT
+            else ""
+        )
+        prose = (
+            ":" in found["between"]
+            and value == _bare(value)
+            and not found["between"].startswith(QUOTES)
+        )
+        if prose and value.lower() in SENTENCE:
+            continue
+        if is_hidden(found["name"], _bare(value), prose):
+            yield found, value
+            done = found.end() + len(value)
+
+
+def _after(found: re.Match[str], text: str) -> str:
+    if text.startswith(OPENING, found.end()):
+        return _bracket(found["name"], text[found.end() : found.end() + LONGEST_BRACKET])
+    value = VALUE.match(text, found.end())
+    return _split(value[0]) if value is not None else ""
+
+
+def _bracket(name: str, text: str) -> str:
+    """Return a list or dict up to its end if its name surely means secrets, otherwise "".
+
+    Under any other name, the names inside the list or dict tell more.
+    """
+    depth = 0
+    for place, letter in enumerate(text if speaks(name) is Speaks.SURELY else ""):
+        depth += (letter in OPENING) - (letter in CLOSING)
+        if depth == 0:
+            return text[: place + 1]
+    return text if depth else ""
+
+
+def _laid_out(found: re.Match[str]) -> str:
+    value = found["value"]
+    is_secret = is_hidden(found["name"].rpartition(":")[2], _bare(value).strip(), True)
+    return found["before"] + _in_quotes(value) if is_secret else found[0]
+
+
+def _block(found: re.Match[str]) -> str:
+    if not is_hidden(found["name"], found["value"].strip(), True):
+        return found[0]
+    indent = found["value"][: len(found["value"]) - len(found["value"].lstrip())]
+    end = "\n" if found["value"].endswith("\n") else ""
+    return f"{found['name']}{found['between']}{indent}{HIDDEN}{end}"
+
+
+def _listed(found: re.Match[str]) -> str:
+    name = found["name"].removesuffix("s")
+
+    def item(one: re.Match[str]) -> str:
+        is_secret = is_hidden(name, _bare(one["value"].strip()), True)
+        return one["before"] + _in_quotes(one["value"]) if is_secret else one[0]
+
+    return f"{found['name']}{found['between']}{ITEM.sub(item, found['value'])}"
+
+
+def _flagged(found: re.Match[str]) -> str:
+    return (
+        f"{found['name']}{found['between']}{HIDDEN}"
+        if is_hidden(found["name"], _bare(found["value"]), False)
+        else found[0]
+    )
+
+
+def is_hidden(name: str, value: str, prose: bool) -> bool:
+    """Return whether to hide a value of this name.
+
+    ``prose``: the text is like "the key: a word". Then an ordinary word stays.
+    """
+    if value in NOTHING or value.startswith(HIDDEN):
+        return False
+    if (
+        prose
+        and speaks(name) is Speaks.PERHAPS
+        and len(value) < LONG_USER
+        and not (len(value) >= 6 and any(map(str.isdigit, value)))
+    ):
+        return False
+    return hides(name, _number(value))
+
+
+def _number(text: str) -> str | int | float:
+    for kind in (int, float):
+        try:
+            return kind(text) if len(text) < 100 else text
+        except ValueError:
+            continue
+    return text
+
+
+def _split(value: str) -> str:
+    """Cut an unquoted value at the bracket that closes around it, as in ``Obj(key=x)``."""
+    depth = 0
+    for place, letter in enumerate(value if value == _bare(value) else ""):
+        depth += (letter in OPENING) - (letter in CLOSING)
+        if depth < 0:
+            return value[:place]
+    return value
+
+
+def _bare(value: str) -> str:
+    """Remove the quotes around a value."""
+    found = QUOTES_AROUND.fullmatch(value)
+    return found[2] if found else value
+
+
+def _in_quotes(value: str) -> str:
+    found = QUOTES_AROUND.fullmatch(value)
+    return f"{found[1]}{HIDDEN}{found[3]}" if found else HIDDEN
+
+
+def _address(found: re.Match[str]) -> str:
+    """Hide the password of an address, or a token in place of the user; keep the user."""
+    if found["password"]:
+        return f"{found['before']}{found['user']}:{HIDDEN}"
+    return f"{found['before']}{HIDDEN}" if len(found["user"]) >= LONG_USER else found[0]
+
+
+def _bearer(found: re.Match[str]) -> str:
+    value = found["value"]
+    looks_so = any(map(str.isdigit, value)) or value.endswith("=") or len(value) >= 20
+    return f"{found['before']}{HIDDEN}" if looks_so else found[0]
+
+
+HIDDEN = "(hidden)"
+BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # wandbKey, APIKey
+WORDS_BETWEEN = re.compile(r"[\W_]+|(?<=[^\W\d_])\d+(?=[\W_]|$)")
+STEMS = re.compile(
+    "passw|passphrase|passcode|secret|credential|webhook|(?:api|access|auth|private)_?(?:key|token)s?"
+)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ALWAYS = _words("pwd creds bearer authorization jwt cookie cookies otp sas")
+OFTEN = _words("key token auth oauth pat pass pw")
+"""Words with other meanings, too: they hide a text or a long number, unless the name is one of a
+model or table.
+"""
+MANY = _words("keys tokens")
+"""Hidden if the name also says whose or what for."""
+HOLDERS = (
+    "api access auth private secret ssh gpg wandb hf huggingface hub neptune comet mlflow clearml"
+    " aws azure gcp google github gh gitlab openai anthropic slack discord telegram bot kaggle"
+    " modal s3 minio db client login user account storage service license refresh session sign"
+    " signing signature encryption deploy subscription bearer oauth jwt personal admin root"
+    " registry pypi npm docker"
+)
+HOLDING = _words(HOLDERS)
+GLUED = re.compile(rf"(?:{HOLDERS.replace(' ', '|')})(?:key|token|pass|pwd)s?")
+PLAIN = _words(
+    "pad eos bos unk sep cls mask padding embedding embed query qkv value values head heads dropout"
+    " prefix special stop start end begin separator sort order index primary foreign group column"
+    " image label text target metric monitor input output batch dict state map cache word next"
+    " forward backward single first second kernel"
+)
+COUNTS = _words(
+    "num n nb max min per count counts size dim dims len length limit rate ratio steps id ids"
+    " seconds timeout bits rounds"
+)
+PLACES = _words(
+    "file files filename path paths dir folder sock socket mode method type types provider name"
+    " field env parallelism prompt"
+)
+SENTENCE = _words(
+    "the a an it its this that these there they must may can is are was were no not none and or but"
+    " if of to in on at for from by with without use set give pass choose see each every all any"
+    " only one either neither both what which who whoever you your run call make let"
+)
+"""Words with which a sentence goes on after a colon, as in "the file is not secret: it must be"."""
+PROBLEMS = _words("error exception warning")
+"""``KeyError: 'momentum'``."""
+
+
+class Speaks(Enum):
+    """How surely a name means a secret."""
+
+    NOT = 0
+    PERHAPS = 1
+    SURELY = 2
+
+
+def is_place(value: str) -> bool:
+    """Return whether a value is an existing path: ``PWD``, ``ssl_key="/etc/ssl/key.pem"``."""
+    return value.startswith(("/", "./", "../", "~")) and os.path.exists(os.path.expanduser(value))
+
+
+@functools.lru_cache(4096)
+def speaks(name: str) -> Speaks:
+    """Return how surely a value of this name is a secret."""
+    words = [word for word in WORDS_BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
+    if not words or words[-1] in PLACES | PROBLEMS:
+        return Speaks.NOT
+    if any(
+        word in ALWAYS or STEMS.search(word) or GLUED.fullmatch(word) for word in words
+    ) or STEMS.search("_".join(words)):
+        return Speaks.SURELY
+    there = set(words)
+    if there & HOLDING and there & (OFTEN | MANY) - HOLDING:
+        return Speaks.SURELY
+    return Speaks.PERHAPS if there & OFTEN and not there & PLAIN else Speaks.NOT
+
+
+def hides(name: str, value: object) -> bool:
+    """Return whether to hide a whole value of this name.
+
+    A number stays if the name is a count (``max_key_length``).
+    """
+    sure = speaks(name)
+    if sure is Speaks.NOT or value is None or isinstance(value, bool) or value == "":
+        return False
+    if isinstance(value, str) and is_place(value):
+        return False
+    if isinstance(value, Real):
+        long = isinstance(value, Integral) and abs(int(value)) >= 10**6
+        return (sure is Speaks.SURELY or long) and not COUNTS & set(
+            WORDS_BETWEEN.split(BOUNDARY.sub("_", name).lower())
+        )
+    return sure is Speaks.SURELY or not isinstance(value, dict | list | tuple | set | frozenset)

@@ -1,0 +1,6 @@
+"""The kit of strategies: synchronised backward passes that equal those of one process.
+
+``strategy.Strategy`` is the base class; ``backward`` runs and averages; ``loss`` finds what a loss
+is a mean of; ``checks`` compares ranks; ``parameters`` holds what is trained; ``batches`` tracks
+which batch feeds a backward; ``collectives`` and ``random_streams`` serve every plugin.
+"""

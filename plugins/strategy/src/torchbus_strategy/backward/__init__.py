@@ -1,0 +1,1 @@
+"""Synchronised backward passes, and the metadata that rides in the first gradient bucket."""

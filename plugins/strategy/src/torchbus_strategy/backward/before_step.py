@@ -1,0 +1,142 @@
+"""="""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torchbus.plugin import Context, hookimpl
+
+from torchbus_strategy.groups import MeetingPlace
+from torchbus_strategy.parameters.trained import Trained
+
+
+@dataclass
+class Witness:
+    """A parameter, and the gradient that the last synchronised backward has ``left``."""
+
+    parameter: Tensor
+    optimizer: weakref.ref[Optimizer]
+    left: Tensor | None = None
+
+
+class Assigned:
+    """Notices them by the smallest parameter of each optimizer.
+
+    Its gradient costs little to keep, and is one object until the loop sets another.
+    """
+
+    def __init__(self) -> None:
+        # by the optimizer's id: to list a WeakKeyDictionary in every step takes 10 us
+        self._witnesses: dict[int, Witness] = {}
+
+    def watch(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        if trained:
+            key = id(optimizer)
+            gone = weakref.ref(optimizer, functools.partial(self._witnesses.pop, key))
+            self._witnesses[key] = Witness(min(trained, key=Tensor.numel), gone)
+
+    def synchronised(self) -> None:
+        """The gradients of this moment are common to all ranks."""
+        for witness in list(self._witnesses.values()):
+            witness.left = witness.parameter.grad
+
+    def found(self, optimizer: Optimizer) -> bool:
+        """Whether the loop has assigned the optimizer's gradients since then."""
+        witness = self._witnesses.get(id(optimizer))
+        return (
+            witness is not None
+            and witness.parameter.grad is not None
+            and witness.parameter.grad is not witness.left
+        )
+
+
+class StepAveraging:
+    """Averages the gradients of ``torch.autograd.grad`` and of backwards under ``s.no_sync()``.
+
+    ``local`` holds the ids of parameters with gradients that only this rank has. ``average`` gets
+    the parameters, and this rank's weight in the mean; all ranks call it.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        trained: Trained,
+        local: set[int],
+        average: Callable[[Sequence[Tensor], float], None],
+    ) -> None:
+        assert session.job is not None
+        self._session = session
+        self._job = session.job
+        self._trained = trained
+        self._average_all = average
+        self._local = local
+        self._assigned = Assigned()
+        self._place = MeetingPlace(session)
+        self._early: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def average_now(self, optimizer: Optimizer) -> None:
+        """Average gradients of backwards under ``s.no_sync()`` now. All ranks call it.
+
+        For a strategy that decides on the step by what the averaging has shown.
+        """
+        self._early.discard(optimizer)
+        held = self._local_of(optimizer) if self._local else None
+        if held:
+            self._average(optimizer, 1.0)
+            self._local -= held
+            self._assigned.synchronised()
+            self._early.add(optimizer)
+
+    def synchronised(self) -> None:
+        """A backward has made the gradients common to all ranks."""
+        self._assigned.synchronised()
+
+    @hookimpl(trylast=True)
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None and self._session.captures(optimizer):
+            self._assigned.watch(optimizer, self._shared_by(optimizer))
+
+    @hookimpl
+    def gradients_ready(self, optimizer: Optimizer, closure: object) -> None:
+        if optimizer in self._early:
+            return self._early.discard(optimizer)
+        is_second = self._averaged_at.get(optimizer, 0) == self._job.backwards and any(
+            parameter.grad is not None for parameter in self._shared_by(optimizer)
+        )
+        self._averaged_at[optimizer] = self._job.backwards
+        held = self._local_of(optimizer) if self._local else None
+        if (
+            closure is None
+            and (held or is_second or self._assigned.found(optimizer))
+            and self._session.captures(optimizer)
+        ):
+            self._average(optimizer, 1.0 if held else self._session.share.weight)
+            self._local -= held or set()
+            self._assigned.synchronised()
+
+    def _average(self, optimizer: Optimizer, weight: float) -> None:
+        shared = self._shared_by(optimizer)
+        if shared:
+            name = type(optimizer).__name__
+            self._place.meet(f"{name}.step() after backward", self._job.backwards)
+            self._average_all(shared, weight)
+
+    def _local_of(self, optimizer: Optimizer) -> set[int]:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return held & self._local
+
+    def _shared_by(self, optimizer: Optimizer) -> list[Tensor]:
+        """The optimizer's parameters, except those which belong to this rank's samples."""
+        return [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter not in self._trained.own
+        ]

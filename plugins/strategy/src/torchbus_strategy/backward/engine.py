@@ -1,0 +1,235 @@
+"""="""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchbus.runtime.user_code import INSIDE
+
+from torchbus_strategy.compat import post_accumulate_hooks as hooks_of
+from torchbus_strategy.compat import run_engine, tensor_hooks
+from torchbus_strategy.loss.terms import Count
+
+TORCHS = vars(torch.autograd)
+
+
+class Engine(Protocol):
+    """``torch.autograd.backward``, or what the script has put in its place before the session."""
+
+    def __call__(
+        self,
+        tensors: Sequence[Tensor],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        *,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> None: ...
+
+
+class Roots(NamedTuple):
+    """Where a backward starts, with which gradients, and the inputs that it is for (None: all)."""
+
+    tensors: Sequence[Tensor]
+    gradients: Sequence[Tensor | None]
+    retain_graph: bool | None
+    inputs: Sequence[Tensor] | None
+
+
+def engine_run(engine: Engine, header: Tensor, seed: Tensor, roots: Roots) -> None:
+    """Call ``engine``, or, for a single scalar, start torch's own engine directly.
+
+    Torch's checks of shapes have nothing to find in a scalar, and take longer than a small model's
+    graph.
+    """
+    tensors, gradients, retain_graph, inputs = roots
+    lone = (
+        inputs is None
+        and len(tensors) == 1
+        and _is_scalar(tensors[0])
+        and (gradients[0] is None or _is_scalar(gradients[0]))
+    )
+    if lone and getattr(engine, "__globals__", None) is TORCHS:
+        start = torch.ones_like(tensors[0]) if gradients[0] is None else gradients[0]
+        run_engine(
+            (tensors[0], header),
+            (start, seed),
+            bool(retain_graph),
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+    else:
+        engine([*tensors, header], [*gradients, seed], retain_graph, False, inputs=inputs)
+
+
+def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseException | None:
+    """Run the backward of a rank that has no samples of its own, and drop its gradients.
+
+    Returns the error that it has raised. The other ranks may have raised it too, and they wait for
+    this one first.
+    """
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        engine(roots.tensors, roots.gradients, roots.retain_graph, False, inputs=roots.inputs)
+    except BaseException as error:
+        return error
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+    return None
+
+
+def fail(error: BaseException | None) -> None:
+    """Raise it, and let go of it: its traceback leads here, and to all that the backward holds."""
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
+
+
+def _is_scalar(value: object) -> bool:
+    return type(value) is Tensor and value.dim() == 0 and value.is_floating_point()
+
+
+class MeanOverRanks(torch.autograd.Function):
+    """The weighted mean of a tensor over ranks.
+
+    Backward returns the gradient unchanged. All ranks compute the same from the mean, and the
+    reducer averages the gradients of their parts in the next backward.
+    """
+
+    @staticmethod
+    def forward(ctx: object, local: Tensor, weight: float) -> Tensor:
+        mean = local * (weight / dist.get_world_size())
+        dist.all_reduce(mean)
+        return mean
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: Count) -> None:
+    """Run ``engine`` with ``create_graph=True``, and average its gradients over ranks.
+
+    All ranks call it with the same parameters. A gradient that no rank makes stays None.
+    """
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    engine(roots.tensors, roots.gradients, True, True, inputs=roots.inputs)
+    made = [parameter.grad for parameter in parameters]
+    told = [
+        *(float(gradient is not None) for gradient in made),
+        float(count.counted),
+        float(count.weight),
+    ]
+    *present, counted, weights = _summed(told, parameters[0].device)
+    weight = float(count.weight) * (dist.get_world_size() / weights if counted and weights else 1.0)
+    packed = torch.cat(
+        [_flat(parameter, gradient) for parameter, gradient in zip(parameters, made, strict=True)]
+    )
+    mean_of_all: Tensor = MeanOverRanks.apply(packed, weight)  # type: ignore[no-untyped-call]
+    means = mean_of_all.split([parameter.numel() for parameter in parameters])
+    for parameter, mean, old, ranks in zip(parameters, means, kept, present, strict=True):
+        new = mean.view_as(parameter) if ranks else None
+        parameter.grad = new if old is None else old if new is None else old + new
+
+
+def _summed(numbers: list[float], device: torch.device) -> list[float]:
+    told = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(told)
+    summed: list[float] = told.tolist()
+    return summed
+
+
+def _flat(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    return torch.zeros_like(parameter).reshape(-1) if gradient is None else gradient.reshape(-1)
+
+
+Held = list[tuple[Tensor, dict[int, Any]]]
+
+
+def take_off(parameters: Iterable[Any]) -> Held:
+    """Remove the hooks.
+
+    Returns them with their parameters, in the order in which backward reaches these.
+    """
+    found = [(parameter, hooks) for parameter in parameters if (hooks := hooks_of(parameter))]
+    if not found:
+        return []
+    held = [(parameter, dict(hooks)) for parameter, hooks in reversed(found)]
+    for _, hooks in found:
+        hooks.clear()
+    return held
+
+
+def put_back(held: Held) -> None:
+    for parameter, hooks in held:
+        table = hooks_of(parameter)
+        assert table is not None  # it was only cleared
+        table.update(hooks)
+
+
+def user_hooks_run(held: Held) -> None:
+    """Call the hooks of parameters that have a gradient, as backward would have."""
+    for parameter, hooks in held:
+        if parameter.grad is not None:
+            for hook in hooks.values():
+                hook(parameter)
+
+
+class TensorHooks:
+    """The user's hooks of ``register_hook``, taken off until the gradients are synchronised.
+
+    Those of plugins stay: they look at this rank's own gradients.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        found = [
+            (parameter, hooks) for parameter in parameters if (hooks := tensor_hooks(parameter))
+        ]
+        users = [
+            (parameter, {key: hook for key, hook in hooks.items() if _is_users(hook)})
+            for parameter, hooks in found
+        ]
+        self._held = [(parameter, hooks) for parameter, hooks in users if hooks]
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def take_off(self) -> None:
+        for parameter, hooks in self._held:
+            for key in hooks:
+                _table(parameter).pop(key, None)
+
+    def put_back(self) -> None:
+        for parameter, hooks in self._held:
+            _table(parameter).update(hooks)
+
+    def run(self) -> None:
+        """Call them with the gradients that a backward has made, and take what they return."""
+        for parameter, hooks in reversed(self._held):
+            for hook in hooks.values() if parameter.grad is not None else ():
+                changed = hook(parameter.grad)
+                parameter.grad = parameter.grad if changed is None else changed
+
+
+def _table(parameter: Any) -> dict[int, Any]:
+    table = tensor_hooks(parameter)
+    assert table is not None  # the hooks were only taken out of it
+    return table
+
+
+def _is_users(hook: Any) -> bool:
+    name = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+    return not name.startswith(INSIDE)

@@ -1,0 +1,298 @@
+"""Gradients are synchronised for every parameter, whichever way the loop reached it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
+from torchbus.tree import as_list
+
+from torchbus_strategy.backward import engine as strategy_engine
+from torchbus_strategy.backward import header
+from torchbus_strategy.backward.before_step import StepAveraging
+from torchbus_strategy.backward.engine import Engine, Roots, discard, fail
+from torchbus_strategy.backward.header import DeviceHeader, Header, Slots
+from torchbus_strategy.backward.loss_counts import LossCounts, scalar_loss
+from torchbus_strategy.backward.reduction import Reduction, Reductions
+from torchbus_strategy.checks.constants import Constants
+from torchbus_strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
+from torchbus_strategy.checks.first_steps import look_at_first
+from torchbus_strategy.compat import is_view
+from torchbus_strategy.loss.gradients import add_again, set_apart
+from torchbus_strategy.loss.held import kind_of, parts_of, unscaled
+from torchbus_strategy.loss.terms import Count, Number
+from torchbus_strategy.options import Division, SyncOptions
+from torchbus_strategy.parameters.averaging import Local, average
+from torchbus_strategy.parameters.trained import Trained
+from torchbus_strategy.parameters.unsynchronised import Unsynchronised
+
+DISCOVERY_BACKWARDS = 3
+LOOKS = 3
+NOT_DIVIDED = (
+    "the last batch came from no divided loader: unless each rank drew it from its own random"
+    " numbers, all ranks computed the same thing (s.shard divides batches that the script makes"
+    " itself)"
+)
+
+
+class GradientSync:
+    """Owns ``backward``.
+
+    ``make_reductions`` says how gradients meet, ``average`` how unsynchronised ones do, which
+    ``before_step`` finds. ``steps``: of all optimizers, so far.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        options: SyncOptions,
+        division: Division,
+        make_reductions: Callable[[Trained], Reductions],
+        average: Callable[[Sequence[Tensor], float], None] = average,
+    ) -> None:
+        assert session.job is not None
+        self._session = session
+        self._job = session.job
+        self._options = options
+        self._division = division
+        self.steps = self._quiet_backwards = 0
+        self._loss_note = ""
+        self._buffers_vary = False
+        self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
+        self._local = Local()
+        self._lock = threading.Lock()
+        self._trained = Trained(session, options.sync_batchnorm, self._forget)
+        self._reductions = make_reductions(self._trained)
+        session.on_close.callback(self._reductions.drop)
+        self._counts = LossCounts(
+            session, options.name, options.loss_reduction, options.loss_weight, division.weight
+        )
+        self._constants = Constants(session, self._trained.optimizer_settings)
+        self._check = HeaderCheck(
+            session, self._facts, division.watch, self._constants, self._counts.look
+        )
+        self.before_step = StepAveraging(session, self._trained, self._local, average)
+        unsynchronised = Unsynchronised(session, self._trained, self._local)
+        session.bus.register(self._trained, f"{options.name}.trained")
+        session.bus.register(unsynchronised, f"{options.name}.unsynchronised")
+        session.bus.register(self.before_step, f"{options.name}.before_step")
+
+    def _forget(self) -> None:
+        """The parameters have changed. All ranks call it."""
+        self._reductions.drop()
+        self._local &= {id(parameter) for parameter in self._trained.parameters}
+        self._quiet_backwards = 0
+
+    # Backward ------------------------------------------------------------------------------------
+
+    @hookimpl
+    def run_backward(self, call: BackwardCall, engine: Engine) -> None:
+        if not self._trained.own:
+            return self._run(call, engine)
+        with self._trained.own.over_all_ranks():
+            self._run(call, engine)
+
+    def _run(self, call: BackwardCall, engine: Engine) -> None:
+        count = self._counts.of(call, lambda: self._local.remain(self._trained.parameters))
+        if not call.sync or not self._trained.parameters:
+            return self._unsynchronised(call, engine, count)
+        if not self._lock.acquire(blocking=False):
+            raise Unsupported(
+                "backward is called in two threads at once: call it in one, or use s.no_sync() in"
+                " both"
+            )
+        parameters = self._trained.parameters
+        held = strategy_engine.take_off(parameters)
+        hooks = strategy_engine.TensorHooks(parameters)
+        alone = bool(hooks) and not (call.create_graph or count.left or self._local)
+        apart = alone or (count.anew and not call.create_graph)
+        before = set_apart(parameters) if apart else []
+        try:
+            try:
+                self._with_hooks(hooks if alone else None, call, engine, count)
+            finally:
+                add_again(before)
+            self.before_step.synchronised()
+        finally:
+            self._job.go_on()
+            self._lock.release()
+            strategy_engine.put_back(held)
+        strategy_engine.user_hooks_run(held)
+
+    def _with_hooks(
+        self,
+        hooks: strategy_engine.TensorHooks | None,
+        call: BackwardCall,
+        engine: Engine,
+        count: Count,
+    ) -> None:
+        """The hooks get the gradients of this backward, once they are common to all ranks."""
+        if not hooks:
+            return self._synchronised(call, engine, count)
+        hooks.take_off()
+        try:
+            self._synchronised(call, engine, count)
+        finally:
+            hooks.put_back()
+        hooks.run()
+
+    def _unsynchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
+        """The next synchronised backward, or ``optimizer.step``, averages these gradients."""
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
+        trained = self._trained.requiring_gradients()
+        self._local.begin(trained)
+        if count.is_zero:
+            self._local.discarded = True
+            roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
+            return fail(discard(engine, roots, trained))
+        engine(tensors, gradients, call.retain_graph, call.create_graph, inputs=call.inputs)
+
+    def _synchronised(self, call: BackwardCall, engine: Engine, count: Count) -> None:
+        reduction = self._reductions.current()
+        self._job.wait_in("backward", self._job.backwards + 1)
+        count = self._counts.meet(count)
+        if call.create_graph:
+            roots = Roots(*call.start(), True, call.inputs)
+            return strategy_engine.backward(engine, reduction.parameters, roots, count)
+        loss = scalar_loss(call)
+        if self._division.has_parts and not self._loss_note:
+            self._loss_note = look_at_first(self._session, loss, self._options.loss_reduction)
+        slots = self._slots(loss, count, reduction.buffers.shapes)
+        parts = self._parts(call, loss, count)
+        if parts and loss is not None:
+            header.add_parts(slots, loss, kind_of(loss, parts), parts)
+        roots, error = self._roots(reduction, call, engine, count)
+        try:
+            reduction.backward(engine, roots, slots, loss, self._local, error)
+        except BaseException:
+            if reduction.has_told:  # the gradients that were made are averaged
+                self._divide(reduction, count)
+            raise
+        finally:
+            error = None  # its traceback leads here
+        self._settle(reduction, call, count, loss, parts)
+
+    def _parts(self, call: BackwardCall, loss: Tensor | None, count: Count) -> list[Tensor]:
+        """The numbers that the loop holds on the way to the loss, and that can be written to.
+
+        Where terms have weights of their own, only what is the loss but for a factor.
+        """
+        if loss is None or call.retain_graph or not self._options.sync_loss:
+            return []
+        parts = parts_of(loss) if count.value is None else [unscaled(loss)]
+        return [part for part in parts if part is not loss and not is_view(part)]
+
+    def _slots(self, loss: Tensor | None, count: Count, shapes: int) -> Slots:
+        """What this rank tells the others."""
+        share = self._session.share
+        progress = self._job.backwards * 7 + self.steps
+        constants = self._constants.number(loss, share.weight, progress)
+        return header.numbers(
+            count, progress, share.position, self._division.watch.input_sum, constants, shapes
+        )
+
+    def _roots(
+        self, reduction: Reduction, call: BackwardCall, engine: Engine, count: Count
+    ) -> tuple[Roots, BaseException | None]:
+        """A rank without samples of its own starts from nothing but the header, as a rule.
+
+        The error is that of its own backward, whose gradients are dropped.
+        """
+        tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
+        roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
+        if count.is_zero and not self._division.runs_uncounted:
+            nothing = Roots([], [], call.retain_graph, None)
+            return nothing, discard(engine, roots, reduction.parameters)
+        if call.inputs is None:
+            return roots, None
+        return roots._replace(inputs=[*as_list(call.inputs), reduction.header.parameter]), None
+
+    def _settle(
+        self,
+        reduction: Reduction,
+        call: BackwardCall,
+        count: Count,
+        loss: Tensor | None,
+        parts: list[Tensor],
+    ) -> None:
+        """The gradients are averaged: give everything else its value over all ranks."""
+        self._job.count_backward()
+        if self._local:
+            self._local.difference_update(reduction.synchronised())
+        reduction.buffers.copy_from_rank0(self._have_like_buffers(reduction.header))
+        scale = self._divide(reduction, count)
+        self._check.take(reduction.header)
+        self._give_loss(reduction.header, call, loss, scale)
+        if parts:
+            reduction.header.give_parts(parts, scale)
+        self._after_sync()
+
+    def _have_like_buffers(self, told: Header) -> bool:
+        """Whether all ranks' buffers have the same shapes.
+
+        The host waits for a GPU in the first backwards, and for good if they differed in these.
+        """
+        if (
+            isinstance(told, DeviceHeader)
+            and not self._buffers_vary
+            and self._job.backwards > LOOKS
+        ):
+            return True
+        alike = header.buffers_agree(told.mean(), told.slots)
+        self._buffers_vary |= not alike
+        return alike
+
+    def _divide(self, reduction: Reduction, count: Count) -> Number:
+        """Divide averaged gradients by what the ranks counted. Returns the factor of the loss."""
+        gradients_of = [*reduction.parameters, *self._trained.own.tensors()]
+        return self._counts.settle(reduction.header, count, gradients_of)
+
+    def _give_loss(
+        self, told: Header, call: BackwardCall, loss: Tensor | None, scale: Number
+    ) -> None:
+        if (
+            loss is not None
+            and self._options.sync_loss
+            and not (call.retain_graph or loss.is_leaf or is_view(loss))
+        ):
+            told.give_loss(loss, scale)
+
+    def _after_sync(self) -> None:
+        if not self._session.random.is_split and self._division.stream is not None:
+            self._session.random.split(self._division.stream)
+        self._quiet_backwards += 1
+        if self._quiet_backwards == 1 and not self._session.world.divides_anew:
+            self._trained.look_for_dead()
+        if self._quiet_backwards == DISCOVERY_BACKWARDS and self._trained.has_optimizers:
+            self._session.end_discovery()
+
+    # Around it -----------------------------------------------------------------------------------
+
+    def _facts(self) -> Facts:
+        return Facts(self._job.backwards, self.steps, self._session.share.position)
+
+    @hookimpl
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.steps += 1
+
+    @hookimpl
+    def scheduler_metric(self, metric: Tensor | float) -> Tensor:
+        return self._session.reduce(metric)
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._check.finish()
+            if not self._may_differ:
+                refuse_unlike(self._session, self._trained.parameters, self._job.backwards)
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]]:
+        notes = [note for note in (self._loss_note, self._counts.note) if note]
+        is_divided = self._session.share.indices or self._session.world.data.parts == 1
+        if self._job.backwards and not is_divided:
+            notes.append(NOT_DIVIDED)
+        return {"notes": notes} if notes else {}

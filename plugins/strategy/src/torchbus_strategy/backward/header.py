@@ -1,0 +1,266 @@
+"""What ranks tell each other in each backward, in the first gradient bucket: no extra collective.
+
+The header is one more "parameter" of the reducer, whose "gradient" is a vector of numbers. The
+reducer averages it like any other, so each rank reads the mean over ranks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchbus_device import accelerators
+from torchbus_strategy.checks.constants import MODULUS, told_alike
+from torchbus_strategy.loss import terms
+from torchbus_strategy.loss.terms import Count, Number
+
+PARTS = 4  # numbers that the loss is made of
+OWN = 14 + PARTS
+(
+    LOSS,
+    RAW_LOSS,
+    PROGRESS,
+    PROGRESS_SQUARED,
+    POSITION,
+    POSITION_SQUARED,
+    INPUT,
+    SAMPLE,
+    CONSTANTS,
+    CONSTANTS_SQUARED,
+    BUFFERS,
+    BUFFERS_SQUARED,
+    KIND,
+    KIND_SQUARED,
+    FIRST_PART,
+) = range(OWN - PARTS + 1)
+SLOTS = OWN + terms.SLOTS
+WEIGHT, COUNTED = OWN + terms.WEIGHT, OWN + terms.COUNTED
+Slots = list[Number | None]
+
+
+def numbers(
+    count: Count,
+    progress: int,
+    position: int,
+    input_sum: float,
+    constants: int = 0,
+    buffers: int = 0,
+) -> Slots:
+    """The slots that are known before the backward. ``Header.fill`` adds the others."""
+    a, b = progress % MODULUS, position % MODULUS
+    told: Slots = [
+        count.value,
+        0.0,
+        float(a),
+        float(a * a),
+        float(b),
+        float(b * b),
+        input_sum,
+        0.0,
+        float(constants),
+        float(constants * constants),
+        float(buffers),
+        float(buffers * buffers),
+        *[0.0] * (2 + PARTS),
+    ]
+    return [*told, *count.told()]
+
+
+def add_parts(slots: Slots, loss: Tensor, kind: int, parts: Sequence[Tensor]) -> None:
+    """Add the numbers that the loss is made of. ``kind``: which ones these are in its graph."""
+    slots[KIND], slots[KIND_SQUARED] = float(kind % MODULUS), float((kind % MODULUS) ** 2)
+    weight, value = slots[WEIGHT], slots[LOSS]
+    for slot, part in enumerate(parts, FIRST_PART):
+        told = part.detach()
+        counted = _weighted(told, weight) if value is None else _share(told, loss.detach()) * value
+        slots[slot] = counted.item() if isinstance(counted, Tensor) and counted.is_cpu else counted
+
+
+def _share(part: Tensor, loss: Tensor) -> Tensor:
+    return torch.where(loss == 0.0, 0.0, part / loss)
+
+
+def _weighted(loss: Number, weight: Number | None) -> Number:
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0.0, 0.0, loss * weight)
+    return loss * weight if weight else 0.0
+
+
+class Header:
+    """On the host, where Python reads and writes an array faster than a tensor.
+
+    The header's gradient shares its memory with that array. ``slots`` are what this rank tells in
+    this backward. ``seed`` holds zeros: the gradient that ``parameter`` starts with.
+    """
+
+    def __init__(self, parameters: int, dtype: torch.dtype) -> None:
+        self.parameter = nn.Parameter(torch.zeros(SLOTS + parameters, dtype=dtype))
+        self.seed = torch.zeros(SLOTS + parameters, dtype=dtype)
+        self.slots: Slots = []
+        self._code: Literal["d", "f"] = "d" if dtype == torch.float64 else "f"
+        self._array: array[float] = array(self._code, [0.0]) * (SLOTS + parameters)
+        self._gradient = torch.frombuffer(self._array, dtype=dtype)
+        self._everything = array(self._code, [1.0]) * parameters
+
+    def begin(self, slots: Slots) -> None:
+        """Take what this rank tells, before the graph runs."""
+        self.slots = slots
+        self.parameter.grad = self._gradient
+
+    def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        """Complete what this rank tells, and return the gradient of the header.
+
+        ``present`` says which parameters get a gradient here. ``sample`` is one element of one
+        parameter, which must be the same on all ranks.
+        """
+        slots = self.slots
+        if loss is not None:
+            slots[RAW_LOSS] = value = loss.item()
+            if slots[LOSS] is None:
+                slots[LOSS] = _weighted(value, slots[WEIGHT])
+        slots[LOSS] = slots[LOSS] or 0.0
+        slots[SAMPLE] = sample.item()
+        self._array[:SLOTS] = array(self._code, cast("list[float]", slots))
+        self._array[SLOTS:] = self._everything if all(present) else array(self._code, present)
+        return self.seed
+
+    def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        """Complete what this rank tells after the graph has run, and return it.
+
+        The header reads the means over ranks from the same tensor.
+        """
+        self.fill(loss, sample, present)
+        return self._gradient
+
+    def mean(self) -> list[float]:
+        """The means of all slots over ranks."""
+        return self._array[:SLOTS].tolist()
+
+    def reached(self) -> list[float]:
+        """For each parameter, the fraction of ranks that had a gradient."""
+        return self._array[SLOTS:].tolist()
+
+    def counts(self) -> list[float]:
+        """The means over ranks of the slots that say what the losses count."""
+        return self._array[OWN:SLOTS].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        """Write the loss over all ranks into the tensor that ``backward`` was called on."""
+        loss.data.fill_(self._array[LOSS] * scale)
+
+    def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
+        """Write into each part its value over all ranks, if all have the same parts."""
+        kind = self.slots[KIND]
+        if told_alike(cast("float", kind), self._array[KIND], self._array[KIND_SQUARED]):
+            for slot, part in enumerate(parts, FIRST_PART):
+                part.data.fill_(self._array[slot] * scale)
+
+
+class DeviceHeader(Header):
+    """On a GPU, without waiting for it: the loss and the sample are copied on the device."""
+
+    def __init__(self, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(parameters, dtype)
+        self.parameter = nn.Parameter(self.parameter.data.to(device))
+        self.seed = self.seed.to(device)
+        self.sent = self.seed
+
+    def begin(self, slots: Slots) -> None:
+        self.slots = slots
+        self.parameter.grad = None
+
+    def fill(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        there = {slot: value for slot, value in enumerate(self.slots) if isinstance(value, Tensor)}
+        known = [
+            0.0 if slot in there or value is None else value
+            for slot, value in enumerate(self.slots)
+        ]
+        numbers = torch.tensor([*known, *map(float, present)], dtype=self.seed.dtype)
+        self.sent = accelerators.sent(numbers, self.seed.device)
+        self.sent[SAMPLE] = sample
+        for slot, value in there.items():
+            self.sent[slot] = value
+        if loss is not None:
+            self.sent[RAW_LOSS] = loss.detach()
+            if self.slots[LOSS] is None:
+                self.sent[LOSS] = _weighted(loss.detach(), self.slots[WEIGHT])
+        return self.sent
+
+    def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
+        self.parameter.grad = told = self.fill(loss, sample, present).clone()
+        return told
+
+    def counts(self) -> list[float]:
+        return self._mean()[OWN:SLOTS].tolist()
+
+    def counts_there(self) -> Tensor:
+        """``counts`` on the device, without waiting. Shape (loss_count.SLOTS,)."""
+        return self._mean()[OWN:SLOTS]
+
+    def mean(self) -> list[float]:
+        return self._mean()[:SLOTS].tolist()
+
+    def reached(self) -> list[float]:
+        return self._mean()[SLOTS:].tolist()
+
+    def give_loss(self, loss: Tensor, scale: Number) -> None:
+        loss.data.copy_(self._mean()[LOSS] * scale)
+
+    def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
+        mean, kind = self._mean(), cast("float", self.slots[KIND])
+        differ = (mean[KIND] - kind).abs() + (mean[KIND_SQUARED] - kind * kind).abs()
+        for slot, part in enumerate(parts, FIRST_PART):
+            part.data.copy_(torch.where(differ < 0.25, mean[slot] * scale, part.data))
+
+    def both(self) -> Tensor:
+        """The means, and what this rank has sent. Shape (2, SLOTS)."""
+        return torch.stack([self._mean()[:SLOTS], self.sent[:SLOTS]])
+
+    def _mean(self) -> Tensor:
+        mean = self.parameter.grad
+        assert mean is not None
+        return mean
+
+
+def make_header(first: Tensor, parameters: int) -> Header:
+    """A header for so many parameters, with the first one's device and, if it fits, its dtype."""
+    real = first.dtype.to_real()
+    dtype = real if real in (torch.float32, torch.float64) else torch.float32
+    return (
+        Header(parameters, dtype)
+        if first.device.type == "cpu"
+        else DeviceHeader(parameters, dtype, first.device)
+    )
+
+
+def first_number(tensor: Tensor) -> Tensor:
+    """The first element: of a complex one the sum of both parts."""
+    first = tensor.detach()[(0,) * tensor.dim()]
+    return first.real + first.imag if first.is_complex() else first
+
+
+def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same progress and position."""
+    return told_alike(sent[PROGRESS], mean[PROGRESS], mean[PROGRESS_SQUARED]) and told_alike(
+        sent[POSITION], mean[POSITION], mean[POSITION_SQUARED]
+    )
+
+
+def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether all ranks gave the same checksum of constants."""
+    return told_alike(sent[CONSTANTS], mean[CONSTANTS], mean[CONSTANTS_SQUARED])
+
+
+def buffers_agree(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
+    """Whether all ranks gave the same checksum of their buffers' shapes."""
+    own = cast("float", sent[BUFFERS])
+    return told_alike(own, mean[BUFFERS], mean[BUFFERS_SQUARED])
+
+
+def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:
+    """Whether the sampled parameter differs between ranks by more than rounding."""
+    return abs(mean[SAMPLE] - sent[SAMPLE]) > 1e-4 * abs(sent[SAMPLE]) + 1e-30

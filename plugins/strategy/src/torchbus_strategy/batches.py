@@ -1,0 +1,473 @@
+"""="""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torchbus.compat.torch_names import use_count
+from torchbus.patches.loaders import Counting
+from torchbus.plugin import Context, Origin, Share, UsageError, hookimpl
+from torchbus.tree import collect
+
+
+class Taken:
+    """A batch that the loop was handed.
+
+    It is the ``number``-th of its pass, from 1, and the ``serial``-th of all. ``rows``: its number
+    of samples, by dim 0 of its first tensor. ``key``: that tensor's id, the same if the data set
+    gives the batch again.
+    """
+
+    __slots__ = ("_tensors", "key", "number", "origin", "rows", "serial", "share")
+
+    def __init__(self, origin: Origin, number: int, share: Share | None, batch: object) -> None:
+        self.origin, self.number, self.share, self.serial = origin, number, share, 0
+        parts = batch if type(batch) is list or type(batch) is tuple else (batch,)
+        found = [part for part in parts if isinstance(part, Tensor)]
+        if len(found) != len(parts):
+            found = []
+            collect(batch, found)
+        shape = found[0].shape if found and not found[0].is_nested else ()
+        self.rows = shape[0] if shape else 1
+        self.key = id(found[0]) if found else id(self)
+        self._tensors = [weakref.ref(tensor) for tensor in found]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the batch that are alive."""
+        return [
+            tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
+        ]
+
+    @property
+    def lives(self) -> bool:
+        """Whether a tensor of it is alive: in the loop, a wrapper or a graph."""
+        return any(tensor() is not None for tensor in self._tensors)
+
+    def storages(self) -> set[int]:
+        """Return where the memory of its living tensors begins. Views of them have the same."""
+        living = [
+            tensor for tensor in (reference() for reference in self._tensors) if tensor is not None
+        ]
+        return {tensor.untyped_storage().data_ptr() for tensor in living if is_plain(tensor)}
+
+    @property
+    def is_in_graph(self) -> bool:
+        """Whether a graph has saved a tensor of it (or a view of one is alive)."""
+        return any(map(_is_saved, self.tensors))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is known to be the last one of its pass."""
+        return self.number == self.origin.length
+
+
+def _is_saved(tensor: Tensor) -> bool:
+    # the node that gathers a tensor's gradient holds it too, as long as an old loss lives
+    return use_count(tensor) > 1 + (tensor.requires_grad and tensor.is_leaf)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is in memory, in one piece."""
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
+
+
+def share_of(feeding: Sequence[Taken]) -> Share | None:
+    """Return the share of the batch that was taken last. A batch of evaluation is whole."""
+    shared = [one for one in feeding if one.share is not None]
+    if shared:
+        return max(shared, key=lambda one: one.serial).share
+    return Share() if only_evaluate(feeding) else None
+
+
+def only_evaluate(feeding: Sequence[Taken]) -> bool:
+    return bool(feeding) and all(one.origin.evaluates for one in feeding)
+
+
+def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
+    """Return the first batch of each pass.
+
+    A wrapper may hold views of what it has fetched ahead; they look like a graph's.
+    """
+    first: dict[int, Taken] = {}
+    for one in found:
+        known = first.get(id(one.origin))
+        if known is None or one.number < known.number:
+            first[id(one.origin)] = one
+    return list(first.values())
+
+
+def without_gone(fresh: Sequence[Taken]) -> list[Taken]:
+    """Drop batches that are gone, but for two of each pass: they show that there were several."""
+    kept: list[Taken] = []
+    gone: dict[int, int] = {}
+    for one in reversed(fresh):
+        if not one.lives:
+            gone[id(one.origin)] = gone.get(id(one.origin), 0) + 1
+        if one.lives or gone[id(one.origin)] <= 2:
+            kept.append(one)
+    return kept[::-1]
+
+
+# at so many entries, look for those whose tensors are gone; then at twice as many as are left
+KEPT = 8
+
+
+class Kept:
+    """The batches that were taken and that live.
+
+    ``fresh``: taken and not used yet, the newest last. ``used``: by their keys. ``count``: how many
+    were taken.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._room = {"fresh": KEPT, "used": KEPT}
+        self.fresh: list[Taken] = []
+        self.used: dict[int, Taken] = {}
+        self.count = 0
+
+    def clear(self) -> None:
+        self.fresh, self.used = [], {}
+
+    def add(self, taken: Taken) -> None:
+        """Add a batch. Other threads than the loop's may call it."""
+        with self._lock:
+            if len(self.fresh) >= self._room["fresh"]:
+                self.fresh = without_gone(self.fresh)
+                self._room["fresh"] = max(KEPT, 2 * len(self.fresh))
+            self.count += 1
+            taken.serial = self.count
+            self.fresh.append(taken)
+
+    def snapshot(self) -> list[Taken]:
+        """Copy the fresh ones, which other threads may add to."""
+        with self._lock:
+            return list(self.fresh)
+
+    def use_only(self, one: Taken) -> None:
+        """Use the only one that was taken since the last backward."""
+        with self._lock:
+            self.fresh.remove(one)
+        self.used[one.key] = one
+        self._forget_gone_if_many()
+
+    def use(self, chosen: tuple[Taken, ...]) -> None:
+        """Take these out of the fresh ones, and what is gone with them."""
+        with self._lock:
+            if len(self.fresh) == 1 and self.fresh[0] is chosen[0]:
+                self.fresh.clear()
+            else:
+                self.fresh = [one for one in self.fresh if one not in chosen and one.lives]
+        self._forget_gone_if_many()
+
+    def forget_gone(self) -> None:
+        self.used = {key: one for key, one in self.used.items() if one.lives}
+        self._room["used"] = max(KEPT, 2 * len(self.used))
+
+    def _forget_gone_if_many(self) -> None:
+        if len(self.used) >= self._room["used"]:
+            self.forget_gone()
+
+    # Which of them wait ---------------------------------------------------------------------------
+
+    def waiting(self, origin: Origin) -> int:
+        """Return how many batches of a pass wait in a wrapper that fetches ahead.
+
+        They are taken, alive, and not used.
+        """
+        return _ahead(origin, [one for one in self.fresh if one.origin is origin and one.lives])
+
+    @property
+    def fetched(self) -> list[Tensor]:
+        """The tensors of all batches that wait in wrappers."""
+        return [
+            tensor for one in list(self.fresh) if self.waiting(one.origin) for tensor in one.tensors
+        ]
+
+    def held(self, origin: Origin, feeding: Iterable[Taken]) -> int:
+        """Return how many batches of a pass are alive, apart from those that feed now."""
+        kept, feeding = [*self.snapshot(), *self.used.values()], list(feeding)
+        living = [one for one in kept if one.origin is origin and one.lives and one not in feeding]
+        return _ahead(origin, living)
+
+
+def _ahead(origin: Origin, living: list[Taken]) -> int:
+    """A single batch is the one that the loop works on, unless batches are taken ahead."""
+    return len(living) if origin.ahead or len(living) > 1 else 0
+
+
+UNKNOWN = (
+    "{} batches of {} were taken before this backward, and nobody can tell which of them feeds it:"
+    " the loop fetches ahead, or leaves batches out, and computes with copies (.float(), .to(...)),"
+    " of which the originals are gone. It decides {}. Keep the loader's own tensors until they are"
+    " used, or take the wrapper away: DataLoader(num_workers=..., pin_memory=True) fetches ahead as"
+    " well{}"
+)
+
+
+def refuse(taken: Sequence[Taken], dependents: Sequence[str]) -> None:
+    """Raise UsageError if the batches' shares differ, or if there are ``dependents``, in words."""
+    origin = taken[-1].origin
+    unlike = origin.ragged or len({one.share.weight for one in taken if one.share is not None}) > 1
+    needs = [*(["the weight of the ragged end"] if unlike else []), *dependents]
+    if needs:
+        last = ", or use drop_last=True" if needs == needs[:unlike] else ""
+        raise UsageError(UNKNOWN.format(len(taken), origin.name, " and ".join(needs), last))
+
+
+class Copies:
+    """Counts batches that came before a backward and that no graph shows.
+
+    One batch before a backward proves nothing: the loop may only look at it. One before each of two
+    backwards does, if both come from one source: from one pass or, if all are copies, from one
+    loader.
+    """
+
+    def __init__(self) -> None:
+        self._times: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+    def among(
+        self, fresh: list[Taken], found: list[Taken], source: Callable[[Origin], object]
+    ) -> list[Taken]:
+        """Return the batches of passes not in ``found`` that the loop computes with."""
+        passes = {id(one.origin) for one in found}
+        last = {
+            id(one.origin): one
+            for one in fresh
+            if id(one.origin) not in passes and not (one.origin.evaluates or one.origin.ahead)
+        }
+        for one in last.values():
+            self._times[source(one.origin)] = self._times.get(source(one.origin), 0) + 1
+        return [one for one in last.values() if self._times[source(one.origin)] > 1]
+
+    def has(self, loader: object) -> bool:
+        """Whether one of a loader's batches came before a backward."""
+        return loader in self._times
+
+
+class Batches:
+    """The batches that were taken and that live.
+
+    Plugins that need them call ``follow()``. Then, from before each backward on, ``feeding`` holds
+    the batches that feed it, and ``session.share`` is theirs. A loop without loaders has none.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._kept = Kept()
+        self._thread = threading.get_ident()
+        self._dependents: list[str] = []
+        self._follows = False
+        self._origin: Origin | None = None
+        self._copies = Copies()
+        self._looked = 0
+        self.feeding: tuple[Taken, ...] = ()
+
+    def follow(self, dependent: str = "") -> None:
+        """Begin to keep track.
+
+        ``dependent``: what goes wrong if the batch can't be identified, in words. "": only the
+        weights of ragged shares.
+        """
+        if dependent:
+            self._dependents.append(dependent)
+        if not self._follows:
+            self._follows = True
+            self._session.bus.register(self, "batches")
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.feeding = ()
+
+    @property
+    def only_evaluate(self) -> bool:
+        """Whether only batches of evaluation feed this backward. No rank has a share of them."""
+        return only_evaluate(self.feeding)
+
+    @property
+    def count(self) -> int:
+        """How many batches were taken."""
+        return self._kept.count
+
+    # Events --------------------------------------------------------------------------------------
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, batch: object, iterator: Counting) -> None:
+        origin = iterator.origin
+        if torch.is_grad_enabled() or (origin.trains and not origin.evaluates):
+            self.took(Taken(origin, iterator.taken, origin.share, batch))
+
+    def took(self, taken: Taken) -> None:
+        """Note a batch that the loop, or a wrapper of its loader, was handed."""
+        if not self._follows:
+            self._session.share = share_of([taken]) or self._session.share
+            return
+        self._kept.add(taken)
+        if threading.get_ident() != self._thread:
+            taken.origin.threaded = True
+        elif taken.share is not None:
+            self._session.share = taken.share
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self) -> None:
+        fresh = self._kept.fresh
+        if len(fresh) == 1 and fresh[0].origin is self._origin and not fresh[0].origin.ahead:
+            self._use_only(fresh[0])
+        elif fresh or len(self._kept.used) > 1:
+            self._look()
+
+    # Which ---------------------------------------------------------------------------------------
+
+    def waiting(self, origin: Origin) -> int:
+        """Return how many batches of a pass wait in a wrapper: taken, alive, and not used."""
+        return self._kept.waiting(origin)
+
+    @property
+    def fetched(self) -> list[Tensor]:
+        """The tensors of all batches that wait in wrappers."""
+        return self._kept.fetched
+
+    def held(self, origin: Origin) -> int:
+        """Return how many other batches of a pass are alive, used or not."""
+        return self._kept.held(origin, self.feeding)
+
+    @property
+    def together(self) -> list[Taken]:
+        """The batches that feed this backward, and those of other loaders taken with them."""
+        passes = [one.origin for one in self.feeding]
+        return [
+            *self.feeding,
+            *[
+                one
+                for one in self._kept.fresh
+                if one.origin not in passes and not (one.origin.ahead or one.origin.is_over)
+            ],
+        ]
+
+    @property
+    def at_hand(self) -> tuple[Taken, ...]:
+        """The batches that the loop works on now, before and after their backward."""
+        fresh = self._kept.fresh
+        if not fresh:
+            return self.feeding
+        newest = [one for one in fresh if one.origin is fresh[-1].origin]
+        ahead = fresh[-1].origin.ahead or len([one for one in newest if one.lives]) > 1
+        if not ahead:
+            return tuple(
+                {
+                    id(one.origin): one
+                    for one in fresh
+                    if one.origin is fresh[-1].origin or not one.origin.is_over
+                }.values()
+            )
+        if any(one.lives and one.origin is fresh[-1].origin for one in self.feeding):
+            return self.feeding
+        return (next((one for one in newest if one.lives), newest[-1]),)
+
+    def _look(self) -> None:
+        """Choose among several batches."""
+        fresh = self._kept.snapshot()
+        self._kept.forget_gone()
+        # a data set may give the same tensors again
+        candidates = {**self._kept.used, **{one.key: one for one in fresh}}
+        found = first_of_each_pass(
+            [one for one in reversed(candidates.values()) if one.is_in_graph]
+        )
+        any_saved = bool(found)
+        if found:
+            self._mark_ahead(fresh, found)
+        else:
+            found = self._guess(fresh)
+        found += self._copies.among(
+            [one for one in fresh if one.serial > self._looked],
+            found,
+            Origin.itself if any_saved else Origin.source,
+        )
+        self._looked = self.count
+        if found and tuple(found) != self.feeding:
+            self._use(tuple(found))
+
+    def _guess(self, fresh: list[Taken]) -> list[Taken]:
+        """Choose if no graph has saved any of the batches.
+
+        The one that feeds already, while the loop holds it, may feed another backward. Otherwise it
+        is the only new one, or the oldest if all are still alive. One that was evaluated feeds none
+        while there is another.
+        """
+        current = self.feeding[-1] if self.feeding else None
+        trains = [one for one in fresh if not one.origin.evaluates]
+        evaluated = bool(fresh) and not trains
+        if evaluated and current is not None and current.lives and not current.origin.evaluates:
+            return list(self.feeding)
+        fresh = trains or fresh
+        newest = [one for one in fresh if one.origin is fresh[-1].origin]
+        origin = newest[-1].origin if newest else None if current is None else current.origin
+        if (
+            origin is not None
+            and origin.ended
+            and (len(newest) > 1 or (not newest and self.held(origin)))
+            and self._gives_again(origin)
+        ):
+            taken = [one for one in [*newest, *self._kept.used.values()] if one.origin is origin]
+            refuse(taken, self._dependents)
+        elif not newest or (
+            current is not None and current.origin is origin and origin.ahead and current.lives
+        ):
+            return list(self.feeding)
+        if len(newest) > 1:
+            newest[-1].origin.ahead = True
+            if all(one.lives for one in newest):
+                return newest[:1]
+            refuse(newest, self._dependents)
+        return newest[-1:]
+
+    def _gives_again(self, origin: Origin) -> bool:
+        """Whether a list or a cycle holds all batches of a pass, so that being alive proves
+        nothing.
+        """
+        return (
+            origin.kept
+            or not origin.fed
+            or len([one for one in self._kept.used.values() if one.origin is origin and one.lives])
+            > 1
+        )
+
+    def may_have_fed(self, loader: object) -> bool:
+        """Whether a batch of the loader came before a backward, without enough evidence."""
+        return self._copies.has(loader)
+
+    def _mark_ahead(self, fresh: list[Taken], found: list[Taken]) -> None:
+        for one in found:
+            if any(
+                other.origin is one.origin and other.number > one.number and other.lives
+                for other in fresh
+            ):
+                one.origin.ahead = True
+
+    def _use_only(self, one: Taken) -> None:
+        """Use the only batch taken since the last backward, of the same pass. This is the usual
+        case.
+        """
+        self._kept.use_only(one)
+        self.feeding, self._looked = (one,), self.count
+        self._session.share = share_of([one]) or self._session.share
+
+    def _use(self, chosen: tuple[Taken, ...]) -> None:
+        before, self.feeding = self.feeding, chosen
+        self._origin, used = chosen[0].origin, self._kept.used
+        self._kept.use(chosen)
+        for one in chosen:
+            if used.get(one.key) is not one:
+                used[one.key] = one
+                one.origin.kept |= (
+                    one.origin.ended and not one.origin.fed and one.number == 1 != one.origin.length
+                )
+            elif one not in before:
+                one.origin.kept = True
+            one.origin.fed = True
+        self._session.share = share_of(chosen) or self._session.share

@@ -1,0 +1,97 @@
+"""Between two training runs, all ranks draw the same random numbers.
+
+This holds while no trained model is alive, or no optimizer of one.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus import objects
+from torchbus.plugin import hookimpl, warn
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context
+
+EVALUATED = (
+    "a new model is trained, and random numbers (a split, its weights) were drawn while one that "
+    "was trained before was alive and in eval mode: they are the same on all ranks, but not what "
+    "one process draws. If they are to be, let go of the old model first (del model, or train each "
+    "in a function)"
+)
+
+
+class RestBetweenRuns:
+    """Watches the models that optimizers train, and these, and sees the end of the last one.
+
+    What is in a reference cycle counts as alive for good. The garbage collector would free it at
+    another place of the loop on every rank. So are models that fsdp has divided, and optimizers
+    with a scheduler.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._trained: dict[int, weakref.ref[Module]] = {}
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._collecting = self._has_said = self._drew = False
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        gc.callbacks.append(self._collector_runs)
+        session.on_close.callback(gc.callbacks.remove, self._collector_runs)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        models = objects.models_of(parameters)
+        if any(id(model) not in self._trained for model in models):
+            self._begin_anew()
+        elif not self._optimizers:
+            self._session.random.resume()
+        for model in models:
+            self._trained.setdefault(id(model), weakref.ref(model, self._ended))
+        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer, self._optimizer_ended))
+
+    def _begin_anew(self) -> None:
+        """Let a new model draw its own values, maybe in its first forward, until a backward."""
+        random = self._session.random
+        if (self._drew or (self._trained and random.draws_in_evaluation)) and not self._has_said:
+            self._has_said = True
+            if self._session.is_main:
+                warn(EVALUATED)
+        self._drew = False
+        random.rest()
+
+    def _ended(self, reference: weakref.ref[Module]) -> None:
+        if self._collecting or not self._session.is_inside:
+            return
+        self._trained = {
+            key: model for key, model in self._trained.items() if model is not reference
+        }
+        if not self._trained:
+            self._drew = self._session.random.draws_in_evaluation
+            self._session.random.rest()
+
+    def _optimizer_ended(self, reference: weakref.ref[Optimizer]) -> None:
+        """In evaluation, the model is still to be seen: its own end counts."""
+        if self._collecting or not self._session.is_inside:
+            return
+        self._optimizers = {
+            key: one for key, one in self._optimizers.items() if one is not reference
+        }
+        if not self._optimizers and self._session.random.current == "own":
+            self._session.random.rest()
+
+    def _collector_runs(self, phase: str, info: dict[str, Any]) -> None:
+        self._collecting = phase == "start"
+
+
+def always(session: Context) -> list[object]:
+    """Return what watches the end of a training run, for a session of several ranks."""
+    return [RestBetweenRuns(session)] if session.world_size > 1 else []

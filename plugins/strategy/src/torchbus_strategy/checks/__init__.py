@@ -1,0 +1,1 @@
+"""What ranks compare while they train."""

@@ -1,0 +1,160 @@
+"""Ranks that have gone different ways are detected at the next backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+from torchbus.plugin import Context, RanksDiverged
+
+from torchbus_device import accelerators
+from torchbus_strategy.backward import header
+from torchbus_strategy.backward.header import DeviceHeader, Header
+from torchbus_strategy.checks.constants import Constants
+from torchbus_strategy.compat import is_divided
+
+SEED = (
+    "seed what draws the order and what chooses the samples (random_split), make both inside the"
+    " block, and let every rank take every batch, in evaluation as well; a loop that skips the"
+    " smaller batch at the end of an epoch needs drop_last=True, because only some ranks have one"
+)
+
+DRIFTED = (
+    "a parameter is not the same on all ranks any more: something changed it on only one rank (an"
+    " optimizer that computes with this rank's own data or random numbers; a learning rate that is"
+    " drawn; weights that are set from this rank's first batch; points that are added or removed by"
+    " this rank's own statistics; a rank that loaded other weights; or weights that were drawn anew"
+    " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a new"
+    " model)"
+)
+UNHEARD = (
+    "no backward was heard, and the ranks' parameters are not the same any more: gradients that are"
+    " made by torch.autograd.grad and applied by hand are not averaged. Call loss.backward(), or"
+    " apply s.reduce(gradient)"
+)
+
+
+class Facts(NamedTuple):
+    """Where a rank is."""
+
+    backward_calls: int
+    optimizer_steps: int
+    position: int
+
+
+class Watch(Protocol):
+    """Looks at every header for what all ranks should, or should not, have in common.
+
+    The header carries ``input_sum``.
+    """
+
+    input_sum: float
+
+    def look(self, mean: Sequence[float], sent: Sequence[float]) -> None: ...
+
+
+class HeaderCheck:
+    """Compares the mean of the headers with what this rank sent.
+
+    On CPU it does so at once. On a GPU that would wait for the device, so it is done one backward
+    later.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        facts: Callable[[], Facts],
+        watch: Watch,
+        constants: Constants,
+        look: Callable[[list[float]], None],
+    ) -> None:
+        self._session = session
+        self._facts = facts
+        self.watch = watch
+        self.constants = constants
+        self._look = look
+        self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
+        self._pending: tuple[Tensor, accelerators.Event] | None = None
+
+    def take(self, told: Header) -> None:
+        """Check a header now or, on a GPU, later. Raises RanksDiverged, on all ranks."""
+        if not isinstance(told, DeviceHeader):
+            return self._compare(told.mean(), cast("list[float]", told.slots))
+        self.finish()
+        there = told.both()
+        both = there.to("cpu", non_blocking=True)
+        self._pending = (both, accelerators.recorded(there.device))
+
+    def finish(self) -> None:
+        """Check the last header, if that is still to be done."""
+        if self._pending is not None:
+            both, event = self._pending
+            self._pending = None
+            event.synchronize()
+            self._compare(*both.tolist())
+
+    def _compare(self, mean: list[float], sent: list[float]) -> None:
+        if not header.agrees(mean, sent):
+            self._raise_diverged()
+        if not header.constants_agree(mean, sent):
+            self.constants.judge(int(sent[header.PROGRESS]))
+        if not self._may_differ and header.drifted(mean, sent):
+            raise RanksDiverged(DRIFTED)
+        self.watch.look(mean, sent)
+        self._look(mean)
+
+    def _raise_diverged(self) -> None:
+        told = [Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))]
+        lines = [
+            _by_rank(name, [getattr(facts, name) for facts in told])
+            for name in ("backward_calls", "optimizer_steps")
+        ]
+        if len({facts.position for facts in told}) > 1:
+            calls = {facts.backward_calls for facts in told}
+            at = f"at backward call {calls.pop()} " if len(calls) == 1 else ""
+            lines.append(
+                f"{at}the ranks do not have the same order of the data, or are not at the same"
+                f" place in it ({SEED})"
+            )
+        facts = "; ".join(line for line in lines if line) or "their counts differ"
+        raise RanksDiverged(
+            "the ranks made different numbers of backward calls, or are at different places of the"
+            f" loop: {facts}"
+        )
+
+
+def refuse_unlike(session: Context, parameters: list[Tensor], backwards: int) -> None:
+    """Raise RanksDiverged, on all ranks, if the parameters differ at the end of a loop.
+
+    All ranks call it. It finds a loop that has trained without a backward, and parameters that
+    only the optimizer has known.
+    """
+    told = session.all_gather_object(sums_of(parameters))
+    if all(_alike(theirs, told[0]) for theirs in told):
+        return
+    raise RanksDiverged(DRIFTED if backwards else UNHEARD)
+
+
+def sums_of(parameters: Sequence[Tensor]) -> list[float]:
+    """The sum of each parameter that all ranks have whole."""
+    whole = [one.detach() for one in parameters if not is_divided(one)]
+    real = [torch.view_as_real(one) if one.is_complex() else one for one in whole]
+    return [float(one.sum(dtype=torch.float64)) for one in real]
+
+
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _by_rank(name: str, values: list[int]) -> str:
+    if len(set(values)) == 1:
+        return ""
+    return f"{name.replace('_', ' ')}: " + ", ".join(
+        f"{value} on rank {rank}" for rank, value in enumerate(values)
+    )

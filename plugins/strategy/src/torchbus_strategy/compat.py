@@ -1,0 +1,281 @@
+"""Private names of torch that synchronising needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, _utils
+from torch.autograd import graph
+from torch.autograd.graph import Node
+from torch.nn import Module
+from torch.nn import functional as F
+from torch.nn.modules import batchnorm
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import dataloader
+from torchbus.compat.required import absent, private, require
+
+run_engine: Callable[..., object] = private(
+    graph, "_engine_run_backward", "runs a backward without checks that a scalar does not need"
+)
+"""Without it: UsageError at the first backward."""
+sparse_values: Callable[[Tensor], Tensor] = Tensor._values
+"""Of a sparse tensor that may not be coalesced. Without it: AttributeError when ddp is imported."""
+is_view: Callable[[Tensor], bool] = Tensor._is_view
+"""Without it: AttributeError when ddp is imported."""
+flattened: Callable[[list[Tensor]], Tensor] = _utils._flatten_dense_tensors
+unflattened: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _utils._unflatten_dense_tensors
+foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = private(
+    torch, "_foreach_copy_", "writes what rank 0 has sent"
+)
+"""Values on their way from rank 0. Without one of the three: AttributeError when ddp is imported,
+or UsageError at the first broadcast.
+"""
+DATA_ITERATOR: type[object] = dataloader._BaseDataLoaderIter
+"""Without it: AttributeError when ddp is imported."""
+BATCH_NORM: type[Module] = batchnorm._BatchNorm
+"""Without it: AttributeError when ddp is imported."""
+buffers: Callable[[Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+"""Of one module, by name. Without it: AttributeError when a model is found."""
+tensor_hooks: Callable[[Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
+"""Those of ``register_hook``. Without it: AttributeError at the first backward."""
+post_accumulate_hooks: Callable[[Tensor], dict[int, object] | None] = attrgetter(
+    "_post_accumulate_grad_hooks"
+)
+"""Without it: AttributeError at the first backward."""
+
+
+def require_abort() -> None:
+    """Raise UsageError where NCCL's collectives can't be ended. It can't wait: whoever ends them
+    goes on after errors.
+    """
+    need = "ends NCCL's collectives when a rank fails"
+    require(dist.distributed_c10d, "_abort_process_group", need)
+
+
+def abort_all_groups() -> None:
+    """Without ``_abort_process_group``: see ``require_abort``."""
+    dist.distributed_c10d._abort_process_group()
+
+
+def engines_of_groups() -> list[Any]:
+    """What runs the collectives of each group. Without ``_world``, ``_get_backend`` or
+    ``_device_types``: AttributeError at the end of the session.
+    """
+    return [
+        group._get_backend(torch.device(kind))
+        for group in dist.distributed_c10d._world.pg_map
+        for kind in group._device_types
+    ]
+
+
+Get = Callable[[Node], Any]
+PREFIX = "_saved_"
+REDUCTION, SELF, OTHER, TARGET = "_saved_reduction", "_saved_self", "_saved_other", "_saved_target"
+SIZES, RESULT = "_saved_self_sym_sizes", "_saved_result"
+DIM, KEEPDIM, TENSOR = "_saved_dim", "_saved_keepdim", "_saved_tensor"
+NUMBERS = ("_saved_alpha", "_saved_exponent", "_saved_beta", "_saved_delta", "_saved_margin")
+"""Plain numbers that a loss function was given."""
+FACTORS = (OTHER, SELF)
+"""The two sides of a product."""
+reduction: Get = attrgetter(REDUCTION)
+own: Get = attrgetter(SELF)
+other: Get = attrgetter(OTHER)
+target: Get = attrgetter(TARGET)
+sizes: Get = attrgetter(SIZES)
+result: Get = attrgetter(RESULT)
+weight: Get = attrgetter("_saved_weight")
+total_weight: Get = attrgetter("_saved_total_weight")
+ignore_index: Get = attrgetter("_saved_ignore_index")
+pos_weight: Get = attrgetter("_saved_pos_weight")
+beta: Get = attrgetter("_saved_beta")
+delta: Get = attrgetter("_saved_delta")
+exponent: Get = attrgetter("_saved_exponent")
+indices: Get = attrgetter("_saved_indices")
+dim: Get = attrgetter(DIM)
+keepdim: Get = attrgetter(KEEPDIM)
+swapped: Get = attrgetter("_saved_dim0", "_saved_dim1")
+diagonal: Get = attrgetter("_saved_dim1", "_saved_dim2")
+order: Get = attrgetter("_saved_dims")
+index: Get = attrgetter("_saved_index")
+sides_of_dot: Get = attrgetter(SELF, TENSOR)
+TENSORS = (SELF, TARGET, REDUCTION)
+CROSS_ENTROPY = (
+    *TENSORS,
+    "_saved_weight",
+    "_saved_total_weight",
+    "_saved_ignore_index",
+)
+SAVED_NEED = "tells what a loss is a mean of"
+
+
+def signed(number: int) -> int:
+    """Restore the sign of a number: nodes show negative numbers as unsigned ones."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def number_in(tensor: Tensor) -> Any:
+    """The number of a saved tensor of one element, in the host's memory.
+
+    A dispatch mode of the loop, such as torch.utils.flop_counter.FlopCounterMode, gets a Python
+    number instead of the tensor that stands for it, and can't read it. Without
+    ``_disable_current_modes``: RuntimeError from torch in such a mode.
+    """
+    try:
+        return tensor.item()
+    except RuntimeError:
+        with _disable_current_modes():
+            return tensor.item()
+
+
+def tensor_names(node: Node) -> list[str]:
+    """The names under which a node may have saved tensors."""
+    return [
+        name
+        for name in dir(node)
+        if name.startswith(PREFIX) and not name.endswith(("_sizes", "_strides", "_size"))
+    ]
+
+
+@cache
+def check() -> None:
+    """Raise UsageError by name where this torch's nodes are not as they are read here."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        for kind, loss, names in _examples():
+            node = loss.grad_fn
+            if type(node).__name__ != kind:
+                raise absent(torch.autograd, kind, f"{SAVED_NEED} (it has {type(node).__name__})")
+            for name in names:
+                require(node, name, SAVED_NEED)
+
+
+def _examples() -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
+    """Kinds of nodes, one of each, and what they save."""
+    y = torch.ones(1, 2, dtype=torch.float32, device="cpu")
+    labels = torch.zeros(1, dtype=torch.int64, device="cpu")
+    x = y.clone().requires_grad_()
+    yield "MseLossBackward0", F.mse_loss(x, y), TENSORS
+    yield "SmoothL1LossBackward0", F.smooth_l1_loss(x, y), (*TENSORS, "_saved_beta")
+    yield "HuberLossBackward0", F.huber_loss(x, y), (*TENSORS, "_saved_delta")
+    yield "BinaryCrossEntropyBackward0", F.binary_cross_entropy(x, y), (*TENSORS, "_saved_weight")
+    logits = F.binary_cross_entropy_with_logits(x, y)
+    kind = "BinaryCrossEntropyWithLogitsBackward0"
+    yield kind, logits, (*TENSORS, "_saved_weight", "_saved_pos_weight")
+    yield "NllLossBackward0", F.nll_loss(x, labels), CROSS_ENTROPY
+    image, pixels = x.view(1, 2, 1, 1), labels.view(1, 1, 1)
+    yield "NllLoss2DBackward0", F.nll_loss(image, pixels), CROSS_ENTROPY
+    yield "SoftMarginLossBackward0", F.soft_margin_loss(x, y), TENSORS
+    yield "MultiMarginLossBackward0", F.multi_margin_loss(x, labels), ("_saved_margin",)
+    yield "MeanBackward0", x.mean(), (SIZES,)
+    yield "SumBackward0", x.sum(), (SIZES,)
+    yield "SumBackward1", x.sum(1), (DIM, "_saved_keepdim")
+    yield "NansumBackward0", x.nansum(), (SELF,)
+    yield "MulBackward0", x * y[0, 0], FACTORS
+    yield "MulBackward0", 2 * x, FACTORS
+    yield "DivBackward0", x / 2, FACTORS
+    yield "DotBackward0", torch.dot(x[0], y[0]), (SELF, TENSOR)
+    yield "SelectBackward0", x[0], ("_saved_index", SIZES)
+    yield "PowBackward0", x**2, (SELF, "_saved_exponent")
+    yield "AbsBackward0", x.abs(), (SELF,)
+    yield "ExpBackward0", x.exp(), (RESULT,)
+    yield "IndexBackward0", x[labels], ("_saved_indices",)
+    yield "SubBackward0", x - y, ("_saved_alpha",)
+    yield "RsubBackward1", 1 - x, ("_saved_alpha",)
+    yield "NegBackward0", -x, ()
+    yield "AddBackward0", x + y, ()
+    yield "MaxBackward1", x.max(), (SELF,)
+    yield "VarBackward0", x.var(0, correction=0), (SELF, DIM)
+    yield "TopkBackward0", x.topk(1).values, (SIZES, DIM)
+    yield "StackBackward0", torch.stack([x, x]), (DIM,)
+    yield "TransposeBackward0", x.transpose(0, 1), ("_saved_dim0", "_saved_dim1")
+    yield "PermuteBackward0", x.permute(1, 0), ("_saved_dims",)
+    yield "DiagonalBackward0", x.diagonal(), ("_saved_dim1", "_saved_dim2")
+    yield "ViewBackward0", x.view(2), ()
+    yield "CloneBackward0", x.clone(), ()
+
+
+READ = torch.ops.aten._local_scalar_dense.default
+"""What ``tensor.item()`` runs. Without it: AttributeError at ``import torchbus``."""
+SEEN_BY = "2.13"
+DTENSORS_NEED = "forgets the ranks of an earlier session"
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether it is a DTensor."""
+    divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return divided is not None and isinstance(tensor, divided)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, which shares its memory, or a plain tensor itself."""
+    divided: Any = tensor
+    part: Tensor = divided.to_local() if is_divided(tensor) else tensor
+    return part
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor of which ranks have different parts."""
+    divided: Any = tensor
+    return is_divided(tensor) and any(one.is_shard() for one in divided.placements)
+
+
+def placed_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with its parameter's placements: one that is still to be summed gets its sum.
+
+    All ranks of its mesh call it.
+    """
+    made: Any = gradient
+    held: Any = parameter
+    if not is_divided(gradient):
+        return gradient
+    if not is_divided(parameter):
+        made = made.full_tensor()
+    elif made.placements != held.placements:
+        made = made.redistribute(held.device_mesh, held.placements)
+    result: Tensor = made
+    return result
+
+
+def handlers() -> dict[Any, Any]:
+    """Operators that DTensor runs in a way of its own. Without ``_op_dispatcher`` or
+    ``_custom_op_handlers``: AttributeError when a strategy starts.
+    """
+    from torch.distributed.tensor import DTensor
+
+    found: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return found
+
+
+def forget_meshes() -> None:
+    """Torch remembers the outcome of operations with the mesh, and so the rank, of an earlier block
+    in this process, or in the one that it was forked from: other ranks would take parts that are
+    rank 0's.
+
+    It also keeps the mesh, and with it the process group, its threads and its port.
+
+    Without ``_op_dispatcher`` or ``_collective_utils``: an error when a strategy starts. Without
+    ``_clear_DTensor_sharding_propagator_cache``, ``_gen_transform_infos``,
+    ``clear_redistribute_planner_cache`` or ``build_from_mesh`` in 2.13 or later: UsageError then.
+    Older releases need not have them.
+    """
+    from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
+
+    dispatcher: Any = DTensor._op_dispatcher
+    dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    is_new = torch.__version__ >= SEEN_BY
+    for holder, name in (
+        (torch._C, "_clear_DTensor_sharding_propagator_cache"),
+        (_redistribute, "_gen_transform_infos"),
+        (_redistribute, "clear_redistribute_planner_cache"),
+        (_collective_utils.MeshTopoInfo, "build_from_mesh"),
+    ):
+        found = getattr(holder, name, None)
+        if found is not None:
+            getattr(found, "cache_clear", found)()
+        elif is_new:
+            raise absent(holder, name, DTENSORS_NEED)

@@ -1,0 +1,147 @@
+"""Process groups beside the default one: aborted with the job, as meshes, and as a rendezvous."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torchbus.compat.python import keep
+from torchbus.plugin import Context, UsageError, World
+
+from torchbus_launch.broadcast_log import shut, sockets_opened
+from torchbus_launch.listening import gloo_on_loopback
+from torchbus_launch.store import RollCall
+from torchbus_strategy.collectives import all_gather_object
+from torchbus_strategy.compat import engines_of_groups, forget_meshes
+
+WORKER = "pt_gloo_runloop"
+"""torch's name for the threads that run gloo's collectives; older releases give them none."""
+FUTEX = {"x86_64": "202", "aarch64": "98"}
+"""The number of Linux's system call in which a thread waits for another one, by machine."""
+USUALLY_WITHIN_S = 2.0
+
+
+def close_groups() -> None:
+    """Close all groups. If a collective does not end, the engines stay until the process ends.
+
+    Otherwise they are freed last, by themselves: that is without the GIL. torch 2.4 frees a group
+    with the GIL, and waits for its threads. One of these may want the GIL to free a tensor.
+    """
+    with contextlib.suppress(RuntimeError):
+        if dist.is_initialized():
+            engines = engines_of_groups()
+            if not _come_to_rest():
+                keep(engines)
+            dist.destroy_process_group()
+
+
+def _come_to_rest() -> bool:
+    """Wait until no thread runs a collective any more. Returns whether that came about."""
+    deadline = time.monotonic() + USUALLY_WITHIN_S
+    while any(map(_is_in_a_collective, Path("/proc/self/task").glob("*"))):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _is_in_a_collective(thread: Path) -> bool:
+    """Whether one of gloo's threads does anything but wait for work, which it does without a
+    timeout. Where the system does not tell: no.
+    """
+    try:
+        if (thread / "comm").read_text().strip() != WORKER:
+            return False
+        call = (thread / "syscall").read_text().split()
+    except OSError:
+        return False
+    number = FUTEX.get(os.uname().machine)
+    waits_for_work = len(call) > 4 and call[0] == number and int(call[4], 16) == 0
+    return number is not None and not waits_for_work
+
+
+@contextmanager
+def guarded_groups(session: Context) -> Iterator[None]:
+    """Make process groups inside: a rank that fails closes its connections, and no other one waits.
+
+    All ranks call it. Ranks of one host connect by its loopback address.
+    """
+    before = sockets_opened()
+    with gloo_on_loopback(session.world.one_host):
+        yield
+    own = sockets_opened() - before
+    assert session.job is not None
+    session.job.on_release(lambda: shut(own))
+
+
+class MeetingPlace:
+    """A gloo group with connections of its own, made when the ranks first meet.
+
+    There, a collective never meets another one of a rank that is elsewhere in the loop, which would
+    abort gloo. Ranks that wait in different places are found by the guard.
+    """
+
+    def __init__(self, session: Context) -> None:
+        assert session.job is not None
+        self._session, self._job = session, session.job
+        self._group: dist.ProcessGroup | None = None
+        session.on_close.callback(self._forget)
+
+    def meet(self, *what: object) -> None:
+        """Wait until all ranks call it. ``what``: for the message, if one of them does not."""
+        self._job.wait_in(*what)
+        if self._group is None:
+            self._wait_for_all()
+            with guarded_groups(self._session):
+                self._group = dist.new_group(backend="gloo", timeout=self._session.timeout)
+        dist.all_reduce(torch.zeros(1), group=self._group)
+        self._job.go_on()
+
+    def _wait_for_all(self) -> None:
+        """Wait where the guard can interrupt. Torch makes groups in native code."""
+        world = self._session.world
+        call = RollCall(world.shared, "meeting", world.rank, world.world_size)
+        call.say()
+        self._job.wait_until(lambda _: call.is_complete(), math.inf)
+
+    def _forget(self) -> None:
+        """Let go of the group: a process that is forked later does not have its threads."""
+        self._group = None
+
+
+def offer_mesh(session: Context) -> None:
+    """Let ``session.world.mesh`` make it. There is a process group now."""
+    session.change_world(open_mesh=partial(_open, session))
+
+
+def _open(session: Context, world: World) -> DeviceMesh:
+    """All ranks call it. Raises UsageError, on all of them, if they expect different meshes."""
+    sizes = world.mesh_sizes
+    told = all_gather_object(sizes, world.world_size)
+    if any(theirs != told[0] for theirs in told):
+        rank = next(rank for rank, theirs in enumerate(told) if theirs != told[0])
+        raise UsageError(
+            f"world.mesh: rank 0 expects {told[0]}, and rank {rank} {told[rank]}. Give every node"
+            " as many ranks, and every rank the same options"
+        )
+    session.on_close.callback(_forget)
+    with guarded_groups(session):
+        return init_device_mesh(
+            world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
+
+
+def _forget() -> None:
+    """A later session may have another mesh of the same form."""
+    if "torch.distributed.tensor" in sys.modules:
+        forget_meshes()

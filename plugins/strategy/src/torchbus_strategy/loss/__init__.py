@@ -1,0 +1,1 @@
+"""What a loss is a mean of, read from its graph."""

@@ -1,0 +1,61 @@
+"""Gradients from before: kept apart from what a backward makes, and multiplied in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus.compat.torch_names import foreach_mul_
+
+from torchbus_strategy.compat import own_part
+from torchbus_strategy.loss.terms import Number
+
+Gradients = list[tuple[Any, Tensor]]
+
+
+@contextmanager
+def made_anew(holders: Sequence[Any]) -> Iterator[None]:
+    """Add what a backward inside the block makes to the gradients from before only at its end.
+
+    ``holders``: tensors that have a ``grad``.
+    """
+    before = set_apart(holders)
+    try:
+        yield
+    finally:
+        add_again(before)
+
+
+def set_apart(holders: Sequence[Any]) -> Gradients:
+    """Take the gradients from before off their holders, and return both."""
+    before = [(holder, holder.grad) for holder in holders if holder.grad is not None]
+    for holder, _ in before:
+        holder.grad = None
+    return before
+
+
+def add_again(before: Gradients) -> None:
+    """Add the gradients from before to what has been made since then."""
+    for holder, old in before:
+        holder.grad = _sum(old, holder.grad)
+
+
+@torch.no_grad()
+def _sum(old: Tensor, new: Tensor | None) -> Tensor:
+    if new is None or new is old:
+        return old
+    return old + new if old.is_sparse or new.is_sparse else old.add_(new)
+
+
+@torch.no_grad()
+def scale_all(gradients: Sequence[Tensor], factor: Number) -> None:
+    """Multiply gradients in place: sparse ones too, and of divided ones this rank's part."""
+    dense = [own_part(gradient) for gradient in gradients if not gradient.is_sparse]
+    if dense:
+        foreach_mul_(dense, factor)
+    for gradient in gradients:
+        if gradient.is_sparse:
+            gradient.mul_(factor)

@@ -1,0 +1,104 @@
+"""The numbers that the loop holds on the way to its loss: before a scaler, a division, a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FrameType
+from zlib import crc32
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torchbus.compat import python
+from torchbus.plugin import users_frame
+
+from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
+
+Edge = tuple[Node, int]
+MOST = 4
+NODES = 64
+FRAMES = 4
+IN_A_CONTAINER = 32
+CASTS = ("ToCopyBackward0", "CloneBackward0")
+LINEAR = {*ARITHMETIC, *READING_PRODUCTS, *CASTS}
+FACTORS = {*READING_PRODUCTS, *CASTS, "NegBackward0"}
+OVER_ALL = {*SUMS, "MeanBackward0"}
+
+
+def parts_of(loss: Tensor) -> list[Tensor]:
+    """Return up to ``MOST`` numbers that the loss adds up, times constants, in the graph's order.
+
+    They are those that a variable of the loop names, or that a list or dict there has.
+    """
+    edges = _edges(loss, LINEAR)
+    return _held(edges)[:MOST] if edges else []
+
+
+def unscaled(loss: Tensor) -> Tensor:
+    """Return what the loop has multiplied by constants to get this loss: a scaler's, for example.
+
+    It is the first number on that way that a variable of the loop names, or the loss itself.
+    """
+    edges = _edges(loss, FACTORS)
+    return next(reversed(_held(edges)), loss) if edges else loss
+
+
+def kind_of(loss: Tensor, parts: list[Tensor]) -> int:
+    """Return a checksum of where the parts are in the graph: ranks may have different ones."""
+    if not parts:
+        return 0
+    edges = _edges(loss, LINEAR)
+    places = [(edges.index((part.grad_fn, part.output_nr)), len(edges)) for part in parts]  # type: ignore[arg-type]
+    return crc32(repr((places, [type(node).__name__ for node, _ in edges])).encode())
+
+
+def _edges(loss: Tensor, through: set[str]) -> list[Edge]:
+    root = loss.grad_fn
+    found: dict[Edge, None] = {}
+    waiting = [] if root is None else list(_below(root, through))
+    while waiting and len(found) < NODES:
+        edge = waiting.pop(0)
+        if edge not in found:
+            found[edge] = None
+            waiting += _below(edge[0], through)
+    return list(found)
+
+
+def _below(node: Node, through: set[str]) -> Iterator[Edge]:
+    name = type(node).__name__
+    if name in OVER_ALL and through is LINEAR:
+        node = below(node)
+        if type(node).__name__ != "StackBackward0":
+            return
+    elif name not in through:
+        return
+    children = [(child, place) for child, place in node.next_functions if child is not None]
+    if name not in READING_PRODUCTS or len(children) == 1:
+        yield from children
+
+
+def _held(edges: list[Edge]) -> list[Tensor]:
+    there = {}
+    wanted = set(edges)
+    for number in _numbers(users_frame()[0]):
+        edge = (number.grad_fn, number.output_nr)
+        if edge in wanted:
+            there[edge] = number
+    return [there[edge] for edge in edges if edge in there]  # type: ignore[index]
+
+
+def _numbers(frame: FrameType | None) -> Iterator[Tensor]:
+    """The numbers with a graph that variables of the innermost frames name."""
+    for _ in range(FRAMES):
+        if frame is None:
+            return
+        for value in python.read(frame).values():
+            if type(value) in (dict, list, tuple) and len(value) <= IN_A_CONTAINER:
+                inside = value.values() if type(value) is dict else value
+                yield from filter(_is_number, inside)
+            elif _is_number(value):
+                yield value
+        frame = frame.f_back
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is Tensor and not value.dim() and value.grad_fn is not None

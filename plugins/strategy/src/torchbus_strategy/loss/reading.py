@@ -1,0 +1,439 @@
+"""="""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from torchbus_strategy import compat
+from torchbus_strategy.loss.samples import (
+    LINEAR,
+    OF_ONE_NUMBER,
+    ORDERING,
+    REDUCING,
+    is_of_parameters,
+    may_be_of_parameters,
+    reduces_a_parameter,
+    samples_in,
+    sizes_of,
+)
+from torchbus_strategy.loss.terms import NONLINEAR, NORMALISED, UNKNOWN, Divisors, Number, Term
+
+PARTS = ("SliceBackward0", "IndexBackward0")
+COMPARING_PRODUCTS = ("MulBackward0", "DotBackward0")
+
+
+def compares_samples(node: Node, sizes: Sequence[int]) -> bool:
+    """Whether it picks, sorts or spreads samples: their largest, their variance."""
+    if type(node).__name__ in PARTS:
+        node, sizes = node.next_functions[0][0] or node, sizes_of(node, sizes)
+    name = type(node).__name__
+    if name in LINEAR or name not in (*REDUCING, *ORDERING):
+        return False
+    return samples_in(node, sizes if name in REDUCING else sizes_of(node, sizes)).related
+
+
+def has_normalised_weights(node: Node, sizes: Sequence[int]) -> bool:
+    """Whether samples are multiplied by numbers that add up to one, or are one on average.
+
+    Those of 0 and 1 are a mask, and equal ones are none.
+    """
+    if type(node).__name__ not in COMPARING_PRODUCTS:
+        return False
+    sides = [getattr(node, name, None) for name in (*compat.FACTORS, compat.TENSOR)]
+    given = [one for one in sides if isinstance(one, Tensor) and not one.requires_grad]
+    weights = given[0].detach() if len(given) == 1 and given[0].is_cpu else None
+    if weights is None or weights.dim() != 1 or not weights.is_floating_point():
+        return False
+    if len(weights) < 2 or (sizes and tuple(sizes) != weights.shape):
+        return False
+    total, unlike = float(weights.double().sum()), len(set(weights.tolist()) - {0.0, 1.0}) > 1
+    return (
+        unlike
+        and any(math.isclose(total, one, rel_tol=1e-5) for one in (1.0, len(weights)))
+        and samples_in(node, weights.shape).dims == (0,)
+    )
+
+
+LISTS = ("StackBackward0", "CatBackward0")
+ADDED = ("AddBackward0", "SubBackward0", "NegBackward0", "CloneBackward0", "ToCopyBackward0")
+STACKED_PRODUCTS = ("MulBackward0", "DivBackward0")
+STACKED_DEPTH = 8
+
+
+class Place(NamedTuple):
+    """One number of a vector.
+
+    ``loss``: what has made it. ``place``: where it stands. ``over``: what the loop has divided it
+    by. ``weighed_by``: the node that has multiplied the vector by parameters.
+    """
+
+    loss: Node
+    place: int
+    over: Divisors = ()
+    weighed_by: Node | None = None
+
+
+def places_in(node: Node, size: int, depth: int = STACKED_DEPTH) -> list[Place] | None:
+    """Return the numbers whose sum is that of the vector. None if it holds something else.
+
+    Left out are those that need no gradient, and parameters that are added to the vector.
+    """
+    name, children = type(node).__name__, [child for child, _ in node.next_functions]
+    if name in LISTS:
+        stacked = [Place(child, place) for place, child in enumerate(children) if child is not None]
+        return stacked if len(children) == size else None
+    if name not in (*ADDED, *STACKED_PRODUCTS) or not depth:
+        return None
+    known = [child for child in children if child is not None]
+    found = [places_in(child, size, depth - 1) for child in known if not is_of_parameters(child)]
+    places = [place for each in found for place in each or ()]
+    if not places or None in found:
+        return None
+    if name in ADDED:
+        return places
+    return _stacked_product(node, places, size) if len(found) == 1 else None
+
+
+def _stacked_product(node: Node, places: list[Place], size: int) -> list[Place] | None:
+    """Losses times, or over, numbers or parameters. None if the losses are the divisor."""
+    (first, _), *second = node.next_functions
+    divides = type(node).__name__ == "DivBackward0"
+    if divides and (first is None or is_of_parameters(first)):
+        return None
+    if first is None or all(child is None for child, _ in second):
+        return _weighed(node, places, size, divides)
+    if any(place.weighed_by is not None for place in places):
+        return None
+    return [place._replace(weighed_by=node) for place in places]
+
+
+def places_of_dot(node: Node) -> list[Place] | None:
+    """Return the numbers of ``torch.dot(weights, torch.stack(losses))``."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    weights = [one for one in compat.sides_of_dot(node) if one is not None]
+    if len(children) != 1 or len(weights) != 1:
+        return None
+    places = places_in(children[0], weights[0].numel())
+    return places and _times(places, _numbers(weights[0], weights[0].numel()), False)
+
+
+def place_of_select(node: Node) -> list[Place] | None:
+    """Return the one number of ``torch.stack(losses)[1]``."""
+    sizes, child = compat.sizes(node), node.next_functions[0][0]
+    places = places_in(child, sizes[0]) if len(sizes) == 1 and child is not None else None
+    return places and [
+        one for one in places if one.place == compat.signed(compat.index(node)) % sizes[0]
+    ]
+
+
+def _weighed(node: Node, places: list[Place], size: int, divides: bool) -> list[Place] | None:
+    """The weights are numbers."""
+    given = [getattr(node, name, None) for name in compat.FACTORS]
+    number = next((one for one in given if one is not None), None)
+    return _times(places, _numbers(number, size), divides)
+
+
+def _times(places: list[Place], factors: list[Number] | None, divides: bool) -> list[Place] | None:
+    """What has a weight of 0 is left out."""
+    if factors is None:
+        return None
+    weighed = [(one, factors[one.place]) for one in places]
+    return [
+        one._replace(over=(*one.over, factor if divides else 1.0 / factor))
+        for one, factor in weighed
+        if isinstance(factor, Tensor) or factor
+    ]
+
+
+def _numbers(given: object, size: int) -> list[Number] | None:
+    """Return the size of each of a vector's numbers, or of one that stands for all."""
+    if isinstance(given, int | float):
+        return [abs(given)] * size
+    if not isinstance(given, Tensor) or given.is_complex() or given.dim() > 1:
+        return None
+    each = given.detach().abs().reshape(-1).unbind()
+    numbers = [compat.number_in(one) for one in each] if given.is_cpu else list(each)
+    return numbers * size if len(numbers) == 1 else numbers if len(numbers) == size else None
+
+
+ARITHMETIC = (
+    "AddBackward0",
+    "SubBackward0",
+    "NegBackward0",
+    "RsubBackward1",
+    "AddBackward1",
+    "SubBackward1",
+)
+SHAPES = (
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "UnsqueezeBackward0",
+    "CloneBackward0",
+    "ToCopyBackward0",
+)
+LINEAR_STEPS = (*ARITHMETIC, *SHAPES, "MulBackward0", "DivBackward0")
+READING_PRODUCTS = ("MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1")
+SUMS = ("SumBackward0", "NansumBackward0")
+WITH_COUNT = ("NllLossBackward0", "NllLoss2DBackward0")
+MEAN, SUM = 1, 2  # as torch numbers them
+READING_DEPTH = 64
+
+
+def terms_of(loss: Tensor, rows: int = 0) -> list[Term]:
+    """Return the terms of a loss.
+
+    Terms that hold only parameters (weight decay) are left out: they are the same on all ranks.
+    ``rows``: the number of samples behind the loss on this rank, 0 if nobody has counted.
+    """
+    node = loss.grad_fn
+    return [] if node is None else _terms(node, rows, (), READING_DEPTH)
+
+
+def _terms(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    name = type(node).__name__
+    if name in WITH_COUNT:
+        return [_with_count(node, divisors)]
+    if name == "MeanBackward0":
+        return _mean(node, rows, divisors, depth)
+    if hasattr(node, compat.REDUCTION):
+        return [_reduced(compat.reduction(node), node, rows, divisors)]
+    if name in SUMS:
+        return _sum(node, rows, divisors, depth)
+    if name in ARITHMETIC and depth:
+        return _of_all(node, rows, divisors, depth)
+    if name in SHAPES:
+        return _terms(below(node), rows, divisors, depth - 1) if depth else [UNKNOWN]
+    if name in READING_PRODUCTS and depth:
+        return _reading_product(node, name, rows, divisors, depth)
+    if name in OF_PLACES and depth:
+        places = OF_PLACES[name](node)
+        if places is not None:
+            return _stacked(places, rows, divisors, depth)
+    if is_of_parameters(node):
+        return []
+    if name in OF_ONE_NUMBER and not may_be_of_parameters(node):
+        return [NONLINEAR]
+    unknown = Term("hidden") if name.startswith("CompiledFunction") else UNKNOWN
+    return _compared(node) or [unknown]
+
+
+OF_PLACES = {"DotBackward0": places_of_dot, "SelectBackward0": place_of_select}
+
+
+def is_sum(terms: Sequence[Term]) -> bool:
+    """Whether a loss is a plain sum over samples, of which parts may be multiplied by constants:
+    ``(x - y).square().sum() - 0.5 * kl.sum()``.
+    """
+    kinds = {term.reduction for term in terms if not term.divisors}
+    return kinds == {"sum"}
+
+
+def relates_samples(term: Term) -> bool:
+    """Whether a term puts the samples that it is made of in relation to each other.
+
+    A sum of means over samples (``x.mean(0).sum()``) does not.
+    """
+    node = term.node
+    if node is None or term.place is not None or node.next_functions[0][0] is None:
+        return False
+    is_of_means = bool(term.sizes) and term.sizes != sizes_of(node)
+    return not is_of_means and samples_in(below(node), sizes_of(node)).related
+
+
+def below(node: Node) -> Node:
+    """Return the node of its first argument, which needs a gradient."""
+    child = node.next_functions[0][0]
+    assert child is not None
+    return child
+
+
+def _with_count(node: Node, divisors: Divisors) -> Term:
+    """Read the count of a cross entropy or NLL.
+
+    Their nodes keep the number of targets that count, or the sum of their classes' weights.
+    """
+    if compat.reduction(node) != MEAN:
+        return _summed(tuple(compat.target(node).shape), divisors, node)
+    count = compat.total_weight(node)
+    return Term("mean", count.item() if count.is_cpu else count, over=divisors, node=node)
+
+
+def _reduced(reduction: int, node: Node, rows: int, divisors: Divisors) -> Term:
+    values = getattr(node, compat.SELF, None)
+    sizes = () if values is None else tuple(values.shape)
+    if reduction == SUM:
+        return _summed(sizes, divisors, node)
+    return (
+        Term("mean", _length(node, sizes, rows), sizes=sizes, over=divisors, node=node)
+        if reduction == MEAN
+        else UNKNOWN
+    )
+
+
+def _mean(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    sizes = tuple(compat.sizes(node))
+    found = _made_of(node, sizes, rows, (*divisors, *map(float, sizes[:1])), depth)
+    if found is not None:
+        return found
+    return [Term("mean", _length(below(node), sizes, rows), sizes=sizes, over=divisors, node=node)]
+
+
+def _sum(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    sizes = tuple(compat.sizes(node) if hasattr(node, compat.SIZES) else compat.own(node).shape)
+    divisors = (*divisors, *_divided_inside(below(node)))
+    found = _made_of(node, sizes, rows, divisors, depth)
+    if found is None and not any(isinstance(number, Tensor) for number in divisors):
+        found = _of_statistics(below(node), sizes)
+    return [_summed(sizes, divisors, node)] if found is None else found
+
+
+def _divided_inside(node: Node) -> Divisors:
+    """The numbers by which each element of a sum is divided: ``(losses / mask.sum()).sum()``."""
+    found: list[Number] = []
+    while type(node).__name__ == "DivBackward0":
+        children = [child for child, _ in node.next_functions if child is not None]
+        number = compat.other(node)
+        if len(children) != 1 or number is None or number.dim() or number.is_complex():
+            break
+        found.append(abs(compat.number_in(number)) if number.is_cpu else number.abs())
+        node = children[0]
+    return tuple(found)
+
+
+def _of_statistics(child: Node, sizes: tuple[int, ...]) -> list[Term] | None:
+    """The term, if no dimension of what is summed holds samples any more."""
+    found = samples_in(child, sizes)
+    return [NONLINEAR] if found.related and not found.dims else None
+
+
+def _made_of(
+    node: Node, sizes: tuple[int, ...], rows: int, divisors: Divisors, depth: int
+) -> list[Term] | None:
+    """The terms that a mean or a sum adds up. None if it is a term itself."""
+    child = below(node)
+    if depth and not sizes:
+        return _terms(child, rows, divisors, depth - 1)
+    places = places_in(child, sizes[0]) if depth and len(sizes) == 1 else None
+    if places is not None:
+        return _stacked(places, rows, divisors, depth)
+    if reduces_a_parameter(child):
+        return []
+    return _in_two_steps(child, sizes, divisors, node) or _compared(child, sizes) or None
+
+
+def _in_two_steps(
+    child: Node, sizes: tuple[int, ...], divisors: Divisors, node: Node
+) -> list[Term] | None:
+    """The term, if its samples are reduced first, and then the numbers that are left of them."""
+    for _ in range(READING_DEPTH):
+        children = [one for one, _ in child.next_functions if one is not None]
+        if type(child).__name__ not in LINEAR_STEPS or len(children) != 1:
+            break
+        child = children[0]
+    if type(child).__name__ not in ("MeanBackward1", "SumBackward1"):
+        return None
+    before = tuple(compat.sizes(child))
+    found = samples_in(below(child), before)
+    if found.related or samples_in(child, sizes).dims or len(found.dims) != 1:
+        return None
+    if type(child).__name__ == "SumBackward1":
+        return [Term("sum", sizes=before, node=node)]
+    (dim,) = found.dims
+    return [Term("mean", float(before[dim]), sizes=before, over=divisors, node=node)]
+
+
+def _compared(node: Node, sizes: Sequence[int] = ()) -> list[Term]:
+    """The term, if what is reduced here has put samples in relation to each other."""
+    if compares_samples(node, sizes):
+        return [NONLINEAR]
+    return [NORMALISED] if has_normalised_weights(node, sizes) else []
+
+
+def _summed(sizes: tuple[int, ...], divisors: Divisors, node: Node) -> Term:
+    return (
+        Term("mean", math.prod(divisors), divisors, sizes, node=node)
+        if divisors
+        else Term("sum", sizes=sizes, node=node)
+    )
+
+
+def _length(made_by: Node, sizes: Sequence[int], rows: int) -> float:
+    """Return how many things a mean over so many elements counts: dim 0, or, where the graph shows
+    that another dimension holds the samples, these.
+
+    If none has as many as there are samples, none holds them.
+    """
+    if not sizes:
+        return 1.0
+    if rows not in sizes[1:] or sizes[0] == rows:
+        return float(sizes[0])
+    dims = samples_in(made_by, sizes).dims
+    return float(sizes[dims[0]] if dims and dims[0] < len(sizes) else sizes[0])
+
+
+def _stacked(places: list[Place], rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    return [
+        term
+        for one in places
+        for term in _in_place(one, _terms(one.loss, rows, (*divisors, *one.over), depth - 1))
+    ]
+
+
+def _in_place(place: Place, found: list[Term]) -> list[Term]:
+    if place.weighed_by is None:
+        return found
+    return _weighed_by(place.weighed_by, place.place, found)
+
+
+def _weighed_by(node: Node, place: int | None, found: list[Term]) -> list[Term]:
+    """A product with parameters stands for the term: its other side reads the term's value."""
+    if len(found) > 1 or any(term.number is None for term in found):
+        return [UNKNOWN]
+    return [replace(term, node=node, place=place) for term in found]
+
+
+def _of_all(node: Node, rows: int, divisors: Divisors, depth: int) -> list[Term]:
+    children = [child for child, _ in node.next_functions if child is not None]
+    return [term for child in children for term in _terms(child, rows, divisors, depth - 1)]
+
+
+def _reading_product(
+    node: Node, name: str, rows: int, divisors: Divisors, depth: int
+) -> list[Term]:
+    """Read a number times a term, or a term over a number."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    if len(children) == 2:
+        return _product_of_two(node, name, children, rows, divisors, depth)
+    number = compat.other(node) if getattr(node, compat.SELF, None) is None else compat.own(node)
+    if len(children) != 1 or number is None or (isinstance(number, Tensor) and number.numel() != 1):
+        return [UNKNOWN]
+    if isinstance(number, Tensor) and number.is_cpu:
+        number = compat.number_in(number)
+    if isinstance(number, complex):
+        return [UNKNOWN]
+    if name.startswith("Div"):
+        return _terms(children[0], rows, (*divisors, abs(number)), depth - 1)
+    if not isinstance(number, Tensor) and not number:
+        return []  # `+ 0 * output.sum()` is there only to reach parameters
+    return _terms(children[0], rows, (*divisors, 1.0 / abs(number)), depth - 1)
+
+
+def _product_of_two(
+    node: Node, name: str, children: list[Node], rows: int, divisors: Divisors, depth: int
+) -> list[Term]:
+    """Read a term times a number that is made of parameters, such as the weight of a task."""
+    first, second = children
+    if name.startswith("Mul") and is_of_parameters(first):
+        first, second = second, first
+    if not is_of_parameters(second):
+        return [NONLINEAR]
+    found = [] if is_of_parameters(first) else _terms(first, rows, divisors, depth - 1)
+    return _weighed_by(node, None, found)

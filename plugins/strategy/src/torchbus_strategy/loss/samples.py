@@ -1,0 +1,435 @@
+"""="""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchbus_strategy import compat
+
+OF_ONE_TENSOR = (
+    "PowBackward0",
+    "AbsBackward0",
+    "LinalgVectorNormBackward0",
+    "NormBackward0",
+    "SquareBackward0",
+)
+OF_ONE_NUMBER = (
+    "SqrtBackward0",
+    "PowBackward0",
+    "ExpBackward0",
+    "LogBackward0",
+    "Log1PBackward0",
+    "ReciprocalBackward0",
+    "AbsBackward0",
+    "ReluBackward0",
+    "ClampBackward1",
+    "ClampMinBackward0",
+    "TanhBackward0",
+    "SigmoidBackward0",
+    "SoftplusBackward0",
+    "NormBackward0",
+    "LinalgVectorNormBackward0",
+)
+"""Functions of one number that are not linear."""
+REDUCED = ("SumBackward0", "NansumBackward0", "MeanBackward0")
+OF_NUMBERS = (
+    "AddBackward0",
+    "SubBackward0",
+    "NegBackward0",
+    "RsubBackward1",
+    "MulBackward0",
+    "DivBackward0",
+    *OF_ONE_NUMBER,
+    "SelectBackward0",
+    "UnbindBackward0",
+    "StackBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "ViewBackward0",
+)
+"""What one computes with single numbers."""
+OF_MATRICES = ("MmBackward0", "BmmBackward0", "LinalgVectorNormBackward0", "NormBackward0")
+OF_MANY = (*OF_NUMBERS, *OF_MATRICES, "TBackward0", "TransposeBackward0", "PermuteBackward0")
+DEPTH = 16
+
+
+def reduces_a_parameter(node: Any) -> bool:
+    """Whether what is reduced is a function of one parameter and of nothing else."""
+    for _ in range(4):
+        if type(node).__name__ == "AccumulateGrad":
+            return True
+        children = {child for child, _ in node.next_functions if child is not None}
+        own = type(node).__name__ in OF_ONE_TENSOR or (
+            type(node).__name__ == "MulBackward0" and len(node.next_functions) == 2
+        )
+        if not own or len(children) != 1 or any(child is None for child, _ in node.next_functions):
+            return False
+        node = children.pop()
+    return False
+
+
+def is_of_parameters(node: Any, depth: int = DEPTH) -> bool:
+    """Whether a number is made of parameters, constants and nothing else.
+
+    Examples are the weight of a task that is a parameter itself, and a penalty of weights.
+    """
+    name = type(node).__name__
+    if reduces_a_parameter(node):
+        return True
+    if name in REDUCED:
+        return reduces_a_parameter(node.next_functions[0][0])
+    children = [child for child, _ in node.next_functions if child is not None]
+    return (
+        name in OF_NUMBERS
+        and depth > 0
+        and bool(children)
+        and not any(_is_many(getattr(node, side, None)) for side in compat.FACTORS)
+        and all(is_of_parameters(child, depth - 1) for child in children)
+    )
+
+
+def may_be_of_parameters(node: Any, depth: int = DEPTH) -> bool:
+    """Whether it may be a function of parameters, as ``(w.T @ w - I).norm()`` is.
+
+    The graph does not show what was subtracted: it may be the batch.
+    """
+    name, children = type(node).__name__, [child for child, _ in node.next_functions]
+    if name == "AccumulateGrad":
+        return True
+    if name not in (*OF_MANY, *REDUCED) or not depth or (name in OF_MATRICES and None in children):
+        return False
+    if any(_is_many(getattr(node, side, None)) for side in compat.FACTORS):
+        return False
+    found = [child for child in children if child is not None]
+    return bool(found) and all(may_be_of_parameters(child, depth - 1) for child in found)
+
+
+def _is_many(side: Any) -> bool:
+    """Whether a factor holds several numbers, as a batch does."""
+    return hasattr(side, "numel") and side.numel() > 1 and not side.requires_grad
+
+
+Sizes = Sequence[int]
+NODES_AT_MOST = 64
+JOINED_WITHIN = 4
+LINEAR = ("MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1")
+REDUCING = (
+    *LINEAR,
+    "AmaxBackward0",
+    "AminBackward0",
+    "KthvalueBackward0",
+    "LinalgVectorNormBackward0",
+    "LogsumexpBackward0",
+    "MaxBackward0",
+    "MaxBackward1",
+    "MedianBackward0",
+    "MedianBackward1",
+    "MinBackward0",
+    "MinBackward1",
+    "NormBackward0",
+    "NormBackward1",
+    "ProdBackward0",
+    "ProdBackward1",
+    "StdBackward0",
+    "VarBackward0",
+)
+ORDERING = (
+    "CummaxBackward0",
+    "CumsumBackward0",
+    "LogcumsumexpBackward0",
+    "LogSoftmaxBackward0",
+    "SoftmaxBackward0",
+    "SortBackward0",
+    "TopkBackward0",
+)
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
+TIME_FIRST = ("CudnnRnnBackward0", "MiopenRnnBackward0", "MkldnnRnnLayerBackward0")
+LAYERS = {"AddmmBackward0": 1, "ConvolutionBackward0": 0}
+"""Which argument is the data."""
+
+
+class Samples(NamedTuple):
+    """``dims``: the dimensions of a tensor that hold samples. Of several, all but the first may
+    hold something else: the graph does not show how a dimension that was split had been joined.
+    ``related``: something below it puts samples in relation to each other: a statistic over them,
+    their order, a product of pairs.
+    """
+
+    dims: tuple[int, ...] = ()
+    related: bool = False
+
+
+DATA, NONE = Samples((0,)), Samples()
+
+
+class Budget:
+    """So many nodes are looked at. A tensor beyond them is taken for data."""
+
+    def __init__(self) -> None:
+        self.left = NODES_AT_MOST
+
+
+def samples_in(node: Any, sizes: Sizes, budget: Budget | None = None) -> Samples:
+    """Return where the samples are in the tensor of these ``sizes`` that ``node`` has made."""
+    budget = budget or Budget()
+    budget.left -= 1
+    if node is None or budget.left < 0:
+        return DATA
+    name = type(node).__name__
+    if name == "AccumulateGrad":
+        return NONE if isinstance(node.variable, nn.Parameter) else DATA
+    if name in TIME_FIRST:
+        return Samples((1,))
+    made = MADE_BY.get(name, _alike)
+    return made(node, sizes, budget)
+
+
+def _alike(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    """A node that leaves dimensions as they are, as functions of each element and layers do."""
+    place = LAYERS.get(type(node).__name__)
+    if place is not None:
+        found = samples_in(node.next_functions[place][0], sizes, budget)
+        return found._replace(dims=_without(found.dims, 1))  # its columns, or channels
+    children = [child for child, _ in node.next_functions if child is not None]
+    found = _joined(samples_in(child, sizes, budget) for child in children)
+    return found if found != NONE or may_be_of_parameters(node) else DATA
+
+
+def _joined(found: Iterable[Samples]) -> Samples:
+    each = list(found)
+    dims = dict.fromkeys(dim for one in each for dim in one.dims)
+    return Samples(tuple(dims), any(one.related for one in each))
+
+
+def _without(dims: tuple[int, ...], gone: int) -> tuple[int, ...]:
+    return tuple([dim for dim in dims if dim != gone])
+
+
+def _first(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    return samples_in(node.next_functions[0][0], sizes, budget)
+
+
+def _moved(found: Samples, place: Callable[[int], int | None]) -> Samples:
+    """Where the samples are if each dimension goes to another ``place``, or disappears (None)."""
+    places = [place(dim) for dim in found.dims]
+    return found._replace(dims=tuple([one for one in places if one is not None]))
+
+
+def sizes_of(node: Any, default: Sizes = ()) -> tuple[int, ...]:
+    """Return the shape of what a node was given."""
+    if hasattr(node, compat.SIZES):
+        return tuple(compat.sizes(node))
+    values = getattr(node, compat.SELF, None)
+    return tuple(default if values is None else values.shape)
+
+
+def _dims(node: Any, count: int) -> set[int]:
+    """Return the dimensions over which a node goes: all if it names none."""
+    given = getattr(node, compat.DIM, None)
+    if given is None or given == ():
+        return set(range(count))
+    each = given if isinstance(given, tuple) else (given,)
+    return {compat.signed(one) % max(count, 1) for one in each}
+
+
+def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    before = sizes_of(node)
+    found, over = _first(node, before, budget), _dims(node, len(before))
+    kept = getattr(node, compat.KEEPDIM, False)
+    left = _moved(
+        found,
+        lambda dim: None if dim in over else dim if kept else dim - sum(one < dim for one in over),
+    )
+    return left._replace(related=left.related or (bool(found.dims) and not left.dims))
+
+
+def _ordered(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    result = getattr(node, compat.RESULT, None)
+    sizes = sizes_of(node, sizes if result is None else result.shape)
+    found, over = _first(node, sizes, budget), _dims(node, len(sizes))
+    return found._replace(related=found.related or (bool(found.dims) and found.dims[0] in over))
+
+
+def _product(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    """A product of matrices: two that hold samples are compared in pairs, or summed over them."""
+    (first, _), (second, _) = node.next_functions
+    left = DATA if first is None else samples_in(first, sizes, budget)
+    right = NONE if second is None else samples_in(second, sizes, budget)
+    rows, columns = len(sizes) - 2, len(sizes) - 1
+    if first is None and not _without(right.dims, rows):
+        return DATA._replace(related=right.related)
+    dims = (*_without(left.dims, columns), *_without(right.dims, rows))
+    if first is None:
+        dims = right.dims
+    related = {rows, columns} <= set(dims) or (columns in left.dims and rows in right.dims)
+    related &= min(dims, default=rows) >= rows  # else each sample has a product of its own
+    return Samples(tuple(dict.fromkeys(dims)), related or left.related or right.related)
+
+
+def _pairs(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    """Distances: of each row of the first from each row of the second."""
+    rows = len(sizes) - 2
+    first, second = [
+        NONE if child is None else samples_in(child, sizes, budget)
+        for child, _ in node.next_functions[:2]
+    ]
+    moved = [dim + 1 if dim == rows else dim for dim in second.dims]
+    dims = tuple(dict.fromkeys((*first.dims, *moved)))
+    related = {rows, rows + 1} <= set(dims) and min(dims) == rows
+    return Samples(dims, related or first.related or second.related)
+
+
+def _swapped(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    pair = (0, 1) if type(node).__name__ == "TBackward0" else compat.swapped(node)
+    order = list(range(len(sizes)))
+    if len(order) > 1:
+        one, other = [compat.signed(dim) % len(order) for dim in pair]
+        order[one], order[other] = order[other], order[one]
+    return _in_order(node, sizes, order, budget)
+
+
+def _permuted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    order = [compat.signed(dim) % len(sizes) for dim in compat.order(node)]
+    return _in_order(node, sizes, order, budget)
+
+
+def _in_order(node: Any, sizes: Sizes, order: Sequence[int], budget: Budget) -> Samples:
+    """Each dimension of the tensor was that one of ``order`` before."""
+    before = [size for _, size in sorted(zip(order, sizes, strict=True))]
+    return _moved(_first(node, before, budget), lambda dim: order.index(dim) if dim in order else 0)
+
+
+def _inserted(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    new = compat.signed(compat.dim(node)) % max(len(sizes), 1)
+    inside = [size for dim, size in enumerate(sizes) if dim != new]
+    children = [child for child, _ in node.next_functions if child is not None]
+    found = _joined(samples_in(child, inside, budget) for child in children)
+    return _moved(found, lambda dim: dim + (dim >= new))
+
+
+def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    """One number of a dimension was selected, or a dimension of size 1 was left out."""
+    before = sizes_of(node)
+    if type(node).__name__ == "SelectBackward0":
+        gone = _dims(node, len(before))
+    else:
+        over = _dims(node, len(before))
+        gone = {dim for dim in over if before[dim] == 1}
+    found = _first(node, before, budget)
+    if found.dims and found.dims[0] in gone:  # one sample
+        return found._replace(dims=NONE.dims)
+    return _moved(
+        found,
+        lambda dim: None if dim in gone else dim - sum(one < dim for one in gone),
+    )
+
+
+def _unbound(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    gone = compat.signed(compat.dim(node)) % (len(sizes) + 1)
+    before = [*sizes[:gone], 1, *sizes[gone:]]
+    found = _first(node, before, budget)
+    if found.dims and found.dims[0] == gone:
+        return found._replace(dims=NONE.dims)
+    return _moved(found, lambda dim: dim - (dim > gone))
+
+
+def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    """The elements stay in order: a dimension is found again by those that are inside it."""
+    before = sizes_of(node)
+    joined = _joined_before(node, sizes)
+    if joined is not None:
+        return samples_in(joined, sizes, budget)
+    found = _first(node, before, budget)
+    dims = [
+        dim
+        for old in found.dims
+        if old < len(before)
+        for dim in range(len(sizes))
+        if sizes[dim] > 1 and _overlap(before, old, sizes, dim)
+    ]
+    return found._replace(dims=tuple(dict.fromkeys(dims)))
+
+
+def _joined_before(node: Any, sizes: Sizes) -> Any:
+    """The node before the view that has joined the dimensions which this one splits again, as a
+    linear layer does with all but the last. None if there is none.
+    """
+    for _ in range(JOINED_WITHIN):
+        place = LAYERS.get(type(node).__name__, 0)
+        node = node.next_functions[place][0] if place < len(node.next_functions) else None
+        if node is None or type(node).__name__ not in (*VIEWS, *LAYERS):
+            return None
+        if type(node).__name__ in VIEWS:
+            same = len(sizes) > 2 and sizes_of(node)[:-1] == tuple(sizes[:-1])
+            return node.next_functions[0][0] if same else None
+    return None
+
+
+def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
+    """Whether two dimensions of two shapes of the same elements run over the same strides."""
+    inner, own = math.prod(before[old + 1 :]), math.prod(before[old:])
+    other_inner, other = math.prod(after[new + 1 :]), math.prod(after[new:])
+    return max(inner, other_inner) < min(own, other)
+
+
+def _expanded(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    before = sizes_of(node)
+    return _moved(_first(node, before, budget), lambda dim: dim + len(sizes) - len(before))
+
+
+def _indexed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    """A mask makes one dimension of those that it covers; numbers make as many as they have."""
+    indices = compat.indices(node)
+    given = [(place, one) for place, one in enumerate(indices) if one is not None]
+    found = _first(node, sizes_of(node), budget)
+    if not given:
+        return found
+    start, covered, made = given[0][0], 0, 1
+    for _, index in given:
+        is_mask = index.dtype == torch.bool
+        covered += index.dim() if is_mask else 1
+        made = max(made, 1 if is_mask else index.dim())
+    return _moved(
+        found,
+        lambda dim: (
+            dim if dim < start else start if dim < start + covered else dim - covered + made
+        ),
+    )
+
+
+def _selected(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    found = _first(node, sizes_of(node), budget)
+    return found._replace(dims=DATA.dims if found.dims else found.dims)
+
+
+def _diagonal(node: Any, sizes: Sizes, budget: Budget) -> Samples:
+    before = sizes_of(node)
+    pair = [compat.signed(one) % len(before) for one in compat.diagonal(node)]
+    return _moved(
+        _first(node, before, budget),
+        lambda dim: len(sizes) - 1 if dim in pair else dim - sum(one < dim for one in pair),
+    )
+
+
+Made = Callable[[Any, Sizes, Budget], Samples]
+MADE_BY: dict[str, Made] = {
+    **dict.fromkeys(REDUCING, _reduced),
+    **dict.fromkeys(ORDERING, _ordered),
+    **dict.fromkeys(VIEWS, _viewed),
+    **dict.fromkeys(("StackBackward0", "UnsqueezeBackward0"), _inserted),
+    **dict.fromkeys(("SelectBackward0", "SqueezeBackward0", "SqueezeBackward1"), _removed),
+    **dict.fromkeys(("TransposeBackward0", "TBackward0"), _swapped),
+    **dict.fromkeys(("MmBackward0", "BmmBackward0"), _product),
+    "CdistBackward0": _pairs,
+    "DiagonalBackward0": _diagonal,
+    "ExpandBackward0": _expanded,
+    "IndexBackward0": _indexed,
+    "MaskedSelectBackward0": _selected,
+    "PermuteBackward0": _permuted,
+    "UnbindBackward0": _unbound,
+}

@@ -1,0 +1,185 @@
+"""The terms of a loss, and what each counts in the mean over ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torchbus.plugin import UsageError
+
+Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
+Divisors = tuple[Number, ...]
+
+
+@dataclass(slots=True)
+class Term:
+    """One of the terms that a loss adds up.
+
+    ``reduction``: "mean", "sum", "unknown", "hidden" (the graph of a compiled function),
+    "nonlinear" (a function of sums and means, such as a root or a ratio, or of the order of
+    samples), or "normalised" (its samples' weights depend on those of the others).
+    ``number``: how many things it is a mean of, None if unknown. ``divisors``: numbers by which the
+    loop has divided a sum; their product is ``number``. ``sizes``: the shape of what was reduced.
+    ``over``: numbers by which the loop has divided a mean once more. ``node``: the node that
+    reduces it, None if unknown. ``place``: which number it is, if the node makes a vector.
+    """
+
+    reduction: str
+    number: Number | None = None
+    divisors: Divisors = ()
+    sizes: tuple[int, ...] = ()
+    over: Divisors = ()
+    node: Node | None = field(default=None, compare=False, repr=False)
+    place: int | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def reduced_by(self) -> Node:
+        """Return its node; only a term that is known is weighed."""
+        assert self.node is not None
+        return self.node
+
+
+# nobody changes them
+UNKNOWN, NONLINEAR, NORMALISED = Term("unknown"), Term("nonlinear"), Term("normalised")
+
+
+def same(a: float, b: float) -> bool:
+    """Whether two counts are equal. They may have been exchanged in float32."""
+    return math.isclose(a, b, rel_tol=1e-6)
+
+
+class Apart(NamedTuple):
+    """The terms of a loss.
+
+    ``counts``: what each is a mean of on this rank. ``rows``: the rows of the batch behind each.
+    ``weights``: how much each weighs by the samples of that batch; in a step of several loaders
+    (``zipped``) they differ.
+    """
+
+    loss: Tensor
+    terms: list[Term]
+    counts: list[Number]
+    rows: list[int]
+    weights: list[float]
+    zipped: bool
+
+    def ratio(self) -> float:
+        """Return a digest of what the terms count for each sample, relative to each other.
+
+        It is the same on all ranks if the weights are those of samples. For batches of several
+        loaders, it is taken as it is.
+        """
+        each = [
+            float(count) / max(rows, 1) for count, rows in zip(self.counts, self.rows, strict=True)
+        ]
+        whole = 1.0 if self.zipped else sum(each)
+        return sum((place + 2) * one for place, one in enumerate(each)) / whole if whole else 0.0
+
+
+SLOTS = 9
+WEIGHT, NORM, COUNTED, ALL, ALL_SQUARED, RATIO, RATIO_SQUARED, HAVE_RATIO, OVER_ONE = range(SLOTS)
+MODES = ("auto", "samples", "tokens")  # of loss_weight=
+UNTOLD = -1e9
+"""As a ratio: nobody can tell which terms are means of what."""
+
+
+class Count:
+    """What one backward counts on this rank.
+
+    ``weight``: multiplies its gradient, and its loss when losses are averaged. ``norm``: the weight
+    of everything in this rank's gradients after it. ``counted``: the weights are not those of
+    samples. ``total``: the count over the unit, if it may be the same on all ranks. ``ratio``: a
+    digest of the counts of several terms. ``left``: the plugin that set it divides the gradients
+    itself, by ``scale``, which is known after a synchronised backward. ``anew``: gradients from
+    before must be kept apart from this backward's. ``apart``: terms that may weigh differently.
+    ``value``: the weighted loss, if it is not the loss times ``weight``. ``term``: the term of the
+    loss that was counted.
+    """
+
+    __slots__ = (
+        "anew",
+        "apart",
+        "counted",
+        "left",
+        "norm",
+        "ratio",
+        "scale",
+        "term",
+        "total",
+        "value",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        weight: Number,
+        counted: bool = False,
+        total: Number = 0.0,
+        ratio: float = 0.0,
+        apart: Apart | None = None,
+    ) -> None:
+        self.weight = self.norm = weight
+        self.counted, self.total, self.ratio = counted, total, ratio
+        self.left = self.anew = False
+        self.scale: Number = 1.0
+        self.apart = apart
+        self.value: Number | None = None
+        self.term: Term | None = None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the weight is known to be 0. A tensor on a GPU is not read: times zero is the
+        same.
+        """
+        return isinstance(self.weight, float) and self.weight == 0.0
+
+    def told(self) -> list[Number]:
+        """Return the numbers to average over ranks."""
+        total, ratio = self.total, 0.0 if self.is_zero and self.ratio > 0.0 else self.ratio
+        return [
+            self.weight,
+            self.norm,
+            float(self.counted),
+            total,
+            total * total,
+            ratio,
+            ratio * ratio,
+            float(ratio != 0.0),
+            self._over_one(),
+        ]
+
+    def _over_one(self) -> Number:
+        """Whether the loss is a sum over one, as it is behind a clamp where there is nothing."""
+        if self.term is None or not self.term.divisors:
+            return 0.0
+        number = self.term.number
+        return number == 1 if isinstance(number, Tensor) else float(number == 1.0)
+
+
+class Scales(NamedTuple):
+    """Factors for gradients, and for the loss, after both were averaged over ranks."""
+
+    gradient: Number
+    loss: Number
+
+
+def spread(mean: float, squared: float) -> float:
+    """Return the variance of numbers relative to their mean square."""
+    return (squared - mean * mean) / squared if squared else 0.0
+
+
+def one(scale: float) -> float:
+    """Return exactly 1.0 for a number that is 1.0 but for rounding."""
+    return 1.0 if same(scale, 1.0) else scale
+
+
+def check_mode(mode: str) -> None:
+    """Raise UsageError for another value of ``loss_weight=``."""
+    if mode not in MODES:
+        raise UsageError(
+            f"loss_weight={mode!r} is unknown: use {', '.join(map(repr, MODES[:-1]))} or"
+            f" {MODES[-1]!r}"
+        )

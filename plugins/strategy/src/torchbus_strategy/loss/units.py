@@ -1,0 +1,307 @@
+"""="""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchbus.plugin import Context
+
+from torchbus_strategy.loss.messages import NEITHER, REPEATED
+from torchbus_strategy.loss.terms import (
+    ALL,
+    ALL_SQUARED,
+    COUNTED,
+    NORM,
+    OVER_ONE,
+    UNKNOWN,
+    WEIGHT,
+    Count,
+    Divisors,
+    Number,
+    Scales,
+    Term,
+    one,
+    same,
+    spread,
+)
+
+ALIKE_FOR = 3
+
+
+class ConstantDivisors:
+    """What such numbers turned out to be, alike on all ranks.
+
+    ``own``: the number. ``sizes``: the shape of what was summed.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._of_all: set[float] = set()
+        self._of_each: set[float] = set()
+        self._alike = 0
+        self._before = 0.0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"constants": sorted(self._of_all), "constants of each": sorted(self._of_each)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._of_all, self._of_each = (
+            set(state["constants"]),
+            set(state.get("constants of each", ())),
+        )
+
+    def target(self, own: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> float:
+        """Return the mean weight that ranks must have.
+
+        It is 1 for a loss that is normalised over ranks already. It is the number of parts if all
+        ranks divide by the number of samples of all.
+        """
+        share, parts = self._session.share, self._session.world.data.parts
+        if own is None or isinstance(own, Tensor) or not share.count:
+            return 1.0
+        if (
+            share.count >= 2 * parts
+            and own not in self._of_each
+            and self._divides_by(share.count, divisors, sizes)
+        ):
+            # all ranks have rows of their own, so it is not one rank's number
+            self._of_all.add(own)
+        return float(parts) if own in self._of_all else 1.0
+
+    def look(self, own: Number | None, divisors: Divisors, sizes: tuple[int, ...]) -> str:
+        """Look at a backward in which all ranks divide by ``own``.
+
+        Returns a warning if they always divide by it and it is no number of samples.
+        """
+        share, parts = self._session.share, self._session.world.data.parts
+        if own is None or isinstance(own, Tensor) or not share.count:
+            return ""
+        if parts > 1 and same(own * parts, share.count):
+            self._of_each.add(own)  # at the ragged end all ranks together may have as many
+        rows = round(share.weight * share.count / parts)
+        counts = (rows, share.count, *self._of_all, *accumulate(sizes, operator.mul))
+        # a loss may also be multiplied by constants
+        known = any(
+            not isinstance(number, Tensor) and same(number, count)
+            for number in (own, *divisors)
+            for count in counts
+        )
+        if self._alike < ALIKE_FOR:
+            self._alike = self._alike + 1 if own == self._before and not known else 0
+            self._before = own
+            return NEITHER.format(own, rows, share.count) if self._alike == ALIKE_FOR else ""
+        return ""
+
+    def _divides_by(self, count: int, divisors: Divisors, sizes: tuple[int, ...]) -> bool:
+        """Whether the loss is a sum divided by this count.
+
+        If the script does not divide its own batch, the count may also be the number of elements
+        that were summed on this rank.
+        """
+        found = any(not isinstance(number, Tensor) and same(number, count) for number in divisors)
+        whole = any(
+            getattr(plugin, "divides_own_batch", False) for _, plugin in self._session.bus.plugins()
+        )
+        return found and (
+            whole
+            or isinstance(self._session.share.indices, range)
+            or count not in accumulate(sizes, operator.mul)
+        )
+
+
+class CommonDivisor:
+    """Judges anew in each backward, alike on all ranks, by what all of them know.
+
+    A number of samples does not count, though equal shares make it equal. Nor does a count of each
+    rank's own (of a mask) that is equal by chance: earlier ones differed.
+
+    ``is_found``: there is one so far. ``has_counted_repeated``: in the last backward, ranks without
+    samples repeated a batch, and the script has taken its number from all ranks.
+    """
+
+    def __init__(self) -> None:
+        self._always_alike = True
+        self._is_no_count = False
+        self._first: float | None = None
+        self._varies = False
+        self.has_counted_repeated = False
+
+    def state_dict(self) -> list[object]:
+        return [self._always_alike, self._is_no_count, self._first, self._varies]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        self._always_alike, self._is_no_count, self._first, self._varies = state
+
+    @property
+    def is_found(self) -> bool:
+        return self._always_alike and self._is_no_count
+
+    def expect(self, number: Number | None, samples: int, parts: int) -> bool:
+        """What ``judge`` would find, should all ranks divide by ``number``.
+
+        On a GPU the host does not wait to know whether they do. A number that is on the GPU itself
+        is judged by earlier ones.
+        """
+        if number is None or isinstance(number, Tensor):
+            return self.is_found
+        is_count = bool(samples) and same(float(number), samples / _sharers(samples, parts))
+        return self._always_alike and (self._is_no_count or not is_count)
+
+    def judge(self, alike: bool, number: Number | None, samples: int, parts: int) -> bool:
+        """Whether all ranks divide by one number that counts.
+
+        ``alike``: all ranks divide by ``number`` now. ``samples``: those of all ranks, 0 if nobody
+        has counted.
+        """
+        self.has_counted_repeated = False
+        some_repeat = bool(samples) and samples < 2 * parts
+        if not alike or number is None:
+            self._always_alike &= some_repeat
+            return False
+        divisor = float(number)
+        self._varies |= self._first is not None and not same(divisor, self._first)
+        self._first = divisor if self._first is None else self._first
+        is_count = bool(samples) and same(divisor, samples / _sharers(samples, parts))
+        if some_repeat:
+            found = self._always_alike and (self._is_no_count or not is_count)
+            self.has_counted_repeated = found and self._varies
+            return found
+        self._is_no_count |= not is_count
+        return self.is_found
+
+
+def _sharers(samples: int, parts: int) -> int:
+    """Return how many ranks have samples, each at least two if possible."""
+    return min(parts, max(1, samples // 2))
+
+
+SPREAD = 1e-5  # of squares that are told in float32
+
+
+class Unit:
+    """How much one sample counts, on which all ranks agree.
+
+    ``value``: that number. ``agreed``: some backward has counted by a graph. What the latest loss
+    counted is kept until the ranks have exchanged their numbers.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._constants = ConstantDivisors(session)
+        self._common = CommonDivisor()
+        self._own: Number | None = None
+        self._divisors: Divisors = ()
+        self._sizes: tuple[int, ...] = ()
+        self.value, self.agreed = 1.0, False
+        self._usual_count = 0
+
+    def take(self, term: Term | None) -> None:
+        """Keep what the latest loss counted."""
+        term = term or UNKNOWN
+        self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
+
+    def forget_own(self) -> None:
+        """Keep nothing: the latest loss counted nothing that could be compared."""
+        self._own = None
+
+    def agree(self, count: Count) -> None:
+        """Find the unit at the first backward of windows. All ranks call it, once.
+
+        Replicas that come and go can't be asked. They count in whole numbers: the unit stays 1.
+        """
+        if self._session.world.divides_anew:
+            return
+        weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
+        told = torch.tensor([weight, total, total * total], dtype=torch.float64)
+        several = self._session.world.data.parts > 1
+        mean, whole, squared = (self._session.reduce(told) if several else told).tolist()
+        alike = whole > 0.0 and spread(whole, squared) <= SPREAD
+        self.value = mean / self._target(alike) or 1.0
+
+    def judge(self, mean: Sequence[float]) -> tuple[bool, list[str]]:
+        """Whether all ranks divide by one number, and warnings about it."""
+        self._usual_count = self._usual_count or self._session.share.count
+        same_everywhere = mean[ALL] > 0.0 and spread(mean[ALL], mean[ALL_SQUARED]) <= SPREAD
+        alike = self._common.judge(
+            same_everywhere, self._own, self._session.share.count, self._session.world.data.parts
+        )
+        odd = (
+            self._constants.look(self._own, self._divisors, self._sizes) if same_everywhere else ""
+        )
+        repeated = REPEATED if self._common.has_counted_repeated else ""
+        return alike, [text for text in (odd, repeated) if text]
+
+    def scales(self, mean: Sequence[float], alike: bool, windows: bool) -> Scales | None:
+        """Return the factors for gradients and loss. None: change nothing."""
+        if not mean[COUNTED]:
+            return None
+        self.agreed = True
+        target = self._target(alike)
+        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or _of_nothing(mean)
+        base = (mean[ALL] if alike else mean[NORM]) or 1.0
+        if not windows and mean[NORM]:
+            self.value *= base / target
+        return Scales(one(target / base), one(target / loss))
+
+    @property
+    def settles_on_device(self) -> bool:
+        """Whether factors follow a backward for which the host does not wait, on all ranks.
+
+        So it is once a backward has counted by a graph, and for batches of another size than the
+        first one: they have counts of their own.
+        """
+        return self.agreed or self._session.share.count not in (0, self._usual_count)
+
+    def scales_on_device(self, mean: Tensor, windows: bool) -> Scales | None:
+        """Return the same factors on a GPU, without waiting for the numbers."""
+        if not self.settles_on_device:
+            return None
+        alike = (mean[ALL] > 0.0) & (
+            mean[ALL_SQUARED] - mean[ALL] ** 2 <= SPREAD * mean[ALL_SQUARED]
+        )
+        alike = alike & self._common.expect(
+            self._own, self._session.share.count, self._session.world.data.parts
+        )
+        target = torch.where(alike, self._target(not isinstance(self._own, Tensor)), 1.0)
+        loss = mean[WEIGHT] if windows else torch.where(alike, mean[ALL], mean[WEIGHT])
+        base = torch.where(alike, mean[ALL], mean[NORM])
+        return Scales(*(target / torch.where(value == 0.0, 1.0, value) for value in (base, loss)))
+
+    def state_dict(self) -> dict[str, object]:
+        found = {"unit": self.value, "agreed": self.agreed}
+        return found | {"common": self._common.state_dict(), **self._constants.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value, self.agreed = state["unit"], state["agreed"]
+        self._constants.load_state_dict(state)
+        self._common.load_state_dict(state["common"])
+
+    def _target(self, alike: bool) -> float:
+        """Return the mean weight that ranks must have if all divide by the same number."""
+        return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
+
+
+def _of_nothing(mean: Sequence[float]) -> float:
+    """A mean over nothing is NaN, unless its divisor is clamped."""
+    return 1.0 if mean[OVER_ONE] else math.nan
+
+
+def unless_clamped(term: Term, loss: Tensor) -> Number:
+    """Return the term's count, or 0 if a clamp has made it 1.
+
+    In ``sum / mask.sum().clamp(min=1)`` a mask may leave nothing. Then the loss is zero over one,
+    and counts nothing.
+    """
+    number = term.number
+    if isinstance(number, Tensor):
+        if not term.divisors:
+            return number
+        return torch.where((number == 1) & (loss.detach() == 0), 0, number)
+    assert number is not None
+    return 0.0 if term.divisors and number == 1.0 and not loss.item() else number

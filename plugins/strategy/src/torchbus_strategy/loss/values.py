@@ -1,0 +1,215 @@
+"""="""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import grad
+from torch.autograd.graph import GradientEdge, Node
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from torchbus_strategy import compat
+from torchbus_strategy.loss.reading import below
+from torchbus_strategy.loss.terms import Number, Term
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def weigh(term: Term, weight: Number) -> list[RemovableHandle]:
+    """Multiply the gradient of what a term's node makes, or of one number of it, by a weight."""
+    node, ends = term.reduced_by, not isinstance(weight, Tensor) and not weight > 0.0
+    if term.place is None:
+        return [node.register_prehook(_each(lambda gradient: None if ends else gradient * weight))]
+    place = slice(term.place, term.place + 1)
+    before = node.register_prehook(
+        _each(lambda one: _changed(one, place, 0.0 if ends else one[place] * weight))
+    )
+    return [before, node.register_hook(_without(place, node))] if ends else [before]
+
+
+def _without(place: slice, node: Node) -> Callable[[Gradients, Gradients], Gradients]:
+    """Leave one number out of what a product has made: it may be NaN, and 0 * NaN is NaN.
+
+    The product has made a vector, and what flows into its other side: a vector too, or the one
+    weight of all numbers, which adds them up.
+    """
+
+    def leave_out(made: Tensor, given: Tensor) -> Tensor:
+        if made.numel() == given.numel():
+            return _changed(made, place, 0.0)
+        return (given * _slope(node, given.numel())).nansum().reshape_as(made)
+
+    def changed(made: Gradients, given: Gradients) -> Gradients:
+        (gradient,) = given
+        assert gradient is not None
+        return _each(lambda one: leave_out(one, gradient))(made)
+
+    return changed
+
+
+def _slope(node: Node, size: int) -> Tensor:
+    """The derivative of a product of so many numbers by the weight of all."""
+    own: Tensor = compat.own(node)
+    other: Tensor = compat.other(node)
+    if type(node).__name__ == "DivBackward0":
+        return -own / other**2
+    return own if own.numel() == size else other
+
+
+def _changed(gradient: Tensor, place: slice, values: Tensor | float) -> Tensor:
+    changed = gradient.clone()
+    changed[place] = values
+    return changed
+
+
+def _each(change: Callable[[Tensor], Tensor | None]) -> Callable[[Gradients], Gradients]:
+    return lambda gradients: tuple([None if one is None else change(one) for one in gradients])
+
+
+REDUCTIONS = ("none", "mean", "sum")
+WITH_TARGETS: dict[str, Callable[[Node, str], Tensor]] = {
+    "MseLossBackward0": lambda node, reduction: F.mse_loss(
+        compat.own(node), compat.target(node), reduction=reduction
+    ),
+    "SmoothL1LossBackward0": lambda node, reduction: F.smooth_l1_loss(
+        compat.own(node), compat.target(node), reduction=reduction, beta=compat.beta(node)
+    ),
+    "HuberLossBackward0": lambda node, reduction: F.huber_loss(
+        compat.own(node), compat.target(node), reduction=reduction, delta=compat.delta(node)
+    ),
+    "BinaryCrossEntropyBackward0": lambda node, reduction: F.binary_cross_entropy(
+        compat.own(node), compat.target(node), compat.weight(node), reduction=reduction
+    ),
+    "BinaryCrossEntropyWithLogitsBackward0": lambda node, reduction: (
+        F.binary_cross_entropy_with_logits(
+            compat.own(node),
+            compat.target(node),
+            compat.weight(node),
+            reduction=reduction,
+            pos_weight=compat.pos_weight(node),
+        )
+    ),
+    "NllLossBackward0": lambda node, reduction: _nll(node, reduction),
+    "NllLoss2DBackward0": lambda node, reduction: _nll(node, reduction),
+}
+DEPTH = 8
+
+
+@torch.no_grad()
+def weighed(loss: Tensor, terms: Sequence[Term], weights: Sequence[Number]) -> Number | None:
+    """Return a loss whose terms are multiplied by ``weights``.
+
+    None if too few of their values can be computed again.
+    """
+    values = parts(loss, terms)
+    if values is None:
+        return None
+    rest = loss.detach() - sum(values)
+    total = sum(_times(value, weight) for value, weight in zip(values, weights, strict=True))
+    if loss.device.type == "cpu":
+        return float(total) + (float(rest) if math.isfinite(rest) else 0.0)
+    return total + torch.where(torch.isfinite(rest), rest, 0.0)
+
+
+def parts(loss: Tensor, terms: Sequence[Term]) -> list[Tensor] | None:
+    """Return what each term adds to the loss.
+
+    One term that can't be computed again is what the others leave.
+    """
+    with torch.enable_grad():
+        edges = [GradientEdge(term.reduced_by, 0) for term in terms]
+        factors = grad(loss, edges, retain_graph=True)
+    values = [value_of(term) for term in terms]
+    known = [
+        None if value is None else (factor if term.place is None else factor[term.place]) * value
+        for term, factor, value in zip(terms, factors, values, strict=True)
+    ]
+    if sum(value is None for value in known) > 1:
+        return None
+    left = loss.detach() - sum(value for value in known if value is not None)
+    return [left if value is None else value for value in known]
+
+
+@torch.no_grad()
+def value_of(term: Term) -> Tensor | None:
+    """Return the sum or mean that a term stands for. None if the graph has not saved enough."""
+    value = _value(term.reduced_by)
+    return value if value is None or term.place is None else value[term.place]
+
+
+def _value(node: Node) -> Tensor | None:
+    name = type(node).__name__
+    if name in WITH_TARGETS:
+        return WITH_TARGETS[name](node, REDUCTIONS[compat.reduction(node)])
+    if name in ("MulBackward0", "DivBackward0"):
+        first, second = getattr(node, compat.SELF, None), getattr(node, compat.OTHER, None)
+        if first is None or second is None:
+            return None
+        return torch.as_tensor(first * second if name == "MulBackward0" else first / second)
+    if name not in ("MeanBackward0", "SumBackward0"):
+        return None
+    values = _elements(below(node), DEPTH)
+    return None if values is None else values.mean() if name == "MeanBackward0" else values.sum()
+
+
+def _elements(node: Node, depth: int) -> Tensor | None:
+    """Return the tensor that a node has made."""
+    name = type(node).__name__
+    if hasattr(node, compat.RESULT):
+        result: Tensor = compat.result(node)
+        return result
+    if name == "PowBackward0":
+        power: Tensor = compat.own(node) ** compat.exponent(node)
+        return power
+    if name == "AbsBackward0":
+        return torch.abs(compat.own(node))
+    if name in WITH_TARGETS:
+        return WITH_TARGETS[name](node, REDUCTIONS[compat.reduction(node)])
+    return _of_elements(node, name, depth) if depth else None
+
+
+def _of_elements(node: Node, name: str, depth: int) -> Tensor | None:
+    """Return what a node has made of other nodes' tensors."""
+    if name == "MulBackward0":
+        first = _side(node, compat.SELF, 0, depth)
+        second = None if first is None else _side(node, compat.OTHER, 1, depth)
+        return None if first is None or second is None else first * second
+    if name not in ("NegBackward0", "SumBackward1", "IndexBackward0"):
+        return None
+    values = _elements(below(node), depth - 1)
+    if values is None or name == "NegBackward0":
+        return None if values is None else -values
+    if name == "IndexBackward0":
+        return values[
+            tuple(slice(None) if index is None else index for index in compat.indices(node))
+        ]
+    return values.sum(
+        [compat.signed(dim) for dim in compat.dim(node)], keepdim=compat.keepdim(node)
+    )
+
+
+def _side(node: Node, name: str, place: int, depth: int) -> Tensor | None:
+    """Return a factor. Autograd saves it if the other factor needs it."""
+    held: Tensor | None = getattr(node, name, None)
+    child = node.next_functions[place][0]
+    return _elements(child, depth - 1) if held is None and child is not None else held
+
+
+def _nll(node: Node, reduction: str) -> Tensor:
+    return F.nll_loss(
+        compat.own(node),
+        compat.target(node),
+        compat.weight(node),
+        ignore_index=compat.signed(compat.ignore_index(node)),
+        reduction=reduction,
+    )
+
+
+def _times(value: Tensor, weight: Number) -> Number:
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0.0, 0.0, value * weight)
+    return value * weight if weight else 0.0

@@ -1,0 +1,466 @@
+"""="""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+from torchbus.plugin import Context, Share, UsageError
+from torchbus.runtime.user_code import warn_of_gradients
+
+from torchbus_strategy import compat
+from torchbus_strategy.loss import messages
+from torchbus_strategy.loss.messages import BY_KIND, COMPARES, MIXED, SILENT, TIMES_ROWS
+from torchbus_strategy.loss.reading import is_sum, relates_samples, terms_of
+from torchbus_strategy.loss.term_weights import TermWeights, of_one_batch, unique
+from torchbus_strategy.loss.terms import (
+    HAVE_RATIO,
+    RATIO,
+    RATIO_SQUARED,
+    UNTOLD,
+    Apart,
+    Count,
+    Number,
+    Scales,
+    Term,
+    same,
+    spread,
+)
+from torchbus_strategy.loss.units import SPREAD, Unit, unless_clamped
+from torchbus_strategy.multi_loader import Behind
+
+ALIKE_FOR = 3
+"""Losses in a row with the number of rows as a factor, until it is no chance."""
+LOOKS = 5
+"""First losses in which samples that are compared are looked for: the graph must be walked."""
+READ_AT_MOST = 3
+"""Losses that are looked at if a count is on a GPU, for which the host must wait."""
+
+
+class Deciding:
+    """Finds the deciding term, and remembers the latest loss.
+
+    ``numbers``: the counts of its terms, if it had several. ``ratio``: a digest of these counts
+    relative to the deciding one.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[Number] = []
+        self.ratio = 0.0
+        self.hidden: set[str] | None = None
+        """Kinds of the terms whose counts are not in the graph; None if all are."""
+        self.mixed = 0.0
+        """What one term counts, while another's count is not in the graph."""
+        self.is_sum = self.is_empty = False
+        """That it is a plain sum over samples; that it reaches none."""
+        self._compares = False
+        self._looks_left = LOOKS
+        self._by_rows = 0
+        self._numbers_of_terms: set[int] = set()
+        """That the loss has whatever the number of rows."""
+
+    def find(
+        self, loss: Tensor, rows: int, share: Share, may_meet: bool
+    ) -> tuple[Term | None, float, Apart | None]:
+        """Return the deciding term, the digest, and the terms that may weigh differently."""
+        self.hidden, self.mixed = None, 0.0
+        terms = terms_of(loss, rows)
+        self.is_sum, self.is_empty = is_sum(terms), not terms
+        self._look_between(terms)
+        if self.is_sum:
+            return None, 0.0, None
+        if len(terms) == 1 and terms[0].number is not None:
+            return terms[0], 0.0, None
+        if terms and all(_is_one_of(len(terms), term) for term in terms):
+            return replace(terms[0], number=float(len(terms))), 0.0, None
+        if self._has_one_for_each_row(terms, rows):
+            return None, 0.0, None
+        if not terms or any(term.number is None for term in terms):
+            self.hidden = {term.reduction for term in terms}
+            self.mixed = next((number for number in map(_counted, terms) if number), 0.0)
+            if not rows or same(self.mixed, rows):
+                self.mixed = 0.0
+            return None, 0.0, None
+        first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
+        self.numbers = [term.number for term in terms if term.number is not None]
+        apart = of_one_batch(loss, unique(terms), rows, share) if may_meet else None
+        known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
+        if first.number and len(known) == len(self.numbers):
+            weighed = sum((place + 2) * number for place, number in enumerate(known))
+            self.ratio = weighed / float(first.number)
+        return first, self.ratio, apart
+
+    def _look_between(self, terms: list[Term]) -> None:
+        """Look, in the first losses, whether samples are compared with each other."""
+        if self._looks_left:
+            self._looks_left -= 1
+            self._compares = any(map(relates_samples, terms))
+
+    def warnings(self, term: Term | None, rows: int) -> list[str]:
+        """Return what is to be said of the latest loss, whose deciding term is ``term``."""
+        kinds = [BY_KIND[kind] for kind in sorted(self.hidden or ()) if kind in BY_KIND]
+        mixed = [MIXED.format(self.mixed, rows)] if self.mixed else []
+        times = [TIMES_ROWS.format(rows)] if self._has_rows_as_factor(term, rows) else []
+        between = [COMPARES] if self._compares and not kinds else []
+        return [*kinds, *mixed, *times, *between]
+
+    def _has_rows_as_factor(self, term: Term | None, rows: int) -> bool:
+        """Whether the loop has multiplied the last losses, which are means, by this rank's rows."""
+        found = term is not None and not term.divisors and rows > 1
+        by_rows = found and any(_is(number, 1 / rows) for number in (term.over if term else ()))
+        self._by_rows = self._by_rows + 1 if by_rows else 0
+        return self._by_rows == ALIKE_FOR
+
+    def _has_one_for_each_row(self, terms: list[Term], rows: int) -> bool:
+        """Whether the loss is a mean over samples, each with a term of its own."""
+        if not rows:  # nobody has counted, or the batch only fills in for missing samples
+            return False
+        if len(terms) != rows:
+            self._numbers_of_terms.add(len(terms))
+            return False
+        return (
+            rows > 1
+            and rows not in self._numbers_of_terms
+            and all(_is_divided_by(rows, term) for term in terms)
+        )
+
+
+def _is_one_of(count: int, term: Term) -> bool:
+    """Whether it is one thing in a mean over so many, as in ``sum(losses) / len(losses)``."""
+    is_one = term.number is not None and _is(term.number, 1.0)
+    return is_one and not term.divisors and _is_divided_by(count, term)
+
+
+def _is_divided_by(rows: int, term: Term) -> bool:
+    return any(_is(number, rows) for number in term.over)
+
+
+def _counted(term: Term) -> float:
+    """Return the count of a term that counts something by itself, if the host has it."""
+    known = not isinstance(term.number, Tensor | None) and (not term.sizes or term.divisors)
+    return float(term.number or 0.0) if known else 0.0
+
+
+def _is(number: Number, other: float) -> bool:
+    return not isinstance(number, Tensor) and same(number, other)
+
+
+class BySamples:
+    """Looks at losses that are weighted by samples, because their backward communicates nothing."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._before: list[float] | None = None
+        self._looks = 0
+        self._has_found = False
+
+    def look(self, loss: Tensor | None) -> str:
+        """Return a warning, once, if this rank's loss shows that samples are the wrong weight."""
+        rows = self._rows()
+        if self._has_found or loss is None or not rows:
+            return ""
+        terms = terms_of(loss, round(rows))
+        self._looks += 1
+        if self._looks > READ_AT_MOST and any(isinstance(term.number, Tensor) for term in terms):
+            return ""
+        counted = [(term, float(term.number)) for term in terms if term.number is not None]
+        numbers = [number for _, number in counted]
+        constant = any(_is_a_constant(term, number, rows) for term, number in counted)
+        self._has_found = constant or self._differs([number / rows for number in numbers])
+        return SILENT.format(self._words(numbers, rows)) if self._has_found else ""
+
+    def _differs(self, ratios: list[float]) -> bool:
+        """Whether the terms count otherwise for each sample than those of the loss before."""
+        before, self._before = self._before, ratios
+        return (
+            before is not None and len(before) == len(ratios) and not all(map(same, before, ratios))
+        )
+
+    def _rows(self) -> float:
+        share = self._session.share
+        return share.weight * share.count / self._session.world.data.parts if share.count else 1.0
+
+    def _words(self, numbers: list[float], rows: float) -> str:
+        counts = ", ".join(f"{number:g}" for number in numbers)
+        return f"{counts} for {rows:g} samples on rank {self._session.rank}"
+
+
+def _is_a_constant(term: Term, number: float, rows: float) -> bool:
+    """Whether a sum is divided by something that is no number of the things that were summed."""
+    if not term.divisors or not term.sizes:
+        return False
+    return not any(same(number, count) for count in (rows, *accumulate(term.sizes, operator.mul)))
+
+
+class LossWeights:
+    """The weights of a session's losses. All ranks use it alike.
+
+    ``mean``: averages over ranks what they exchange ahead of a backward. A strategy passes its own
+    way if ``session.reduce`` might meet another collective. ``sums``: a loss that is a plain sum
+    over samples, as its graph says, is summed over ranks; without, it counts as a mean.
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        mode: str = "auto",
+        mean: Callable[[Tensor], Tensor] | None = None,
+        sums: bool = False,
+    ) -> None:
+        compat.check()
+        self._session = session
+        self.mode = mode
+        self._sums = sums
+        self._may_reduce = mean is None
+        self._first = 0  # an id: a count that is held would keep the graph alive
+        self._has_unit = False
+        self._unit = Unit(session)
+        self._waits = session.device.type == "cpu"
+        self._deciding = Deciding()
+        self.note = ""
+        self._said: set[str] = set()
+        self._each = TermWeights(session, mean or session.reduce)
+        self._shared = Share()
+        self._behind = Behind(session)
+        self._silent = BySamples(session)
+        self._have_met = False
+
+    def of(self, loss: Tensor | None, settles: bool = True, expected: float = 0.0) -> Count:
+        """Read the loss's graph, and return what this backward counts.
+
+        ``settles``: the host will know the ranks' numbers before it goes on. On a GPU it does not;
+        then ranks count by the graph once all of them know that one does. ``expected``: average
+        number of samples of a rank, if the share does not say.
+        """
+        count = self._of(loss, settles, expected)
+        # alike on all ranks: all must keep earlier gradients apart, or none
+        count.anew = self.mode != "samples"
+        self._first = 0 if self._has_unit else id(count)
+        return count
+
+    def of_number(self, number: float, expected: float) -> Count:
+        """Return the count of a loss that is a mean of ``number`` things, as the loop says."""
+        self._shared = self._session.share
+        count = self._weighted(number / (expected * self._unit.value))
+        count.anew, count.term = True, Term("mean", number)
+        return self.take(count)
+
+    def take(self, count: Count) -> Count:
+        """Use a count that the loop or a window has found."""
+        self._each.let_go()
+        self._unit.take(count.term)
+        return count
+
+    def by_samples(self, loss: Tensor | None) -> Count:
+        """Return the count of a backward that communicates nothing, or follows such a one.
+
+        Nobody knows what the other ranks count. Warns if the loss does not count samples.
+        """
+        if self.is_sum(loss):
+            return self.of_sum(loss)
+        if self.mode != "samples" and (text := self._silent.look(loss)):
+            self._say(text)
+        return self.take(Count(self._session.share.weight))
+
+    def agree_on_unit(self, count: Count) -> None:
+        """Agree on what one sample counts. All ranks call it once, at the first of windows."""
+        self._unit.agree(count)
+
+    def _begin(self, count: Count) -> None:
+        """Agree on the unit before the first backward of batches that no loader has counted.
+
+        Without, the gradients of tensors that no optimizer holds would be multiplied by the rows.
+        """
+        self._first, self._has_unit = 0, True
+        if self._session.share.count:
+            return
+        self.agree_on_unit(Count(0.0) if self._deciding.is_sum else count)
+        by = self._unit.value
+        count.weight, count.norm, count.total = count.weight / by, count.norm / by, count.total / by
+
+    @property
+    def meets(self) -> bool:
+        """Whether the ranks exchange numbers ahead of the next backward; alike on all of them."""
+        return self.mode != "samples" and self._each.meets
+
+    def meet(self, count: Count) -> Count:
+        """Put weights into the graph for terms that weigh differently, before a synchronised
+        backward.
+
+        All ranks call it alike. It is one collective in the first backwards, and for good if terms
+        are means over different counts. Otherwise it is none.
+        """
+        if id(count) == self._first and self.meets and self._may_reduce:
+            self._begin(count)
+        apart = count.apart
+        weights = self._each.meet(apart) if self.meets else None
+        self._have_met = weights is not None
+        if apart is None or (weights is None and not apart.zipped):
+            if not self._behind.is_told:
+                self._say(messages.ZIPPED.format(self._behind.unlike, messages.IN_NO_GRAPH))
+            return count
+        if not self._said:
+            self.note = messages.WORDS["terms" if weights else "zipped"]
+        return self._multiplied(count, apart, weights or apart.weights)
+
+    def _multiplied(self, count: Count, apart: Apart, weights: Sequence[Number]) -> Count:
+        self._unit.forget_own()
+        new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
+        value = self._each.multiply(apart, weights)
+        new.value, new.anew = (
+            apart.loss.detach() * self._session.share.weight if value is None else value,
+            count.anew,
+        )
+        return new
+
+    def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
+        self._each.let_go()
+        self._unit.forget_own()
+        if self._session.batches.only_evaluate:
+            return Count(1.0)
+        parts = self._session.world.data.parts
+        self._shared, apart = self._behind.find(loss, self.mode != "samples", expected > 0.0)
+        if apart is not None:
+            self._deciding.numbers = apart.counts
+            ratio = 0.0 if self.mode == "samples" else apart.ratio()
+            return Count(self._shared.weight, ratio=ratio, apart=apart)
+        share = self._shared
+        rows = round(share.weight * share.count / parts) if share.count else round(expected)
+        may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
+        term, ratio, apart = self._find(loss, rows, may_meet)
+        expected = expected or (share.count / parts if share.count else 1.0)
+        if self._sums and self.mode != "samples" and self._deciding.is_sum:
+            self.note = self.note or messages.SUM
+            return self.of_sum(loss)
+        if loss is not None and self._is_nothing(loss):
+            return self._of_nothing()
+        if loss is None or term is None or term.number is None:
+            return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
+        ratio = ratio if self._behind.is_told else UNTOLD
+        scale = expected * self._unit.value
+        count = self._weighted(
+            unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
+        )
+        count.apart, count.term = apart, term
+        self.take(count)
+        return self._in_time(count, term, settles) if count.counted else count
+
+    def _is_nothing(self, loss: Tensor) -> bool:
+        """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
+        if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
+            return False
+        return not loss.item()
+
+    def _of_nothing(self) -> Count:
+        count = Count(0.0, True)
+        count.term = Term("mean", 1.0, (1.0,))
+        self._unit.forget_own()
+        return count
+
+    def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
+        """The count, or one by samples if the host does not wait for what other ranks count."""
+        kind = "divided" if term.divisors else "elements" if term.sizes else "targets"
+        self.note = self.note or messages.WORDS[kind]
+        if settles or self._waits or self._unit.settles_on_device:
+            return count
+        return self.take(Count(self._shared.weight, True))
+
+    def is_sum(self, loss: Tensor | None) -> bool:
+        """Whether the loss is one that is summed over ranks."""
+        return self._sums and self.mode != "samples" and loss is not None and is_sum(terms_of(loss))
+
+    def of_sum(self, loss: Tensor | None) -> Count:
+        """Return the count of a sum over samples.
+
+        It is in full, unless this rank's batch only fills in for missing samples.
+        """
+        self._each.let_go()
+        parts = float(1 if self._session.batches.only_evaluate else self._session.world.data.parts)
+        share, apart = self._behind.find(loss, False, False)
+        apart = apart and apart._replace(
+            weights=[parts if weight else 0.0 for weight in apart.weights]
+        )
+        return Count(parts if share.weight else 0.0, apart=apart)
+
+    def _weighted(self, weight: Number, total: Number = 0.0, ratio: float = 0.0) -> Count:
+        by_samples = self._shared.weight
+        if not isinstance(weight, Tensor) and same(weight, by_samples):
+            return Count(by_samples, False, total, ratio)
+        return Count(weight if by_samples else 0.0, True, total, ratio)
+
+    def _find(
+        self, loss: Tensor | None, rows: int, may_meet: bool
+    ) -> tuple[Term | None, float, Apart | None]:
+        self._deciding.is_sum = self._deciding.is_empty = False
+        if self.mode == "samples" or loss is None:
+            return None, 0.0, None
+        found = self._deciding.find(loss, rows, self._shared, may_meet and self._each.meets)
+        hidden = self._deciding.hidden
+        if hidden is not None and self.mode == "tokens":
+            raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
+        for text in self._deciding.warnings(found[0], rows):
+            self._say(text)
+        return found
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what the losses have shown so far, alike on all ranks, for checkpoints.
+
+        A resumed run must not learn it anew.
+        """
+        own = {"ratio": self._deciding.ratio, "apart": self._each.apart}
+        return own | self._unit.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._deciding.ratio = state["ratio"]
+        self._each.apart = state.get("apart", False)
+        self._unit.load_state_dict(state)
+
+    def have_counted(self) -> None:
+        """Note that some rank has counted by a graph, as the ranks have found elsewhere."""
+        self._unit.agreed = True
+
+    # After the ranks have told each other --------------------------------------------------------
+
+    def settle(self, mean: Sequence[float], windows: bool = False) -> Scales | None:
+        """Return the factors for gradients and loss, or None to change nothing.
+
+        ``mean``: the mean over ranks of what each has sent, the same on all of them.
+        """
+        self._each.let_go()
+        if self._have_met:
+            return None
+        have = mean[HAVE_RATIO]
+        if mean[RATIO] < 0.0 or (
+            have and spread(mean[RATIO] / have, mean[RATIO_SQUARED] / have) > SPREAD
+        ):
+            self._unlike(windows)
+        alike, odd = self._unit.judge(mean)
+        for text in odd:
+            self._say(text)
+        return self._unit.scales(mean, alike, windows)
+
+    def settle_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
+        """Return the same factors, if nobody waits for the numbers."""
+        self._each.let_go()
+        return None if self._have_met else self._unit.scales_on_device(mean, windows)
+
+    def _unlike(self, windows: bool) -> None:
+        """Warn of terms that count different things, which was unknown before."""
+        text = messages.UNLIKE if windows or self._each.apart else messages.LATE
+        self._each.apart |= not windows
+        if self._behind.unlike:
+            where = messages.IN_WINDOW if windows else messages.IN_NO_GRAPH
+            return self._say(messages.ZIPPED.format(self._behind.unlike, where))
+        counts = ", ".join(f"{float(number):g}" for number in self._deciding.numbers)
+        self._say(text.format(counts or "none"))
+
+    def _say(self, text: str) -> None:
+        if text[:40] not in self._said:
+            self._said.add(text[:40])
+            self.note = text
+            if self._session.is_main:
+                warn_of_gradients(text)

@@ -1,0 +1,162 @@
+"""The process group: made when the session starts, closed with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# imported any later, its functions' defaults would hold on to the process group for good
+import torch.distributed.nn
+from torchbus.plugin import Context, LaunchError, UsageError, expect
+
+from torchbus_device import accelerators
+from torchbus_device.devices import threads_per_rank
+from torchbus_launch.broadcast_log import shut, sockets_opened
+from torchbus_launch.listening import gloo_on_loopback
+from torchbus_launch.relaunch import visible_device
+from torchbus_strategy import random_streams
+from torchbus_strategy.compat import abort_all_groups, require_abort
+from torchbus_strategy.groups import close_groups, offer_mesh
+
+
+def check_backend(backend: str | None) -> str | None:
+    """The backend asked for, by the argument or by TORCHBUS_BACKEND."""
+    if backend is not None:
+        expect("backend", backend, str, "the name of a torch.distributed backend")
+    return backend or os.environ.get("TORCHBUS_BACKEND") or None
+
+
+def join_ranks(session: Context, backend: str | None) -> str:
+    """Open the process group, with rank 0's random numbers on all ranks. All ranks call it.
+
+    So an unseeded script initialises alike on all ranks, and draws the same order. Returns the
+    backend that was chosen.
+    """
+    chosen = choose_backend(session, backend)
+    claim_device(session)
+    share_cpu(session)
+    open_group(session, chosen)
+    offer_mesh(session)
+    random_streams.share()
+    if not session.world.divides_anew:  # replicas that come and go can't be asked
+        session.random.before_split = random_streams.share
+    return chosen
+
+
+def choose_backend(session: Context, backend: str | None) -> str:
+    """The backend asked for, or the usual one of the device."""
+    kind = session.device.type
+    chosen = backend or accelerators.backend_for(kind)
+    if chosen is None:
+        raise UsageError(
+            f"torch.distributed has no backend for {kind}: use accelerator='cpu' for several ranks,"
+            " or import the package that brings one"
+        )
+    if not dist.is_backend_available(chosen):
+        raise UsageError(
+            f"backend={chosen!r} is not in this torch build: see `torchbus doctor` for those"
+            " that are"
+        )
+    if not accelerators.serves(chosen, kind):
+        usual = accelerators.backend_for(kind)
+        raise UsageError(
+            f"backend={chosen!r} does not serve {kind}: use backend={usual!r}, or leave it out"
+        )
+    return chosen
+
+
+def refuse_gloo(strategy: str, backend: str | None, kind: str) -> None:
+    """Raise UsageError if gloo would have to gather or send tensors of an accelerator.
+
+    It takes their addresses for the host's, and ends the process.
+    """
+    if kind == "cpu" or backend is None:
+        return
+    if accelerators.backends_by_kind(backend).get(kind, backend) == "gloo":
+        raise UsageError(
+            f"strategy={strategy!r} with backend={backend!r} on {kind}: gloo averages tensors of a"
+            " GPU, and ends the process if it is to gather or send them. Use"
+            f" backend={accelerators.backend_for(kind)!r}, which is the default, or strategy='ddp'"
+        )
+
+
+def claim_device(session: Context) -> None:
+    """Make this rank's device the current one.
+
+    If no device is initialised yet, it is also the only one that the rank sees, as "cuda:0".
+    """
+    kind = session.device.type
+    if kind == "cpu":
+        return
+    variable = accelerators.visible_variable(kind)
+    if variable and not accelerators.is_initialized(kind):
+        before = os.environ.get(variable)
+        os.environ[variable] = visible_device(session.device)
+        session.on_close.callback(_restore_visible, variable, before)
+        session.change_world(device=torch.device(kind, 0))
+    accelerators.set_device(session.device)
+
+
+def _restore_visible(variable: str, before: str | None) -> None:
+    if before is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = before
+
+
+def share_cpu(session: Context) -> None:
+    """Divide the processors among the ranks of this node, unless OMP_NUM_THREADS is set."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    before = torch.get_num_threads()
+    if session.world.launched_by != "fork" or session.is_main:
+        torch.set_num_threads(threads_per_rank(session.world.local_world_size))
+    session.on_close.callback(torch.set_num_threads, before)
+
+
+def open_group(session: Context, backend: str) -> None:
+    """Make the default process group, unless the script has made one already."""
+    if dist.is_initialized():
+        return
+    assert session.job is not None and session.world.store is not None
+    if backend == "nccl":
+        require_abort()
+    store = session.world.shared.of_groups("torchbus")
+    before = sockets_opened()
+    hook = sys.excepthook
+    try:
+        with gloo_on_loopback(session.world.one_host):
+            session.bus.hook.init_process_group(
+                session=session, backend=backend, store=store, timeout=session.timeout
+            )
+    except (RuntimeError, ValueError, dist.DistError) as error:
+        raise LaunchError(
+            f"rank {session.rank}: the {backend} process group could not be made: {error}"
+        ) from error
+    finally:
+        sys.excepthook = hook  # torch replaces it and does not put it back
+    own = sockets_opened() - before
+    session.job.on_release(lambda: _release(own))
+    session.on_close.callback(close_groups)
+
+
+def make_group(session: Context, backend: str, store: dist.Store, timeout: timedelta) -> bool:
+    """Make the group as torch does; what strategies answer to ``init_process_group``."""
+    dist.init_process_group(
+        backend, store=store, rank=session.rank, world_size=session.world_size, timeout=timeout
+    )
+    return True
+
+
+def _release(own_sockets: set[int]) -> None:
+    """End this rank's collectives.
+
+    Closing the connections ends gloo's at once; NCCL has an abort of its own.
+    """
+    shut(own_sockets)
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        abort_all_groups()

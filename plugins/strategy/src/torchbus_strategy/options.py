@@ -1,0 +1,59 @@
+"""What a strategy asks of its synchronised backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torchbus.plugin import UsageError, expect
+
+from torchbus_strategy.checks.divergence import Watch
+from torchbus_strategy.loss.terms import check_mode
+
+LOSS_REDUCTIONS = ("auto", "mean", "sum")
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """A strategy's options, checked, and its ``name``, which the parts of the backward carry."""
+
+    name: str
+    loss_reduction: str = "auto"
+    loss_weight: str = "auto"
+    sync_loss: bool = True
+    sync_batchnorm: bool = False
+
+    def __post_init__(self) -> None:
+        expect("sync_loss", self.sync_loss, bool, "True or False")
+        expect("sync_batchnorm", self.sync_batchnorm, bool, "True or False")
+        if self.loss_reduction not in LOSS_REDUCTIONS:
+            raise UsageError(
+                f"loss_reduction={self.loss_reduction!r} is unknown: use 'auto', 'mean' or 'sum'"
+            )
+        check_mode(self.loss_weight)
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise UsageError if this rank's device can't do what is asked for."""
+        if self.sync_batchnorm and device.type == "cpu":
+            raise UsageError(
+                "sync_batchnorm=True needs GPUs: torch's SyncBatchNorm does not run on CPU"
+            )
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the ranks divide a batch.
+
+    ``watch`` looks at what the ranks computed. ``stream`` numbers the random stream of this rank;
+    with None all ranks go on drawing the same numbers. ``weight`` multiplies what a gradient
+    counts. ``has_parts`` says whether ranks compute losses of different samples, so that the mean
+    over ranks depends on ``loss_reduction``. ``runs_uncounted``: the reduction runs the backward of
+    a rank without samples, too, and contributes zeros for it: an engine whose collectives run in
+    the graph needs all ranks. By default such a backward runs before, and is dropped.
+    """
+
+    watch: Watch
+    stream: int | None
+    weight: float = 1.0
+    has_parts: bool = True
+    runs_uncounted: bool = False

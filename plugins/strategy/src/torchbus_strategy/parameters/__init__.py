@@ -1,0 +1,1 @@
+"""The parameters and buffers that a session trains."""

@@ -1,0 +1,134 @@
+"""Tensors that an optimizer steps, but that belong to the samples of one rank.
+
+Examples are a perturbation of the batch, or a latent code for each sample.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+from torchbus.plugin import Context, Share, Unsupported
+from torchbus.runtime.user_code import warn_of_gradients
+
+from torchbus_strategy.checks.replicas import weighted_sum
+from torchbus_strategy.collectives import extremes
+from torchbus_strategy.parameters.rank0_values import told_by_all
+
+ALIKE = (
+    "{}: a tensor of shape {}, which no module owns, has a row for each sample of the batch, and so"
+    " is taken for this rank's own: it is not synchronised. If all ranks share it, call"
+    " s.adopt(tensor) before you make its optimizer"
+)
+UNLIKE = (
+    "{}: a tensor of shape {}, which no module owns and which differs between ranks, gets rank 0's"
+    " values and is averaged in backward. If it is a weight, call s.adopt(tensor) before you make"
+    " its optimizer; if it belongs to this rank's samples, give it a row for each of them"
+)
+
+
+NUMBERS = 3
+"""What a rank says about a tensor.
+
+A checksum of its shape. Whether it has a row for each sample of this rank's batch, or the rank has
+no sample. The weighted sum of its values.
+"""
+
+
+class OwnTensors:
+    """Each rank keeps its own values of them.
+
+    Their gradient is that of the loss over all ranks, as in one process with the whole batch.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        self._warned: set[str] = set()
+        self.note = ""
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return self._tensors.get(id(tensor)) is tensor
+
+    def tensors(self) -> list[Tensor]:
+        """The ones that are alive."""
+        # to list a weak dictionary, even an empty one, takes 10 us
+        return list(self._tensors.values()) if self._tensors else []
+
+    def find(self, loose: Sequence[Tensor], what: str) -> list[Tensor]:
+        """Find the tensors, of those that no module owns, which belong to this rank's samples.
+
+        These have a row for each sample of the batch, on all ranks, once the loop has taken a batch
+        of a divided loader. All ranks call it with the same tensors. ``what`` holds them.
+        """
+        share, parts = self._session.share, self._session.world.data.parts
+        if not loose or not share.count or parts == 1:
+            return []
+        if any(theirs != [len(loose)] for _, theirs in told_by_all(what, [len(loose)])):
+            return []  # copying rank 0's values will raise
+        numbers = [number for tensor in loose for number in _view(tensor, share, parts)]
+        told = extremes(numbers, self._session.world_size)
+        found = [
+            tensor
+            for place, tensor in enumerate(loose)
+            if self._is_own(tensor, told[NUMBERS * place : NUMBERS * (place + 1)], what)
+        ]
+        if found and parts != self._session.world_size:
+            raise Unsupported(
+                f"{what}: a tensor of shape {tuple(found[0].shape)} belongs to the samples of a"
+                " batch that the ranks of a node compute together: use strategy='ddp'; if it is a"
+                " weight, call s.adopt(tensor) before you make its optimizer"
+            )
+        self._tensors.update({id(tensor): tensor for tensor in found})
+        return found
+
+    def _is_own(self, tensor: Tensor, told: Sequence[tuple[float, float]], what: str) -> bool:
+        """``told``: the least and the greatest over ranks of each number."""
+        shape, has_rows, _ = told
+        own = bool(has_rows[0])
+        equal = all(least == greatest for least, greatest in told)
+        if own:
+            self.note = (
+                f"{what} steps tensors that have a row for each sample of this rank's batch: these"
+                " are not synchronised"
+            )
+        if own is equal and shape[0] == shape[1]:
+            self._warn((ALIKE if own else UNLIKE).format(what, tuple(tensor.shape)))
+        return own
+
+    def _warn(self, text: str) -> None:
+        if self._session.is_main and text not in self._warned:
+            self._warned.add(text)
+            warn_of_gradients(text)
+
+    @contextmanager
+    def over_all_ranks(self) -> Iterator[None]:
+        """Divide what a backward inside adds to their gradients by the number of ranks.
+
+        The average over ranks does the same to all other gradients.
+        """
+        alive = self.tensors()
+        before = [tensor.grad for tensor in alive]
+        for tensor in alive:
+            tensor.grad = None
+        try:
+            yield
+        finally:
+            for tensor, kept in zip(alive, before, strict=True):
+                made = None if tensor.grad is None else tensor.grad / self._session.world_size
+                tensor.grad = kept if made is None else made if kept is None else kept + made
+
+
+def _view(tensor: Tensor, share: Share, parts: int) -> tuple[float, float, float]:
+    rows = round(share.weight * share.count / parts)
+    return (
+        float(zlib.crc32(repr(tuple(tensor.shape)).encode())),
+        float(not rows or (tensor.dim() > 0 and len(tensor) == rows)),
+        weighted_sum(tensor.detach()),
+    )

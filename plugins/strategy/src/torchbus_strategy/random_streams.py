@@ -1,0 +1,229 @@
+"""Random numbers: a common stream for the order of data and for evaluation, and one per rank."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torchbus.runtime.builtin import seed
+
+from torchbus_device import accelerators
+from torchbus_strategy.collectives import broadcast_object
+
+if TYPE_CHECKING:
+    from torchbus.plugin import Context
+
+
+class RandomStreams:
+    """Switches the process's generators (torch's of the CPU and the accelerator, ``random``, NumPy
+    if imported) between streams.
+
+    Until ``split`` there is one stream, that of the process itself. From then on there are three:
+
+    - "order": equal on all ranks. The order of data is drawn from it. - "own": this rank's, for
+    training. - "evaluation": derived each time from where "order" and ``clock`` stand, which it
+    leaves as they are. So all ranks evaluate alike, and an evaluation that only some ranks run
+    can't upset the order of data.
+
+    While no trained model is alive (``rest``), "order" is drawn from instead of "own". So splits
+    and models of the next run are common. ``clock`` is a number that is equal on all ranks at the
+    same place of the loop. A run that resumes from a ``state`` counts on from there.
+    """
+
+    def __init__(self, clock: Callable[[], int] = int) -> None:
+        self.before_split: Callable[[], object] = lambda: None
+        """Gives all ranks the state of rank 0's generators."""
+        self._states: dict[str, dict[str, object]] = {}
+        self._current = "order"
+        self._rests = False
+        self._clock = clock
+        self._clock_before = 0
+        self._marked: dict[str, object] = {}
+        self._drew = False
+
+    @property
+    def current(self) -> str:
+        """The name of the stream in use."""
+        return self._current
+
+    @property
+    def now(self) -> int:
+        """The clock, over all runs."""
+        return self._clock_before + self._clock()
+
+    @property
+    def is_split(self) -> bool:
+        """Whether this rank has a stream of its own, and draws from it in training."""
+        return bool(self._states) and not self._rests
+
+    def mark(self) -> None:
+        """Start the period that ``drew_in_evaluation`` reports on."""
+        self._drew = False
+        self._marked = read() if self._current == "evaluation" else {}
+
+    @property
+    def drew_in_evaluation(self) -> bool:
+        """Whether anything was drawn from "evaluation" since ``mark``.
+
+        The other streams do not show it.
+        """
+        return self._drew or self.draws_in_evaluation
+
+    @property
+    def draws_in_evaluation(self) -> bool:
+        """Whether "evaluation" is in use, and was drawn from since it came into use, or since
+        ``mark``.
+        """
+        return self._current == "evaluation" and not _same(read(), self._marked)
+
+    def split(self, rank: int) -> None:
+        """Give this rank a stream of its own, derived from the common one, or go back to it after
+        ``rest``. All ranks call it.
+
+        The common stream is rank 0's: a forward before may have drawn more there, as dropout does
+        on a longer batch.
+        """
+        if self._current == "order":
+            self.before_split()
+        if self._rests:
+            self._rests = False
+            return self.use("own")
+        self._derive(rank)
+
+    def _derive(self, rank: int) -> None:
+        self._states["order"] = read()
+        seed(int(torch.randint(2**62, (1,))) + rank)
+        self._current = "own"
+
+    def rest(self) -> None:
+        """Draw from "order" until ``split`` is called again: nothing is trained any more.
+
+        Does nothing before the first ``split``.
+        """
+        if self._states:
+            self._rests = True
+            self.use("order")
+
+    def resume(self) -> None:
+        """Draw from "own" again: what was trained before ``rest`` is trained on."""
+        if self._rests:
+            self._rests = False
+            if self._current == "order":
+                self.use("own")
+
+    def forget(self) -> None:
+        """Leave the generators as they are from now on."""
+        self._states.clear()
+        self._rests = False
+
+    def use(self, stream: str) -> None:
+        """Draw from "order", "own" or "evaluation". Does nothing before ``split``."""
+        stream = "order" if self._rests and stream == "own" else stream
+        if not self._states or stream == self._current:
+            return
+        if self._current == "evaluation":
+            self._drew = self.drew_in_evaluation
+        else:
+            self._states[self._current] = read()
+        write(self._states["order" if stream == "evaluation" else stream])
+        if stream == "evaluation":
+            seed(int(torch.randint(2**62, (2,))[1]) + self.now)
+            self._marked = read()
+        self._current = stream
+
+    def state(self) -> dict[str, object]:
+        """Return every stream and the name of the one in use, for ``load``."""
+        return {
+            "current": self._current,
+            "rests": self._rests,
+            "clock": self.now,
+            "streams": {**self._states, self._current: read()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a ``state()`` of this rank."""
+        streams = dict(state["streams"])
+        self._current, self._rests = state["current"], state.get("rests", False)
+        self._set_clock(state)
+        write(streams[self._current])
+        streams.pop("evaluation", None)
+        self._states = streams if len(streams) > 1 else {}
+
+    def load_common(self, state: dict[str, Any], rank: int, world_size: int) -> None:
+        """Continue from a ``state()`` of any rank.
+
+        The common stream continues; this rank's is derived anew. A single rank draws everything
+        from the common stream.
+        """
+        write(state["streams"]["order"])
+        self._states, self._current, self._rests = {}, "order", False
+        self._set_clock(state)
+        if len(state["streams"]) > 1 and world_size > 1:
+            self._derive(rank)
+            if state.get("rests", False):
+                self.rest()
+
+    def _set_clock(self, state: dict[str, Any]) -> None:
+        self._clock_before = state.get("clock", self.now) - self._clock()
+
+    @contextmanager
+    def order(self) -> Iterator[None]:
+        """Draw from "order" inside the block."""
+        before = self._current
+        self.use("order")
+        try:
+            yield
+        finally:
+            self.use(before)
+
+
+def of_session(session: Context) -> RandomStreams:
+    """Return the streams of a session, whose clock is the number of synchronised backwards."""
+    return RandomStreams(lambda: session.job.backwards if session.job is not None else 0)
+
+
+def read() -> dict[str, object]:
+    """Return the state of every generator of this process."""
+    state: dict[str, object] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    kind = accelerators.built_in()
+    drawn = accelerators.random_state(kind) if kind else None
+    if kind and drawn is not None:
+        state[kind] = drawn
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    return state
+
+
+def write(state: dict[str, Any]) -> None:
+    """Set the generators to a state that ``read`` returned."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    kind = accelerators.built_in()
+    if kind and kind in state:
+        accelerators.set_random_state(kind, state[kind])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def share() -> None:
+    """Give all ranks the state of rank 0's generators. All ranks call it."""
+    write(broadcast_object(read()))
+
+
+def _same(one: dict[str, object], other: dict[str, object]) -> bool:
+    return all(kind in other and _equal(state, other[kind]) for kind, state in one.items())
+
+
+def _equal(one: object, other: Any) -> bool:
+    """Compare two states: torch's is a tensor, Python's a tuple of numbers, NumPy's a tuple with an
+    array.
+    """
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool((one == other) if not hasattr(one, "tobytes") else one.tobytes() == other.tobytes())

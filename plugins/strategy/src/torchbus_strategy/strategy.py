@@ -1,0 +1,182 @@
+"""The base class of strategies."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.distributed import Store
+from torchbus.plugin import Context, Plugin, PluginError, World, hookimpl, warn
+
+from torchbus_strategy.backward.gradients import GradientSync
+from torchbus_strategy.backward.reduction import AllAfterBackward, Reductions
+from torchbus_strategy.checks.first_steps import TriedAverage
+from torchbus_strategy.checks.replicas import watch_replicas
+from torchbus_strategy.opening import check_backend, join_ranks, make_group, refuse_gloo
+from torchbus_strategy.options import Division, SyncOptions
+from torchbus_strategy.parameters.trained import Trained
+
+NO_SAMPLER = (
+    "loaders are not divided, because torchbus-sampler is not installed: pip install"
+    " torchbus-sampler"
+)
+
+
+class Strategy(Plugin):
+    """Each rank trains on its share of the data, and gradients are averaged in ``backward``.
+
+    A subclass says how gradients meet: it defines ``average``, or ``reductions`` if its engine
+    needs more, or ``start`` if it does everything itself. The base class starts or joins the ranks,
+    and opens the process group. It gives all ranks rank 0's random state, parameters and buffers.
+    It weighs each rank's loss by its samples or tokens. In each backward it compares the ranks'
+    progress, order of data, hyperparameters and parameters. Afterwards the loss holds the mean over
+    ranks, and each rank draws random numbers of its own.
+
+    Args:
+        backend: torch.distributed backend; None: "nccl" for GPUs and "gloo" for CPU, unless
+            TORCHBUS_BACKEND names one.
+        loss_reduction: "auto": a mean or a sum over samples, as the loss's graph says, else a mean;
+            "mean"; "sum".
+        loss_weight: what a rank's gradient counts in the mean. "auto": what the loss's graph says
+            that it is a mean of, else samples; "samples"; "tokens": as "auto", and a loss that
+            doesn't tell is refused.
+        sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
+        sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only).
+
+    Raises:
+        PluginError: the subclass does not say how gradients meet.
+        UsageError: an option has another type or value.
+    """
+
+    name: ClassVar[str] = "strategy"
+    form: ClassVar[str | None] = None
+    """Another form of ``launch`` than the one that the session names, such as "spawn"."""
+
+    engine: ClassVar[str] = "gradients are averaged in backward"
+    """How gradients meet, in words for ``explain()``."""
+
+    gathers: ClassVar[bool] = False
+    """Whether ranks gather or send tensors of their devices, which gloo can do on the CPU only."""
+
+    owns: tuple[str, ...] = ("strategy",)
+    divides_data = True
+    companions: tuple[str, ...] = ("sampler",)
+
+    def __init__(
+        self,
+        *,
+        backend: str | None = None,
+        loss_reduction: Literal["auto", "mean", "sum"] = "auto",
+        loss_weight: Literal["auto", "samples", "tokens"] = "auto",
+        sync_loss: bool = True,
+        sync_batchnorm: bool = False,
+    ) -> None:
+        self._refuse_without_engine()
+        self.backend = check_backend(backend)
+        self.options = SyncOptions(
+            self.name, loss_reduction, loss_weight, sync_loss, sync_batchnorm
+        )
+        # accumulation windows look for these two
+        self.loss_reduction, self.loss_weight = loss_reduction, loss_weight
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace each tensor by its mean over ranks, in place.
+
+        All ranks call it once per synchronised backward, with tensors of the same shapes, dtypes
+        and devices, in the same order. The first is a short vector of numbers that ranks tell each
+        other: it must be averaged exactly, in its own dtype.
+        """
+        raise NotImplementedError
+
+    def reductions(self, session: Context, trained: Trained) -> Reductions:
+        """How the gradients of the ``trained`` parameters meet.
+
+        By default ``average`` gets them once the graph has run. All ranks call it.
+        """
+        tried = TriedAverage(self.average, type(self).__name__, session.world.data)
+        return AllAfterBackward(trained, tried)
+
+    def division(self, session: Context) -> Division:
+        """How the ranks divide a batch. By default each has its own part of it."""
+        return Division(watch_replicas(session), stream=session.world.data.part)
+
+    def start_alone(self, session: Context) -> None:
+        """What is to be done if there is one rank. By default nothing is."""
+
+    def start(self, session: Context) -> None:
+        """Begin to synchronise. The process group is open. All ranks call it."""
+        gradients = GradientSync(
+            session,
+            self.options,
+            self.division(session),
+            lambda trained: self.reductions(session, trained),
+        )
+        session.bus.register(gradients, f"{self.name}.gradients")
+
+    def how(self) -> str:
+        """What ``explain()`` says, after the strategy's name and backend."""
+        return f"{self.engine}; {self.of_loss()}"
+
+    def of_loss(self) -> str:
+        """What the loss holds after ``backward``, in words for ``explain()``."""
+        if not self.options.sync_loss:
+            return "losses stay local"
+        kind = "mean" if self.loss_reduction == "auto" else self.loss_reduction
+        return f"afterwards the loss holds the {kind} over ranks"
+
+    @hookimpl
+    def launch(self, session: Context) -> World:
+        return session.start_ranks(self.form)
+
+    @hookimpl(trylast=True)
+    def init_process_group(
+        self, session: Context, backend: str, store: Store, timeout: timedelta
+    ) -> bool:
+        return make_group(session, backend, store, timeout)
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.world_size == 1:
+            return self.start_alone(session)
+        self.options.check_device(session.device)
+        if self.gathers:
+            refuse_gloo(self.name, self.backend, session.device.type)
+        self.backend = join_ranks(session, self.backend)
+        self.start(session)
+        if self.divides_data:
+            warn_without_sampler(session)
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
+        if session.world_size == 1:
+            return {"strategy": [f"{self.name} on one rank: nothing to synchronise"]}
+        without = self.divides_data and not has_sampler(session)
+        return {
+            "notes": [NO_SAMPLER] if without else [],
+            "strategy": [f"{self.name} over {self.backend}: {self.how()}"],
+        }
+
+    @classmethod
+    def _refuse_without_engine(cls) -> None:
+        if all(
+            getattr(cls, name) is getattr(Strategy, name)
+            for name in ("average", "reductions", "start")
+        ):
+            raise PluginError(
+                f"{cls.__name__} is a Strategy that does not say how gradients meet: define"
+                " average(self, tensors), which replaces each tensor by its mean over ranks"
+            )
+
+
+def has_sampler(session: Context) -> bool:
+    """Whether a plugin divides the loaders."""
+    return any(
+        "order of the data" in getattr(plugin, "owns", ()) for _, plugin in session.bus.plugins()
+    )
+
+
+def warn_without_sampler(session: Context) -> None:
+    """Warn, on rank 0, if no plugin divides the loaders."""
+    if session.is_main and not has_sampler(session):
+        warn(NO_SAMPLER)

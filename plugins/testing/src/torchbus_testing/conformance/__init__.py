@@ -1,0 +1,39 @@
+"""The conformance kit: what every strategy and plugin owes to a loop, as rules that can be tried.
+
+For a strategy or a plugin of your own::
+
+    pytest --pyargs torchbus_testing.conformance --torchbus-strategy my_strategy
+    pytest --pyargs torchbus_testing.conformance --torchbus-plugin my_package.module:MyPlugin
+
+Or, in tests of your own::
+
+    from torchbus_testing.conformance.rules import RULES
+    from torchbus_testing.conformance.subject import Subject
+    from torchbus_testing.conformance import check
+
+    @pytest.mark.parametrize("rule", RULES, ids=str)
+    def test_rule(rule):
+        outcome = check(rule, Subject(strategy="my_strategy"), ranks=2)
+        assert outcome.holds, str(outcome)
+
+Each rule is a loop. It runs in real processes on several ranks, and in one process without
+torchbus, in float64. A clear refusal (``Unsupported``, ``UsageError``) breaks no rule that may be
+refused. A wrong number always does. Linux only: processes are forked.
+"""
+
+from __future__ import annotations
+
+from torchbus_testing.conformance.check import Outcome, check
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.rules import RULES
+from torchbus_testing.conformance.subject import Subject, other_plugins, other_strategies
+
+__all__ = [
+    "RULES",
+    "Outcome",
+    "Rule",
+    "Subject",
+    "check",
+    "other_plugins",
+    "other_strategies",
+]

@@ -1,0 +1,130 @@
+"""Tries one rule on one subject, and says what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbus_testing.conformance import process
+from torchbus_testing.conformance.evidence import Evidence, Record, read_after, read_records
+from torchbus_testing.conformance.judgement import first
+from torchbus_testing.conformance.process import Request
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.subject import Subject, missing
+from torchbus_testing.forking import fork_script
+from torchbus_testing.scripts import Result
+
+LIMIT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of one case.
+
+    ``problems``: how the rule is broken; empty if it holds. ``refused``: the words of a refusal,
+    which breaks no rule that may be refused. ``missing``: plugins without which it was not tried.
+    """
+
+    rule: Rule
+    subject: Subject
+    ranks: int
+    problems: tuple[str, ...] = ()
+    refused: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rule was tried, and no number was wrong."""
+        return not self.problems and not self.missing
+
+    def __str__(self) -> str:
+        where = f"{self.subject}, {self.ranks} ranks, rule {self.rule.name!r}"
+        if self.missing:
+            return f"{where}: not tried without torchbus's {', '.join(self.missing)}"
+        if self.problems:
+            lines = [f"{where} is broken", f"rule: {self.rule.says}", *first(self.problems)]
+            return "\n".join([*lines, f"remedy: {self.rule.remedy}"])
+        return f"{where}: refused: {self.refused}" if self.refused else f"{where}: holds"
+
+
+def check(
+    rule: Rule,
+    subject: Subject,
+    ranks: int = 2,
+    *,
+    dtype: str = "float64",
+    limit_s: float = LIMIT_S,
+) -> Outcome:
+    """Run a rule's loop on so many ranks and in one plain process, and compare.
+
+    ``dtype``: what the ranks compute in; the plain process always computes in float64. A case that
+    takes more than ``limit_s`` is killed.
+    """
+    lacks = tuple(missing(rule.needs))
+    if lacks:
+        return Outcome(rule, subject, ranks, missing=lacks)
+    with tempfile.TemporaryDirectory() as folder:
+        evidence = _gather(rule, subject, ranks, dtype, limit_s, Path(folder))
+    if evidence.refusals:
+        words = " / ".join(evidence.refusals)
+        told = (f"refused, and this rule can't be refused: {words}",) if rule.essential else ()
+        return Outcome(rule, subject, ranks, told, words)
+    return Outcome(rule, subject, ranks, tuple(rule.judge(evidence)))
+
+
+def _gather(
+    rule: Rule, subject: Subject, ranks: int, dtype: str, limit_s: float, folder: Path
+) -> Evidence:
+    """Run the sessions of a rule until one does not come to its end."""
+    fields = json.dumps(dataclasses.asdict(subject))
+    reference = _reference(rule.name, fields if subject.numbers_of_its_own else "")
+    for stage, world_size in enumerate(rule.worlds(ranks)):
+        own = folder / str(stage)
+        own.mkdir()
+        request = Request(rule.name, fields, world_size, stage, dtype, sys.path, str(own))
+        evidence = _evidence(request, _run(request, limit_s), reference)
+        if not evidence.complete:
+            break
+    return evidence
+
+
+@functools.cache
+def _reference(rule: str, subject: str) -> Record:
+    """What one process finds: without torchbus, or with a plugin that has numbers of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = Request(rule, subject, 1, 0, "float64", sys.path, folder)
+        result = fork_script(Path(process.__file__), request.written(), timeout_s=LIMIT_S)
+        refusal = read_after(Path(folder))["refusal"]
+        if refusal:
+            return Record({}, {}, 0.0, 1, refusal=refusal)
+        result.ok()
+        return read_records(Path(folder))[0]
+
+
+def _run(request: Request, limit_s: float) -> tuple[Result, bool]:
+    """Run the script; False with its result if it was killed for being late."""
+    try:
+        script = Path(process.__file__)
+        return fork_script(script, request.written(), timeout_s=limit_s), True
+    except TimeoutError as late:
+        return Result(1, "", str(late), limit_s, []), False
+
+
+def _evidence(request: Request, run: tuple[Result, bool], reference: Record) -> Evidence:
+    own, (result, ended) = Path(request.own), run
+    return Evidence(
+        request.ranks,
+        read_records(own),
+        reference,
+        result.status,
+        result.stderr,
+        result.seconds,
+        ended,
+        tuple(result.orphans),
+        **read_after(own),
+    )

@@ -1,0 +1,163 @@
+"""Finds what is wrong with a case: nothing, or sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from torchbus_testing.conformance import bounds
+from torchbus_testing.conformance.evidence import Evidence, Record
+from torchbus_testing.conformance.run import GRADIENT
+
+SHOWN_LINES, SHOWN_PROBLEMS = 12, 4
+
+
+def same_as_one_process(evidence: Evidence) -> list[str]:
+    """All ranks agree, and have the numbers of the plain process."""
+    if not evidence.complete:
+        return [how_it_ended(evidence)]
+    main = evidence.ranks[0]
+    return [*_unlike_ranks(evidence), *_unlike(main, evidence.reference), *_draws(evidence)]
+
+
+def ends_as_diverged(evidence: Evidence) -> list[str]:
+    """RanksDiverged has ended all ranks, and within the time limit."""
+    problems = ends_by_error(evidence)
+    if not problems and not any("RanksDiverged" in text for text in evidence.errors):
+        problems = [f"no rank raised RanksDiverged\n{how_it_ended(evidence)}"]
+    return problems
+
+
+def shows_the_first_error(evidence: Evidence) -> list[str]:
+    """The loop's own error has ended all ranks, is on stderr, and torch is unchanged."""
+    problems = ends_by_error(evidence)
+    if not problems and "Planned" not in evidence.stderr:
+        problems = [f"the loop's own error is not shown:\n{tail(evidence.stderr)}"]
+    return problems + _left_changed(evidence)
+
+
+def ends_by_error(evidence: Evidence) -> list[str]:
+    """An error has ended all ranks, and within the time limit."""
+    if not evidence.ended:
+        return [how_it_ended(evidence)]
+    if evidence.complete:
+        return ["the loop came to its end on all ranks, and nothing was said"]
+    return [f"process left behind: {orphan}" for orphan in evidence.orphans]
+
+
+def leaves_nothing(evidence: Evidence) -> list[str]:
+    """torch and the process are unchanged after the block, and no process is left."""
+    if not evidence.complete:
+        return [how_it_ended(evidence)]
+    left = [f"process left behind: {orphan}" for orphan in evidence.orphans]
+    return left + _left_changed(evidence)
+
+
+def how_it_ended(evidence: Evidence) -> str:
+    """A sentence for a loop that should have come to its end."""
+    told = "\n".join(evidence.errors) or tail(evidence.stderr)
+    if not evidence.ended:
+        return f"no end within {evidence.seconds:.0f} s\n{told}"
+    came = f"{len(evidence.ranks)} of {evidence.world_size} ranks came to the end of the loop"
+    return f"exit status {evidence.status}; {came}\n{told}"
+
+
+def tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-SHOWN_LINES:])
+
+
+def _left_changed(evidence: Evidence) -> list[str]:
+    return [evidence.changed] if evidence.changed else []
+
+
+def _unlike_ranks(evidence: Evidence) -> Iterator[str]:
+    """Bit for bit: what was reduced is the same on all ranks."""
+    main = evidence.ranks[0].facts
+    for rank, record in sorted(evidence.ranks.items()):
+        for name in sorted(record.facts.keys() & main.keys()):
+            ours, theirs = record.facts[name], main[name]
+            if not _same(ours, theirs):
+                yield f"{name} differs between rank 0 and rank {rank}: {_apart(theirs, ours)}"
+
+
+def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
+    """Where a record is not that of the plain process."""
+    scale = max([0.0, *(_largest(value) for value in theirs.facts.values())])
+    for name in sorted(ours.facts.keys() | theirs.facts.keys()):
+        if ours.hides_gradients and name.startswith(GRADIENT):
+            continue
+        if name not in ours.facts or name not in theirs.facts:
+            where = "the plain process" if name in theirs.facts else "the session"
+            yield f"only {where} has {name}"
+        elif not _near(ours.facts[name], theirs.facts[name], ours.bound, scale):
+            apart = _apart(ours.facts[name], theirs.facts[name])
+            yield f"{name} differs from one process: {apart} (rounding explains {ours.bound:.1g})"
+
+
+def _draws(evidence: Evidence) -> Iterator[str]:
+    """Ranks with samples of their own draw their own numbers; ranks without draw alike."""
+    main = evidence.ranks[0]
+    for rank, record in sorted(evidence.ranks.items()):
+        for name, value in record.draws.items() if rank else ():
+            alike = _same(value, main.draws[name])
+            if alike and record.parts == evidence.world_size:
+                yield f"rank {rank} drew the same {name} as rank 0"
+            if not alike and record.parts == 1:
+                yield f"rank {rank} drew another {name} than rank 0 for the same samples"
+
+
+def _numbers(value: object) -> Tensor | None:
+    """A tensor, if the value is a number or a nested list of numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float | list):
+        return None
+    try:
+        return torch.tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _same(one: object, other: object) -> bool:
+    a, b = _numbers(one), _numbers(other)
+    if a is None or b is None:
+        return bool(one == other)
+    return a.shape == b.shape and bool(torch.equal(a.nan_to_num(1e300), b.nan_to_num(1e300)))
+
+
+def _near(one: object, other: object, bound: float, scale: float) -> bool:
+    a, b = _numbers(one), _numbers(other)
+    if a is None or b is None or a.shape != b.shape:
+        return _same(one, other)
+    if not a.numel():
+        return True
+    allowed = bound * float(b.abs().max()) + bounds.of_zero(bound) * scale
+    return bool((a - b).abs().max() <= allowed)
+
+
+def _largest(value: object) -> float:
+    numbers = _numbers(value)
+    return 0.0 if numbers is None or not numbers.numel() else float(numbers.abs().max())
+
+
+def _apart(one: object, other: object) -> str:
+    """In words, how one value differs from another."""
+    a, b = _numbers(one), _numbers(other)
+    if a is None or b is None or a.shape != b.shape:
+        return f"{_short(one)} instead of {_short(other)}"
+    error, largest = float((a - b).abs().max()), _largest(other)
+    return f"by {error:.3g}, where the largest value is {largest:.3g}"
+
+
+def _short(value: object) -> str:
+    numbers = _numbers(value)
+    if numbers is not None and numbers.numel() > 6:
+        return f"an array of shape {tuple(numbers.shape)}"
+    return repr(value)
+
+
+def first(problems: Iterable[str], count: int = SHOWN_PROBLEMS) -> list[str]:
+    """At most so many, and how many more."""
+    every = list(problems)
+    more = [f"... and {len(every) - count} more"] if len(every) > count else []
+    return [*every[:count], *more]

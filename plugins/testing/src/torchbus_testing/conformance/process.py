@@ -1,0 +1,114 @@
+"""The script of a case: one rule's loop, in a session or in the one plain process.
+
+``check`` runs it with one argument, the fields of a ``Request`` as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torchbus.plugin import Unsupported, UsageError
+
+from torchbus_testing.conformance.evidence import AFTER, write
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.rules import find
+from torchbus_testing.conformance.run import Run
+from torchbus_testing.conformance.subject import Subject
+from torchbus_testing.state import assert_torch_unchanged, torch_state
+
+Loop = Callable[[Run], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``check`` asks of the script.
+
+    ``subject``: the fields of a ``Subject`` as JSON, or "" for the plain process. ``path``: where
+    modules are imported from. ``own``: the folder for records, in the folder of all stages.
+    """
+
+    rule: str
+    subject: str
+    ranks: int
+    stage: int
+    dtype: str
+    path: list[str]
+    own: str
+
+    def written(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def main(request: Request) -> None:
+    sys.path[:] = request.path
+    rule, own = find(request.rule), Path(request.own)
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    loop = rule.prepare(own)
+    if not request.subject:
+        with _recorded(own, Run(own.parent, dtype)) as run:
+            return loop(run)
+    before, error = torch_state(), None
+    try:
+        _in_session(request, rule, loop, dtype)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        write(own / AFTER, **_words(error), changed=_changed(before))
+
+
+def _in_session(request: Request, rule: Rule, loop: Loop, dtype: torch.dtype) -> None:
+    own, objects = Path(request.own), rule.objects()
+    subject = Subject.from_json(request.subject)
+    with subject.session(request.ranks, rule.options, objects) as s:
+        run = Run(own.parent, dtype, s, request.stage, objects)
+        with _recorded(own, run):
+            loop(run)
+
+
+@contextmanager
+def _recorded(own: Path, run: Run) -> Iterator[Run]:
+    """Write what the loop has found, and with what error it ended."""
+    error: BaseException | None = None
+    try:
+        yield run
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        found = {"facts": run.facts, "draws": run.draws, "bound": run.bound, "parts": run.parts}
+        hides = run.hides_gradients
+        write(own / f"rank{run.rank}.json", **found, hides_gradients=hides, **_words(error))
+
+
+def _words(error: BaseException | None) -> dict[str, str]:
+    """An error, and its own words if it is a refusal."""
+    if error is None:
+        return {"error": "", "refusal": ""}
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    refusals = [str(one) for one in chain if isinstance(one, Unsupported | UsageError)]
+    return {
+        "error": f"{type(error).__name__}: {error}",
+        "refusal": refusals[-1] if refusals else "",
+    }
+
+
+def _changed(before: Mapping[str, object]) -> str:
+    try:
+        assert_torch_unchanged(before)
+    except AssertionError as difference:
+        return str(difference)
+    return ""
+
+
+if __name__ == "__main__":
+    main(Request(**json.loads(sys.argv[1])))

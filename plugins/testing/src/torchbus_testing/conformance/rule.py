@@ -1,0 +1,61 @@
+"""A rule of the kit: a loop, and what must hold when it runs on several ranks."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchbus_testing.conformance import judgement
+from torchbus_testing.conformance.evidence import Evidence
+from torchbus_testing.conformance.run import Run
+
+
+def same_world(ranks: int) -> tuple[int, ...]:
+    """One session."""
+    return (ranks,)
+
+
+def no_objects() -> tuple[object, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What every strategy and every plugin owes to a loop.
+
+    ``loop``: its docstring says the rule. ``remedy``: what to do in a strategy that breaks it.
+    ``options``: of the session. ``needs``: plugins, by name, without which the rule can't be tried.
+    ``judge``: finds the problems. ``essential``: the rule can't be refused. ``worlds``: the number
+    of ranks of each session, one after another. ``objects``: makes plugins that listen.
+    """
+
+    name: str
+    loop: Callable[[Run], None]
+    remedy: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    judge: Callable[[Evidence], list[str]] = judgement.same_as_one_process
+    essential: bool = False
+    worlds: Callable[[int], tuple[int, ...]] = same_world
+    objects: Callable[[], tuple[object, ...]] = no_objects
+
+    @property
+    def says(self) -> str:
+        """The rule, in a sentence."""
+        return " ".join((inspect.getdoc(self.loop) or "").split())
+
+    def prepare(self, folder: Path) -> Callable[[Run], None]:
+        """The loop as code of a user's: a session takes installed code for nobody's loop."""
+        script = folder / "loop.py"
+        shutil.copyfile(self.loop.__code__.co_filename, script)
+        found: Callable[[Run], None] = runpy.run_path(str(script), run_name="loop")[
+            self.loop.__name__
+        ]
+        return found
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,88 @@
+"""Evaluation, and random numbers in training and outside of it."""
+
+from __future__ import annotations
+
+import torch
+
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.run import BATCH, Run
+
+
+def evaluation(run: Run) -> None:
+    """Under no_grad every rank sees all samples, so the script's own sums are right."""
+    model = run.model()
+    optimizer = run.optimizer(model)
+    loader, tests = run.loader(BATCH + 5), run.loader(BATCH + 1)
+    for _ in range(2):
+        model.train()
+        for xy in loader:
+            optimizer.zero_grad()
+            run.loss(model, xy).backward()
+            optimizer.step()
+        model.eval()
+        count, total = 0, 0.0
+        with torch.no_grad():
+            for x, y in tests:
+                count += len(x)
+                total += float((model(x) - y).square().sum())
+    run.note("samples seen", count)
+    run.note("sum of errors", total)
+    run.note_state(model=model)
+
+
+def random_numbers(run: Run) -> None:
+    """From the first backward on each rank draws its own numbers in training, and the common ones
+    in evaluation.
+    """
+    model = run.model()
+    optimizer = run.optimizer(model)
+    for xy in run.loader(2 * BATCH):
+        optimizer.zero_grad()
+        run.loss(model, xy).backward()
+        optimizer.step()
+    run.drew("noise in training", torch.rand(4))
+    model.eval()
+    if not run.is_alone:
+        alike = run.here.all_gather(torch.rand(4))
+        run.note("evaluation draws alike", all(torch.equal(one, alike[0]) for one in alike))
+    else:
+        run.note("evaluation draws alike", True)
+    model.train()
+    run.drew("noise after evaluation", torch.rand(4))
+
+
+def order(run: Run) -> None:
+    """Noise in training does not change the order of the data, which all ranks draw alike."""
+    model = run.model()
+    optimizer = run.optimizer(model)
+    torch.manual_seed(3)
+    for _ in range(2):
+        for x, y in run.loader(BATCH + 5, shuffle=True):
+            optimizer.zero_grad()
+            run.loss(model, (x, y)).backward()
+            optimizer.step()
+            if run.parts > 1:
+                torch.rand(1 + run.part)
+    run.note_state(model=model)
+
+
+RULES = (
+    Rule(
+        "evaluation",
+        evaluation,
+        "Divide only the data that feeds backwards (divides_data with torchbus-sampler), and leave"
+        " models whole, or gathered, under no_grad.",
+    ),
+    Rule(
+        "random-numbers",
+        random_numbers,
+        "Call session.random.split(session.rank) after the first synchronised backward, and"
+        " session.random.use('own' or 'evaluation') at mode_changed.",
+    ),
+    Rule(
+        "order",
+        order,
+        "Call session.random.split(session.rank): the order of the data is drawn from the common"
+        " stream only if training has one of its own.",
+    ),
+)

@@ -1,0 +1,151 @@
+"""Same loop, same numbers: how the samples of a batch are divided and weighted."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.run import BATCH, Run
+
+LEFT = 5
+"""Samples of a last batch that two and three ranks can't share evenly."""
+
+
+def train(run: Run, size: int, *, batch: int = BATCH, epochs: int = 2) -> None:
+    """A plain loop, and what it leads to."""
+    model = run.model()
+    optimizer = run.optimizer(model)
+    losses = []
+    torch.manual_seed(3)
+    for _ in range(epochs):
+        for xy in run.loader(size, batch=batch, shuffle=True):
+            optimizer.zero_grad()
+            loss = run.loss(model, xy)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    run.note_state(model=model)
+    run.note_gradients(model=model)
+    run.note("steps", len(losses))
+
+
+def one_process(run: Run) -> None:
+    """N ranks with batch B end with the parameters of one process with batch N * B."""
+    train(run, 2 * BATCH)
+
+
+def ragged_end(run: Run) -> None:
+    """In a batch that the ranks share unevenly, each gradient counts by its samples."""
+    train(run, BATCH + LEFT)
+
+
+def no_samples(run: Run) -> None:
+    """A rank without samples in the last batch repeats some, and its gradient counts nothing."""
+    train(run, BATCH + 1)
+
+
+def not_a_number(run: Run) -> None:
+    """The gradient of a rank without samples is replaced by zeros, even if it is not a number."""
+    model = run.model()
+    optimizer = run.optimizer(model)
+    for number, xy in enumerate(run.loader(BATCH + 1)):
+        optimizer.zero_grad()
+        loss = run.loss(model, xy)
+        repeats = number == 1 and run.part > 0
+        (loss * float("nan") if repeats else loss).backward()
+        optimizer.step()
+    run.note_state(model=model)
+
+
+def global_batch(run: Run) -> None:
+    """With batch="global", the ranks divide the script's own batch, evenly or not."""
+    model = run.model()
+    optimizer = run.optimizer(model)
+    for xy in run.loader(2 * BATCH + LEFT, batch=(BATCH - 1) * run.parts):
+        optimizer.zero_grad()
+        run.loss(model, xy).backward()
+        optimizer.step()
+    run.note_state(model=model)
+
+
+class Scaled(nn.Module):
+    """Has a buffer whose value matters."""
+
+    def __init__(self, inner: nn.Module, scale: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x) * self.scale
+        return y
+
+
+def first_values(run: Run) -> None:
+    """Before their first use, all ranks get rank 0's parameters and buffers."""
+    model = Scaled(run.model(seed=run.rank), torch.rand(3).to(run.dtype))
+    optimizer = run.optimizer(model)
+    for xy in run.loader(2 * BATCH):
+        optimizer.zero_grad()
+        run.loss(model, xy).backward()
+        optimizer.step()
+    run.note_state(model=model)
+
+
+def loss_value(run: Run) -> None:
+    """After backward, the loss holds the mean over the samples of all ranks."""
+    model = run.model()
+    optimizer = run.optimizer(model)
+    losses = []
+    for xy in run.loader(BATCH + LEFT):
+        optimizer.zero_grad()
+        loss = run.loss(model, xy)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    run.note("losses", losses)
+
+
+RULES = (
+    Rule(
+        "one-process",
+        one_process,
+        "Average the gradients of all ranks before run_backward returns: in place, in the"
+        " average(tensors) of a torchbus_strategy.strategy.Strategy.",
+        essential=True,
+    ),
+    Rule(
+        "ragged-end",
+        ragged_end,
+        "Start each backward with this rank's weight: call.start(session.share.weight).",
+    ),
+    Rule(
+        "no-samples",
+        no_samples,
+        "Give a gradient of weight 0 no part in the mean: session.share.weight is 0.0 on a rank"
+        " that repeats samples.",
+    ),
+    Rule(
+        "not-a-number",
+        not_a_number,
+        "Replace the gradients of a rank whose weight is 0 by zeros: NaN times 0 is NaN.",
+    ),
+    Rule(
+        "global-batch",
+        global_batch,
+        "Let torchbus-sampler divide the data (companions), and weight by session.share.weight.",
+        {"batch": "global"},
+        ("sampler",),
+    ),
+    Rule(
+        "first-values",
+        first_values,
+        "Copy rank 0's parameters and buffers to all ranks at parameters_added and model_found.",
+    ),
+    Rule(
+        "loss-value",
+        loss_value,
+        "Write the mean over ranks, by weight, into call.loss once backward is over.",
+    ),
+)

@@ -1,0 +1,80 @@
+"""What the kit looks at: a strategy, or a plugin beside a strategy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from torchbus.bus import discovery
+from torchbus.session import Session
+
+DEFAULT_STRATEGY = "ddp"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A strategy and plugins, each by the name of an installed one, or as ``module:attribute``.
+
+    ``options``: of the session; of the constructor, for what is given as ``module:attribute``.
+    ``numbers_of_its_own``: a plugin changes the numbers of a loop by design (it clips, it
+    accumulates). The kit then compares with a session of one rank that has the plugin as well.
+    """
+
+    strategy: str | None = DEFAULT_STRATEGY
+    plugins: tuple[str, ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
+    numbers_of_its_own: bool = False
+
+    def session(
+        self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
+    ) -> Session:
+        """A session of so many ranks on this machine's CPU, with a rule's options and plugins."""
+        words: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
+        own = dict(self.options)
+        named = [*self.plugins, *([self.strategy] if self.strategy else [])]
+        imported = {name: import_from(name, own) for name in named if ":" in name}
+        words |= {} if imported else own
+        strategy: Any = imported.get(self.strategy or "", self.strategy)
+        plugins = [imported.get(name, name) for name in self.plugins]
+        if ranks == 1:
+            return Session(*plugins, *objects, strategy=None, **words)
+        return Session(*plugins, *objects, strategy=strategy, devices=ranks, **words)
+
+    @classmethod
+    def from_json(cls, text: str) -> Subject:
+        """The subject whose fields were written down."""
+        fields = json.loads(text)
+        return cls(**{**fields, "plugins": tuple(fields["plugins"])})
+
+    def __str__(self) -> str:
+        words = [f"strategy {self.strategy!r}"] if self.strategy else []
+        return ", ".join([*words, *(f"plugin {name!r}" for name in self.plugins)])
+
+
+def import_from(name: str, options: Mapping[str, object]) -> object:
+    """Import ``module:attribute``; call it with the options if it is a class or a function."""
+    made = EntryPoint(name, name, "torchbus").load()
+    return made(**options) if callable(made) else made
+
+
+def other_plugins(subject: Subject) -> list[str]:
+    """Installed plugins that can run beside the subject: not strategies, and not its own."""
+    strategies = discovery.installed("strategy")
+    return [
+        name
+        for name in discovery.installed("plugin")
+        if name not in strategies and name not in subject.plugins
+    ]
+
+
+def other_strategies(subject: Subject) -> list[str]:
+    """Installed strategies, other than the subject's, that a block of a script can use."""
+    return [name for name in discovery.installed("strategy") if name != subject.strategy]
+
+
+def missing(needs: tuple[str, ...]) -> list[str]:
+    """The plugins of these that are not installed."""
+    return [name for name in needs if name not in discovery.installed("plugin")]

@@ -1,0 +1,110 @@
+"""The rules as tests of pytest, for the subject that its options name.
+
+The options are those of ``torchbus_pytest``. Without one of them, nothing is tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torchbus_testing.conformance import check
+from torchbus_testing.conformance.check import Outcome
+from torchbus_testing.conformance.rule import Rule
+from torchbus_testing.conformance.rules import RULES, find
+from torchbus_testing.conformance.subject import (
+    DEFAULT_STRATEGY,
+    Subject,
+    other_plugins,
+    other_strategies,
+)
+
+PAIRED = "ragged-end"
+"""The rule that the subject is tried with beside each other plugin or strategy."""
+Tell = Callable[[str, object], None]
+
+
+def named_subject(config: pytest.Config) -> Subject | None:
+    """The subject of the command line, or None."""
+    strategy = config.getoption("--torchbus-strategy")
+    plugin = config.getoption("--torchbus-plugin")
+    if not strategy and not plugin:
+        return None
+    options = dict(_option(text) for text in config.getoption("--torchbus-option"))
+    plugins = (plugin,) if plugin else ()
+    return Subject(strategy or DEFAULT_STRATEGY, plugins, options, bool(plugin and options))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def refuse_wrong_names(subject: Subject) -> None:
+    """Try nothing if there is no such subject: a rule would take the error for a refusal."""
+    try:
+        subject.session(2, {}, ())
+    except Exception as error:
+        raise pytest.Collector.CollectError(f"{subject}: {error}") from error
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    subject = named_subject(metafunc.config)
+    if subject is not None:
+        refuse_wrong_names(subject)
+    ranks = [int(one) for one in metafunc.config.getoption("--torchbus-ranks").split(",")]
+    if "rule" in metafunc.fixturenames:
+        metafunc.parametrize("rule", RULES if subject else [], ids=str)
+    if "ranks" in metafunc.fixturenames:
+        metafunc.parametrize("ranks", ranks)
+    if "plugin" in metafunc.fixturenames:
+        metafunc.parametrize("plugin", other_plugins(subject) if subject else [])
+    if "strategy" in metafunc.fixturenames:
+        tried = subject is not None and subject.plugins
+        metafunc.parametrize("strategy", other_strategies(subject) if subject and tried else [])
+
+
+@pytest.fixture
+def subject(pytestconfig: pytest.Config) -> Subject:
+    found = named_subject(pytestconfig)
+    if found is None:
+        pytest.skip("name a subject: --torchbus-strategy NAME or --torchbus-plugin NAME")
+    return found
+
+
+@pytest.fixture
+def dtype(pytestconfig: pytest.Config) -> str:
+    return str(pytestconfig.getoption("--torchbus-dtype"))
+
+
+def judge(outcome: Outcome, tell: Tell) -> None:
+    """Pass, and say what was refused; fail with the rule; skip what can't be tried."""
+    if outcome.missing:
+        pytest.skip(str(outcome))
+    if outcome.problems:
+        pytest.fail(str(outcome), pytrace=False)
+    if outcome.refused:
+        tell("torchbus refused", outcome.refused)
+
+
+def test_rule(rule: Rule, ranks: int, subject: Subject, dtype: str, record_property: Tell) -> None:
+    judge(check(rule, subject, ranks, dtype=dtype), record_property)
+
+
+def test_beside_plugin(plugin: str, subject: Subject, dtype: str, record_property: Tell) -> None:
+    """The subject and one more plugin."""
+    pair = dataclasses.replace(subject, plugins=(*subject.plugins, plugin))
+    judge(check(find(PAIRED), pair, dtype=dtype), record_property)
+
+
+def test_with_strategy(strategy: str, subject: Subject, dtype: str, record_property: Tell) -> None:
+    """The plugin that is tried, and each installed strategy."""
+    pair = dataclasses.replace(subject, strategy=strategy)
+    judge(check(find(PAIRED), pair, dtype=dtype), record_property)

@@ -1,0 +1,21 @@
+"""How many requests a rank makes of the store that all ranks share."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from torchbus_launch.store import SealedStore
+
+
+class CountedStore(SealedStore):
+    """A store of a job that counts its requests.
+
+    ``requests``: how many it has made so far.
+    """
+
+    requests = 0
+
+    @property
+    def raw(self) -> dist.Store:
+        self.requests += 1
+        return super().raw

@@ -1,0 +1,153 @@
+"""The process of a ``ForkServer``: it has imported torch, and forks for each script.
+
+It reads one JSON object per line, the arguments of ``run``. It answers with one JSON object, the
+fields of a ``Result``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torchbus.compat.python import run_exit_functions
+from torchbus.compat.torch_names import compiler
+
+from torchbus_testing.processes import kill
+
+ORPHANS_S = 8.0
+compiler()  # loaded once, and not in each script
+gc.freeze()  # a session looks through all objects; those of torch need not be among them
+
+
+def run(
+    script: str,
+    args: list[str],
+    folder: str,
+    told: str,
+    timeout_s: float,
+    kill_after_s: float | None,
+    whom: int,
+) -> dict[str, Any]:
+    """Run a script in a fork; return the fields of its result.
+
+    ``told``: the folder for the files with its stdout and stderr.
+    """
+    outputs = [Path(told, name) for name in ("stdout", "stderr")]
+    # the files exist even if the script is killed immediately
+    files = [os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in outputs]
+    begun_s = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        become(Path(script), args, Path(folder), *files)
+    for file in files:
+        os.close(file)
+    with ended_with_us(pid):
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            kill(process_of(pid, whom))
+        status, late = wait(pid, begun_s + timeout_s)
+    seconds = time.monotonic() - begun_s
+    stdout, stderr = (path.read_text(errors="replace") for path in outputs)
+    return {
+        "status": status,
+        "stdout": stdout,
+        "stderr": stderr,
+        "seconds": seconds,
+        "orphans": wait_for_group(pid),
+        "late": late,
+    }
+
+
+@contextlib.contextmanager
+def ended_with_us(pid: int) -> Iterator[None]:
+    """End the script if this process is told to end meanwhile."""
+    try:
+        yield
+    except BaseException:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def process_of(pid: int, whom: int) -> int:
+    """Return the process id of a script, or of its ``whom``-th child, counted from 1."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    pids = [pid, *map(int, children.read_text().split())] if children.exists() else [pid]
+    return pids[min(whom, len(pids) - 1)]
+
+
+def wait(pid: int, deadline: float) -> tuple[int, bool]:
+    """Wait for a script; return its exit status, and whether it was killed for being late."""
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), False
+        time.sleep(0.005)
+    os.killpg(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), True
+
+
+def wait_for_group(pid: int) -> list[str]:
+    """Wait until every process of the script has ended, and name those that had to be killed.
+
+    The next script must not meet one of them.
+    """
+    deadline = time.monotonic() + ORPHANS_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(pid, 0)
+            time.sleep(0.005)
+        os.killpg(pid, signal.SIGKILL)
+        return [f"in process group {pid}"]
+    return []
+
+
+def become(script: Path, args: list[str], folder: Path, out: int, err: int) -> NoReturn:
+    """Turn this forked process into one that runs the script as ``__main__``."""
+    status = 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
+            os.dup2(fd, number)
+        os.chdir(folder)
+        torch.set_num_threads(1)
+        main = types.ModuleType("__main__")
+        main.__file__ = str(script)
+        sys.modules["__main__"] = main
+        sys.argv, sys.path[0] = [str(script), *args], str(script.parent)
+        exec(compile(script.read_text(), script, "exec"), main.__dict__)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        run_exit_functions()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def stop(number: int, frame: object) -> NoReturn:
+    """End with the script that runs: whoever asked for it does not wait any more."""
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(run(**json.loads(line))), flush=True)

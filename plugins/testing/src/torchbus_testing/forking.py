@@ -1,0 +1,128 @@
+"""Runs Python scripts in forks of a process that has imported torch, so they start fast."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+from torchbus_testing.processes import take_ctrl_c
+from torchbus_testing.scripts import Result, write_script
+
+
+class ForkServer:
+    """Runs scripts one after another, each in a fork of one process that has imported torch.
+
+    It is a context manager. A script has its own ``__main__``, arguments and working directory, and
+    one thread. The environment is that of the process that made the server. So are the settings
+    that Python reads when it starts, such as PYTHONWARNINGS.
+    """
+
+    def __init__(self, *preloaded: str) -> None:
+        command = [sys.executable, "-m", "torchbus_testing.fork_process", *preloaded]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=take_ctrl_c(),
+        )
+
+    def run(
+        self,
+        source: str | Path,
+        *args: object,
+        cwd: str | Path | None = None,
+        timeout_s: float = 60.0,
+        kill_after_s: float | None = None,
+        whom: int = 0,
+    ) -> Result:
+        """Run a script like ``run_script``.
+
+        After ``kill_after_s``, it sends SIGKILL to the script (``whom`` is 0), or to its
+        ``whom``-th child, counted from 1.
+        """
+        with tempfile.TemporaryDirectory() as own:
+            script = source if isinstance(source, Path) else write_script(own, source)
+            folder = Path(cwd or own).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            places = {"script": str(script.resolve()), "folder": str(folder), "told": own}
+            found = self._ask(
+                args=[str(arg) for arg in args],
+                timeout_s=timeout_s,
+                kill_after_s=kill_after_s,
+                whom=whom,
+                **places,
+            )
+        if found.pop("late"):
+            raise TimeoutError(
+                f"no end within {timeout_s:g} s\n--- stdout\n{found['stdout']}\n---"
+                f" stderr\n{found['stderr']}"
+            )
+        return Result(**found)
+
+    def _ask(self, **request: object) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, object] = json.loads(self._process.stdout.readline())
+            return answer
+        except BaseException:  # a test's time limit: the next answer would be this one's
+            self._process.terminate()
+            self._process.wait()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it can't run another script."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@functools.cache
+def _server() -> list[ForkServer]:
+    """The one of this process, if there is one."""
+    return []
+
+
+def _running() -> ForkServer:
+    held = _server()
+    if not held or held[0].is_over:
+        held[:] = [ForkServer()]
+        atexit.register(held[0].close)
+    return held[0]
+
+
+def fork_script(
+    source: str | Path, *args: object, cwd: str | Path | None = None, timeout_s: float = 60.0
+) -> Result:
+    """Run a script like ``run_script``, with one ``ForkServer`` for all tests of this process."""
+    return _running().run(source, *args, cwd=cwd, timeout_s=timeout_s)

@@ -1,0 +1,71 @@
+"""Records the events that a plugin receives, and the numbers that a logger receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchbus import events
+from torchbus.bus.base import hookimpl
+
+from torchbus_log.trackers.values import Image, Values
+
+
+class Recorder:
+    """A plugin that records the names of the events it receives, in ``names``.
+
+    It listens to the given events. By default it listens to all except ``run_backward``, whose
+    listener would have to run the backward.
+    """
+
+    def __init__(self, *listened: str) -> None:
+        self.names: list[str] = []
+        for name in listened or ALL_EVENTS - {"run_backward"}:
+            setattr(self, name, self._listener(name))
+
+    def _listener(self, name: str) -> Callable[[], None]:
+        def listen() -> None:
+            self.names.append(name)
+
+        return hookimpl(listen, optionalhook=name not in ALL_EVENTS)
+
+
+class RecordingLogger:
+    """A logger that keeps what it receives.
+
+    ``lines``: tuples of step, epoch, metrics, and names for the progress bar.
+    ``values``: the hyperparameters of each call.
+    ``pictures``, ``histograms``: tuples of step, name, and what ``torchbus_log`` has for it.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, int | None, dict[str, float], frozenset[str]]] = []
+        self.values: list[dict[str, object]] = []
+        self.pictures: list[tuple[int, str, Image]] = []
+        self.histograms: list[tuple[int, str, Values]] = []
+
+    @hookimpl(optionalhook=True)
+    def metrics_ready(
+        self, metrics: dict[str, float], step: int, epoch: int | None, prog_bar: frozenset[str]
+    ) -> None:
+        self.lines.append((step, epoch, metrics, prog_bar))
+
+    @hookimpl(optionalhook=True)
+    def hyperparameters(self, values: dict[str, object]) -> None:
+        self.values.append(values)
+
+    @hookimpl(optionalhook=True)
+    def image_ready(self, name: str, image: Image, step: int) -> None:
+        self.pictures.append((step, name, image))
+
+    @hookimpl(optionalhook=True)
+    def histogram_ready(self, name: str, values: Values, step: int) -> None:
+        self.histograms.append((step, name, values))
+
+    def of(self, name: str) -> list[tuple[int, float]]:
+        """Return the steps and values of one metric."""
+        return [(step, metrics[name]) for step, _, metrics, _ in self.lines if name in metrics]
+
+
+ALL_EVENTS = frozenset(
+    name for name, value in vars(events).items() if hasattr(value, "torchbus_spec")
+)
