@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.shared import Memory
 from torchbus_sampler.orders.sliced import SlicedOrder
 from torchbus_strategy.random_streams import RandomStreams
 

@@ -38,7 +38,7 @@ from torchbus_launch.broadcast_log import FAILED, News
 from torchbus_launch.freeze import Pulse
 from torchbus_launch.hang import HangWatch
 from torchbus_launch.place import Place
-from torchbus_launch.store import RollCall, SealedStore
+from torchbus_launch.store import SealedStore, StoreBarrier
 from torchbus_testing.counted_store import CountedStore
 
 WORLD_SIZES = (2, 8, 64, 512, 4096, 10000, 16384)
@@ -130,7 +130,7 @@ def say_all(world_size: int, port: int, over: threading.Event) -> None:
     store = SealedStore(raw, key, "attempt 0/session 0/")
     job = store.within("job")
     for part, word in ((store, "has the key"), (job, "ended"), (job, "left")):
-        numbers = RollCall(part, word, 0, world_size)._numbers()
+        numbers = StoreBarrier(part, word, 0, world_size)._numbers()
         is_last = part.count(word, sum(numbers[1:])) == sum(numbers)
         if is_last and part is store:
             store.set(secret.COMPARED, "")

@@ -171,11 +171,11 @@ def test_a_plugin_that_changes_numbers_is_found_unless_it_says_so() -> None:
     rule = find("ragged-end")
     outcome = check(rule, Subject("ddp", (doubles,)))
     assert not outcome.holds and "differs from one process" in str(outcome)
-    assert check(rule, Subject("ddp", (doubles,), numbers_of_its_own=True)).holds
+    assert check(rule, Subject("ddp", (doubles,), numbers_of_its_local=True)).holds
 
 
 def test_a_plugin_with_numbers_of_its_own_goes_on_from_a_checkpoint() -> None:
-    subject = Subject("ddp", ("average",), {"ema_decay": 0.9}, numbers_of_its_own=True)
+    subject = Subject("ddp", ("average",), {"ema_decay": 0.9}, numbers_of_its_local=True)
     outcome = check(find("checkpoint"), subject)
     assert outcome.holds, str(outcome)
 

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from torchbus import session
 
+from torchbus_testing import run
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(
     path for group in ("plugins", "contrib") for path in ROOT.glob(f"{group}/*/src/torchbus_*")
 )
-DOORS = ("torchbus.plugin", "torchbus_log.trackers", "torchbus_testing")
+KITS = {"cli", "device", "launch", "rank0", "redaction", "simulator", "strategy", "testing"}
+"""What was made for authors of strategies, commands and tests: they know the core's modules."""
+DOORS = (
+    "torchbus.plugin",
+    "torchbus.bus.registry",
+    "torchbus.bus.verbs",
+    "torchbus.compat",
+    "torchbus.objects",
+    "torchbus.patching",
+    "torchbus.runtime.services",
+    "torchbus.runtime.steps",
+    "torchbus.tree",
+    "torchbus.world",
+)
 LINES_AT_MOST = 600
 SOURCES = [ROOT / "core/src/torchbus", ROOT / "plugins/testing/src/torchbus_pytest", *PACKAGES]
 
@@ -28,21 +44,44 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
+def declared(package: Path) -> set[str]:
+    """The packages of this repository that one's metadata asks for."""
+    text = (package.parents[1] / "pyproject.toml").read_text("utf-8")
+    listed = re.search(r"^dependencies = \[(.*?)\]", text, re.M | re.S)
+    names = re.findall(r'"torchbus-([\w-]+)', listed[1] if listed else "")
+    return {f"torchbus_{name.replace('-', '_')}" for name in names}
+
+
 def strangers(package: Path) -> list[str]:
-    """Imports of a plugin that go past the door, or into another plugin."""
-    allowed = (package.name, *DOORS)
+    """Imports of a plugin that go past the doors, or into a package that it does not declare."""
+    allowed = {package.name, *DOORS, *declared(package)}
+    if package.name.removeprefix("torchbus_") in KITS:
+        allowed.add("torchbus")
     return [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted(package.rglob("*.py"))
         for name in imported(path)
-        if name.startswith("torchbus")
-        and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+        if name.startswith("torchbus") and name != "torchbus"
+        if not any(name == one or name.startswith(f"{one}.") for one in allowed)
     ]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_a_plugin_comes_in_by_the_door(package: Path) -> None:
+def test_a_plugin_comes_in_by_the_doors(package: Path) -> None:
     assert strangers(package) == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="import-linter needs Python 3.11")
+def test_the_layers_hold() -> None:
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = run([sys.executable, "-c", command, "--no-cache"], cwd=ROOT)
+    assert done.ok(), done.stdout
+
+
+def test_every_package_has_a_layer() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    contracts = text[text.index("[tool.importlinter]") :]
+    assert [one.name for one in PACKAGES if not re.search(rf"\b{one.name}\b", contracts)] == []
 
 
 def test_pages_show_no_other_way_in() -> None:
@@ -52,7 +91,7 @@ def test_pages_show_no_other_way_in() -> None:
         for page in pages
         for name in re.findall(r"^(?:from|import) (torchbus[\w.]*)", page.read_text("utf-8"), re.M)
     }
-    public = {"torchbus", "torchbus_testing.conformance", *DOORS}
+    public = {"torchbus", *DOORS}
     public |= {package.name for package in PACKAGES}
     assert {one for one in shown if one[1] not in public} == set()
 
@@ -95,11 +134,11 @@ def test_each_room_says_what_lives_there() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("package", SOURCES, ids=lambda path: path.name)
-def test_no_modules_import_each_other(package: Path) -> None:
-    """Not in circles either, and not only for types."""
+def test_no_modules_import_each_other() -> None:
+    """Not in circles either, not only for types, and not over packages."""
     modules = {
         ".".join([package.name, *path.relative_to(package).with_suffix("").parts]): path
+        for package in SOURCES
         for path in package.rglob("*.py")
     }
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}

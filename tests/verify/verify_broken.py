@@ -202,15 +202,15 @@ ALL = {cls.__name__: cls for cls in Broken.__subclasses__()}
 
 
 def main(name: str) -> None:
-    from torchbus_verify.report import as_json
-    from torchbus_verify.runs.request import Request
+    from torchbus_verify import report
+    from torchbus_verify.runs.inside import Request
     from torchbus_verify.verifying import verify_request
 
     shutil.copyfile(SCRIPT, "train.py")
     options = {"strategy": "ddp", "devices": 2, "batch": "global"}
     plugins = (ALL[name](),) if name in ALL else ()
     print(
-        as_json.dumps(
+        report.dumps(
             verify_request(
                 Request(("train.py",), plugins=plugins, options=options, folder=Path.cwd())
             )

@@ -78,13 +78,13 @@ def leave(folder: Path, launch: str, ranks: int, who: int, how: str) -> None:
     # its cache; 2.4 has a folder while it runs
     torchs = ("torchinductor_", "tmp") if how == "SIGKILL" else ("torchinductor_",)
     assert [path.name for path in own.iterdir() if not path.name.startswith(torchs)] == []
-    took_s = time.time() - (folder / "left").stat().st_mtime
+    elapsed_s = time.time() - (folder / "left").stat().st_mtime
     # pytest -s shows the matrix
     print(
-        f"{launch}, {ranks} ranks, rank {who}: {how}: {took_s:.1f} s, exit status {result.status}"
+        f"{launch}, {ranks} ranks, rank {who}: {how}: {elapsed_s:.1f} s, exit status {result.status}"
     )
     assert result.ok(status(who, how))
-    assert took_s < WITHIN_S + LOAD_S
+    assert elapsed_s < WITHIN_S + LOAD_S
     check_folder(folder, ranks, who, how)
     if (who, how) != (0, "SIGKILL"):
         check_words(result, who, how)

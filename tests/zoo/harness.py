@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loop import Loop
 
-from torchbus_verify.record.reading import Record
+from torchbus_verify.record.writing import Record
 
 RUNNER = Path(__file__).parent / "runner.py"
 TIME_LIMIT = 90.0

@@ -17,8 +17,8 @@ from judgement_division import judge_division
 from loop import Loop
 
 from torchbus_verify.compare import files, printed
-from torchbus_verify.compare.tensors import Gap, gap
-from torchbus_verify.record.reading import Record, Stored
+from torchbus_verify.compare.difference import Gap, gap
+from torchbus_verify.record.writing import Record, Stored
 
 TINY = 1e-12
 """Below this, a difference is rounding whatever the tensor's scale: a bias whose gradient is zero

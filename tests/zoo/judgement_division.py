@@ -10,7 +10,7 @@ from harness import Run
 from loop import Loop
 
 from torchbus_verify.compare import samples
-from torchbus_verify.record.reading import Record
+from torchbus_verify.record.writing import Record
 
 Passes = dict[tuple[int, int], list[Any]]
 """The samples of each pass over each loader."""

@@ -66,11 +66,11 @@ def test_the_interface_is_that_of_torchs_gloo(monkeypatch: pytest.MonkeyPatch) -
 def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     one_host: Any = Stub(World(one_host=True), [])
     several: Any = Stub(World(), [])
-    assert meeting._seen_address(one_host) == meeting._own_address(one_host) == "127.0.0.1"
+    assert meeting._seen_address(one_host) == meeting._local_address(one_host) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.2")
-    assert meeting._seen_address(several) == meeting._own_address(several) == "127.0.0.2"
+    assert meeting._seen_address(several) == meeting._local_address(several) == "127.0.0.2"
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")  # of no host: behind a translated address
-    assert meeting._own_address(several) == ""
+    assert meeting._local_address(several) == ""
     monkeypatch.delenv("MASTER_ADDR")
     assert meeting._seen_address(several) == socket.gethostname()
 

@@ -10,7 +10,8 @@ import pytest
 from torchbus import session
 from torchbus.errors import PluginConflict, Unsupported, UsageError
 
-from torchbus_horovod import installed, meeting
+from torchbus_horovod import meeting
+from torchbus_horovod import strategy as installed
 from torchbus_horovod.strategy import Horovod
 
 

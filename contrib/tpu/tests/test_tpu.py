@@ -16,7 +16,7 @@ from torchbus.errors import UsageError
 from torchbus.world import World
 
 from torchbus_device import accelerators
-from torchbus_tpu import environment
+from torchbus_tpu import strategy as environment
 from torchbus_tpu.strategy import TPU
 
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"

@@ -47,6 +47,6 @@ def generator_states() -> States:
         "random": [version, list(numbers), gauss],
     }
     if "numpy" in sys.modules:
-        kind, key, *rest = sys.modules["numpy"].random.get_state()
-        states |= {"numpy": [kind, key.tolist(), *rest]} if kind == "MT19937" else {}
+        kind, key, *remaining = sys.modules["numpy"].random.get_state()
+        states |= {"numpy": [kind, key.tolist(), *remaining]} if kind == "MT19937" else {}
     return states

@@ -88,7 +88,7 @@ HOT = (
 )
 ONE_LISTENER = ("run_backward",)  # one listener runs all of it: a second one would not be heard
 # their errors belong to the loop, and pass unchanged
-RUN_THE_LOOPS_OWN_WORK = ("loader_start", "loader_bypassed", "save_file")
+RUN_THE_SCRIPTS_WORK = ("loader_start", "loader_bypassed", "save_file")
 
 
 @hookspec(firstresult=True)

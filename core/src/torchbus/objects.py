@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchbus.compat import python
 from torchbus.compat.torch_names import children
 from torchbus.errors import UsageError
-from torchbus.patches.patching import is_marked
+from torchbus.patching import is_marked
 
 if TYPE_CHECKING:
     from torchbus.bus.registry import Bus
@@ -65,8 +65,8 @@ def models_of(parameters: Iterable[Tensor]) -> list[Module]:
 
 def shape_of(parameter: Tensor, bus: Bus) -> Size:
     """Return the shape of a whole parameter, also where a rank keeps only a part of it."""
-    told: Size | None = bus.hook.whole_shape(parameter=parameter)
-    return parameter.shape if told is None else told
+    reported: Size | None = bus.hook.whole_shape(parameter=parameter)
+    return parameter.shape if reported is None else reported
 
 
 def is_internal(model: Module) -> bool:

@@ -258,7 +258,7 @@ Place = dict[str, Any]
 
 
 @runtime_checkable
-class DividedAnew(Protocol):
+class ElasticOrder(Protocol):
     """The order of a pass while ``world.divides_anew``.
 
     Each step is divided by what ``world.data`` says when the loop asks for it. What the loop has

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchbus_advise.estimate.choice import choose
 from torchbus_advise.estimate.hardware import GPUS
 from torchbus_advise.estimate.memory import activations
 from torchbus_advise.estimate.plans import Installed, Plan, Strategy
-from torchbus_advise.estimate.rows import Machine, Row, rows
+from torchbus_advise.estimate.rows import Machine, Row, choose, rows
 from torchbus_advise.observing.facts import (
     Facts,
     LoaderFacts,
@@ -20,7 +19,7 @@ from torchbus_advise.observing.facts import (
     PassFacts,
 )
 from torchbus_advise.observing.inventory import described
-from torchbus_advise.text.hints import largest_batch
+from torchbus_advise.text import largest_batch
 
 GIB = 2**30
 EVERYTHING = Installed(
@@ -47,7 +46,7 @@ def facts(blocks: int = 8, block_gib: float = 1.0, activation_gib: float = 8.0) 
         loader=None,
         buffer_bytes=0,
         blocks=blocks,
-        own_precision=False,
+        local_precision=False,
         steps=2,
     )
 

@@ -10,7 +10,7 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchbus_advise.observing.facts import Facts
-from torchbus_advise.trial.outcome import Outcome, read_outcome
+from torchbus_advise.trial import Outcome, read_outcome
 from torchbus_testing.forking import fork_script
 
 TRIAL = (Path(__file__).parent / "scripts" / "prints_outcome.py").read_text()

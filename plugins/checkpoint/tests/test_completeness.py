@@ -22,7 +22,7 @@ from torchbus import session
 
 from torchbus_checkpoint.disk.parts import refuse_missing
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.completeness import held, keeps_state, refuse_apart
+from torchbus_checkpoint.state.completeness import held, keeps_state, refuse_separate
 from torchbus_testing.forking import fork_script
 
 ALONE = Path(__file__).parent / "scripts" / "state_of_one_rank.py"
@@ -47,8 +47,8 @@ def test_as_many_tensors_with_other_names_are_others() -> None:
 
     told = [held({}, training(number)) for number in (0, 1)]
     with pytest.raises(CheckpointError, match="1 tensors on rank 0, and rank 1 has 1,"):
-        refuse_apart(told, "here")
-    refuse_apart([told[0], told[0]], "here")
+        refuse_separate(told, "here")
+    refuse_separate([told[0], told[0]], "here")
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(-1, 1))

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from torchbus_checkpoint.command.export import NO_LOOP
-from torchbus_checkpoint.command.verify import check
-from torchbus_checkpoint.disk import folder, saving, tensors
+from torchbus_checkpoint.command.show import check
+from torchbus_checkpoint.disk import choice, folder, tensors
 from torchbus_checkpoint.errors import CheckpointError
 
 from .test_formats import FORMATS
@@ -52,7 +52,7 @@ def resealed(one: Path) -> None:
 def loaded(one: Path) -> list[Any]:
     """All that a loop would be given, and what ``export`` writes."""
     check(one)
-    saved, weights, read = saving.loaded(one, NO_LOOP)
+    saved, weights, read = choice.loaded(one, NO_LOOP)
     read()
     return [saved, weights, folder.read_file(one, "rank-0")]
 
@@ -194,9 +194,9 @@ def test_one_of_an_old_format(
     change(one)
     with pytest.raises(CheckpointError, match="step-00000007"):
         loaded(one)
-    for step in (saving.loaded, check):
+    for step in (choice.loaded, check):
         with pytest.raises(CheckpointError, match="step-00000007"):
-            read = step(one, *([NO_LOOP] if step is saving.loaded else []))[2]  # type: ignore[index]
+            read = step(one, *([NO_LOOP] if step is choice.loaded else []))[2]  # type: ignore[index]
             read()
     assert not Path("code_ran").exists()
     assert not hasattr(TensorStorageMetadata, "changed")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torchbus import session
 
-from torchbus_checkpoint.disk import folder, leftovers
+from torchbus_checkpoint.disk import folder, formats
 from torchbus_checkpoint.disk.choice import latest
 from torchbus_checkpoint.errors import CheckpointError
 
@@ -70,7 +70,7 @@ def test_leftovers_of_save(tmp_path: Path) -> None:
         )
         for path in (alive, dead, other, tmp_path / ".mine.trash"):
             path.mkdir()
-        with leftovers.claimed(alive) as claimed:
+        with formats.claimed(alive) as claimed:
             assert claimed
             s.save(tmp_path / "mine")
             assert sorted(os.listdir(tmp_path)) == [".mine.8.partial", ".mine.own", "mine"]

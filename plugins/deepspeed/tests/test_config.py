@@ -11,7 +11,8 @@ import torch
 from torchbus.errors import UsageError
 
 from torchbus_deepspeed import _compat
-from torchbus_deepspeed.config import agreement, known
+from torchbus_deepspeed.config import config as agreement
+from torchbus_deepspeed.config import known
 from torchbus_deepspeed.strategy import DeepSpeed, Stage2, Stage2Offload, Stage3Offload
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -193,6 +194,6 @@ def test_deepspeed_is_missing_or_too_old(monkeypatch, found, words):
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr("torchbus_deepspeed.config.release.version", version)
+    monkeypatch.setattr("torchbus_deepspeed.config.reading.version", version)
     with pytest.raises(UsageError, match=words):
         DeepSpeed()

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 from torchbus.errors import UsageError
 
-from torchbus_deepspeed import _compat
-from torchbus_deepspeed.optimizers import kernels
-from torchbus_deepspeed.optimizers.by_element import refuse_unless_by_element
-from torchbus_deepspeed.optimizers.choice import Choice
+from torchbus_deepspeed import _compat, optimizers
+from torchbus_deepspeed.optimizers import Choice, refuse_unless_by_element
 from torchbus_deepspeed.strategy import DeepSpeed
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
@@ -199,14 +197,14 @@ def test_an_operator_that_can_not_be_built_is_an_error_before_any_rank_starts(mo
 
 def test_states_in_torchs_layout_and_back():
     own = {"step": 3, "exp_avg_sq": torch.ones(2)}
-    out = kernels.CPU_ADAGRAD.outward(own)
+    out = optimizers.CPU_ADAGRAD.outward(own)
     assert out["step"].dtype == torch.float32 and list(out) == ["sum", "step"]
-    back = kernels.CPU_ADAGRAD.inward(out)
+    back = optimizers.CPU_ADAGRAD.inward(out)
     assert back["step"] == 3 and type(back["step"]) is int and back["exp_avg_sq"] is out["sum"]
     lion = {"step": 3, "exp_avg": 0, "exp_avg_sq": 0}
-    assert list(kernels.CPU_LION.outward(lion)) == ["exp_avg"]
-    assert kernels.CPU_LION.inward({"exp_avg": 0})["step"] == 0
-    assert kernels.CPU_ADAM.inward({}) == {}
+    assert list(optimizers.CPU_LION.outward(lion)) == ["exp_avg"]
+    assert optimizers.CPU_LION.inward({"exp_avg": 0})["step"] == 0
+    assert optimizers.CPU_ADAM.inward({}) == {}
 
 
 def test_lamb_is_no_optimizer_of_flat_parts(monkeypatch):

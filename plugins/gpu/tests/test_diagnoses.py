@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchbus_gpu.diagnoses.slow_rank import Report, slow_rank
+from torchbus_gpu.diagnoses import Report, slow_rank
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import run_script
 
@@ -79,8 +79,8 @@ def test_a_slow_rank_is_named(slow: int) -> None:
     assert "ms of its own work per step, where the others take" in result.stderr
 
 
-def report(own_s: float, step_s: float = 1.0) -> Report:
-    return Report("host", "cpu", own_s, step_s, 0.0)
+def report(local_s: float, step_s: float = 1.0) -> Report:
+    return Report("host", "cpu", local_s, step_s, 0.0)
 
 
 def test_equal_ranks_are_not_slow() -> None:
@@ -92,7 +92,7 @@ def test_equal_ranks_are_not_slow() -> None:
 @UNHURRIED
 @given(st.lists(st.floats(0.001, 10), min_size=2, max_size=9), st.randoms())
 def test_it_is_the_slowest_rank_in_whatever_order(own: list[float], random: Any) -> None:
-    found = slow_rank([report(own_s) for own_s in own])
+    found = slow_rank([report(local_s) for local_s in own])
     order = list(range(len(own)))
     random.shuffle(order)
     moved = slow_rank([report(own[index]) for index in order])

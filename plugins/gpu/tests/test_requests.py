@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from torchbus_gpu.diagnoses import slow_rank
-from torchbus_gpu.diagnoses.slow_rank import REPORTS_PER_S, Report, SlowRank
+from torchbus_gpu import diagnoses
+from torchbus_gpu.diagnoses import REPORTS_PER_S, Report, SlowRank
 from torchbus_launch.store import SealedStore
 from torchbus_testing.counted_store import CountedStore
 
@@ -28,8 +28,8 @@ class Looked:
 
     def __init__(self, rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         store = CountedStore(dist.HashStore(), b"key")
-        own_s = [0.01] * (world_size - 1) + [0.09]
-        reports = [asdict(Report("host", "cpu", one, 0.1, 0.0)) for one in own_s]
+        local_s = [0.01] * (world_size - 1) + [0.09]
+        reports = [asdict(Report("host", "cpu", one, 0.1, 0.0)) for one in local_s]
         others = SealedStore(store._held[0], b"key")
         others.set_all({str(one): json.dumps(report) for one, report in enumerate(reports)})
         self.requests: list[int] = []
@@ -40,9 +40,9 @@ class Looked:
         judge = SlowRank(session, notices)
         for look in range(1, LOOKS + 1):
             clock = SimpleNamespace(monotonic=functools.partial(float, look * EVERY_S))
-            monkeypatch.setattr(slow_rank, "time", clock)
+            monkeypatch.setattr(diagnoses, "time", clock)
             before = store.requests
-            judge.judge({"own_work_s": own_s[rank], "step_s": 0.1})
+            judge.judge({"own_work_s": local_s[rank], "step_s": 0.1})
             self.requests += [store.requests - before] if store.requests > before else []
 
 

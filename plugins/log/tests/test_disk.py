@@ -15,7 +15,7 @@ import pytest
 from torchbus import session
 from torchbus.errors import PluginError
 
-from torchbus_log.files import patient
+from torchbus_log import files
 from torchbus_testing.disks import small_disk
 from torchbus_testing.forking import fork_script
 
@@ -139,7 +139,7 @@ def test_a_disk_that_does_not_answer_for_a_while_holds_nothing_up(tmp_path, hear
 
 
 def test_a_disk_that_never_answers_ends_with_a_count(tmp_path, heard, monkeypatch):
-    monkeypatch.setattr(patient, "ENDS_WITHIN_S", 0.2)
+    monkeypatch.setattr(files, "ENDS_WITHIN_S", 0.2)
     with session(strategy=None, logger="local", log_dir=tmp_path) as s:
         path = slow(s)
         log(s, range(100))

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torchbus.errors import RanksDiverged
 
 from torchbus_log.metrics import exchange
-from torchbus_log.metrics.exchange import Exchange, Key
-from torchbus_log.metrics.records import merged
+from torchbus_log.metrics.exchange import Exchange, Key, merged
 
 
 class Together:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchbus_log.metrics.records import Record, lines, merged, numbers_of
+from torchbus_log.metrics.exchange import Record, lines, merged, numbers_of
 from torchbus_log.metrics.totals import Total
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)

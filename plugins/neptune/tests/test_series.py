@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_neptune.logger import NeptuneLogger
-from torchbus_neptune.series import Series, storable
+from torchbus_neptune.logger import NeptuneLogger, Series, storable
 
 
 class Run(dict):

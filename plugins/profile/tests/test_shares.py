@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchbus_profile.shares import Span, shares
+from torchbus_profile.result import Span, shares
 
 KINDS = ("compute", "ranks", "data")
 spans = st.lists(st.tuples(st.integers(-5, 40), st.integers(-5, 40)).map(sorted), max_size=6)

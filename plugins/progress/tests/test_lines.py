@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
-from torchbus_progress.outputs.lines import Lines
+from torchbus_progress.outputs import Lines
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"

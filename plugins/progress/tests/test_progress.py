@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchbus import session
 from torchbus.errors import UsageError
 
-from torchbus_progress.plugin import Progress
+from torchbus_progress.listener import Progress
 from torchbus_testing.state import assert_torch_unchanged, torch_state
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchbus_progress import words
-from torchbus_progress.outputs.layout import line
-from torchbus_progress.snapshot import Snapshot
+from torchbus_progress.outputs import line
+from torchbus_progress.words import Snapshot
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 snapshots = st.builds(

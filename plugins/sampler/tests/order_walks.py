@@ -8,7 +8,7 @@ from typing import Any
 from torchbus.world import Share
 
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.shared import Memory
 from torchbus_sampler.orders.sliced import SlicedOrder
 
 State = tuple[bytes, bytes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchbus_sampler.orders.array import BLOCK, checksum_of, own
+from torchbus_sampler.orders.shared import BLOCK, checksum_of, own
 
 
 @pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])

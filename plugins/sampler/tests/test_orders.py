@@ -18,10 +18,8 @@ from torch.utils.data import (
 )
 from torchbus.world import Share
 
-from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.portions import Portions, even
-from torchbus_sampler.orders.sliced import Slices
-from torchbus_sampler.shares import one_each, share_out, share_sizes
+from torchbus_sampler.order import DividedOrder, one_each, share_out, share_sizes
+from torchbus_sampler.orders.sliced import Portions, Slices, even
 from torchbus_strategy.random_streams import RandomStreams
 
 from .order_walks import sliced, walk

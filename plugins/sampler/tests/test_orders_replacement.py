@@ -7,7 +7,7 @@ import torch
 
 from torchbus_sampler.orders import draws
 from torchbus_sampler.orders.drawing import Drawing
-from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.shared import Memory
 
 
 @pytest.mark.parametrize("whole", [0, 2**26])

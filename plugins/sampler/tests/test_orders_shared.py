@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from torchbus_sampler.orders.memory import SHARED_FROM
+from torchbus_sampler.orders.shared import SHARED_FROM
 from torchbus_testing.forking import fork_script
 from torchbus_testing.scripts import start, write_script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchbus_sampler.shares import share_out, share_sizes
+from torchbus_sampler.order import share_out, share_sizes
 
 ranks = st.integers(1, 9)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchbus_sharded.zero1.strategy import takes_more_than_a_closure
+from torchbus_sharded.zero1 import takes_more_than_a_closure
 from torchbus_testing.forking import fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -10,7 +10,7 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_sharded.engine.wrapping import units
-from torchbus_sharded.zero1.owners import Owners
+from torchbus_sharded.zero1 import Owners
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_before_the_first_step(refused, name):
 
 
 def test_names_match_word_by_word():
-    from torchbus_tensor_parallel.plans.plan import matches
+    from torchbus_tensor_parallel.plans import matches
 
     assert matches("blocks.3.mlp.up", "blocks.*.mlp.up")
     assert not matches("blocks.3.mlp", "blocks.*") and not matches("up", "*.up")

@@ -10,8 +10,7 @@ import torch
 from torchbus_strategy.checks import rounding
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import apart
-from torchbus_verify.record.reading import Record
-from torchbus_verify.record.writing import Writer
+from torchbus_verify.record.writing import Record, Writer
 
 
 @pytest.mark.parametrize(

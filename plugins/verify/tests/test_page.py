@@ -6,11 +6,11 @@ import math
 import re
 from html.parser import HTMLParser
 
+from torchbus_verify import report
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.compare.difference import Difference
-from torchbus_verify.page.page import page
-from torchbus_verify.report import as_json
-from torchbus_verify.report.verdict import Verdict
+from torchbus_verify.page import page
+from torchbus_verify.report import Verdict
 
 PLACES = (
     Difference("gradient", "model.<weight>", 0, 0, 0.0, 1e-14),
@@ -55,7 +55,7 @@ def test_what_is_more_than_rounding_comes_first_and_is_marked():
 
 def test_a_verdict_comes_back_from_json_as_it_was():
     assert (
-        as_json.loads(as_json.dumps(VERDICT)) == VERDICT
+        report.loads(report.dumps(VERDICT)) == VERDICT
         and not VERDICT.same
         and VERDICT.cause == CAUSE.name
     )

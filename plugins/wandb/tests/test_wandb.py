@@ -13,8 +13,7 @@ from torchbus.errors import UsageError
 
 from torchbus_testing.scripts import run as run_command
 from torchbus_testing.scripts import run_script
-from torchbus_wandb.devices import physical_gpu
-from torchbus_wandb.logger import WandbLogger
+from torchbus_wandb.logger import WandbLogger, physical_gpu
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

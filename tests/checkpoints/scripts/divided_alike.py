@@ -6,7 +6,7 @@ import torch
 from divided_checkpoints_head import apart, divided, found, made, train
 
 from torchbus_checkpoint.command.export import NO_LOOP
-from torchbus_checkpoint.disk import saving
+from torchbus_checkpoint.disk import choice
 
 alone = train()
 ends = {}
@@ -20,7 +20,7 @@ found["files"] = sorted(os.listdir("parts/step-00000007"))
 
 
 def read(path):
-    state, weights, read_parts = saving.loaded(Path(path), NO_LOOP)
+    state, weights, read_parts = choice.loaded(Path(path), NO_LOOP)
     read_parts()
     return weights, state["optimizers"]
 

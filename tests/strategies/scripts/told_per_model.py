@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchbus import session
 
-from torchbus_checkpoint.agreement import wire
+from torchbus_checkpoint.agreement import exchange
 from torchbus_strategy import collectives
 
 told = []
@@ -28,7 +28,7 @@ def recorded(function):
 
 
 collectives._packed = recorded(collectives._packed)
-wire.written = recorded(wire.written)
+exchange.written = recorded(exchange.written)
 
 
 def train(layers, folder):

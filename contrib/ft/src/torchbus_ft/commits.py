@@ -10,18 +10,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Unsupported, hookimpl
-from torchbus.world import DividedAnew
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.patches.skipping import Answer
+from torchbus.runtime.context import Context
+from torchbus.world import ElasticOrder
 
-from torchbus_ft.live import Live
+from torchbus_ft.live import Live, Undo
 from torchbus_ft.meeting.averaging import average_held
 from torchbus_ft.meeting.local import Local
 from torchbus_ft.passes import Passes
 from torchbus_ft.replicas import Replicas
-from torchbus_ft.undo import Undo
 from torchbus_strategy.parameters import averaging
 
-UNHEARD = (
+UNUSED_OPTIONS = (
     "strategy='ft' averages gradients in loss.backward() only, and these came another way"
     " (torch.autograd.grad): a replica that goes would leave the others with half a step. Call"
     " loss.backward() before optimizer.step()"
@@ -65,7 +69,7 @@ class Commits:
 
     @hookimpl(trylast=True)
     def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
-        order = iterator.divided_anew
+        order = iterator.elastic
         if order is None:
             return
         if self.local is not None and self._end_of_pass(order):
@@ -78,7 +82,7 @@ class Commits:
         if order.has_more():
             self._begin()
 
-    def _end_of_pass(self, order: DividedAnew) -> bool:
+    def _end_of_pass(self, order: ElasticOrder) -> bool:
         """Whether steps of the replica's own end here: the next pass is another order."""
         return self.local is not None and self.local.steps > 0 and not order.has_more()
 
@@ -144,7 +148,7 @@ class Commits:
         if self.local is not None:
             return averaging.average(parameters, weight)
         if not self._averages:
-            raise Unsupported(UNHEARD)
+            raise Unsupported(UNUSED_OPTIONS)
         average_held(self._replicas, parameters, weight)
         self.averaged()
 

@@ -6,7 +6,8 @@ import os
 import socket
 from urllib.parse import urlsplit
 
-from torchbus.plugin import LaunchError, UsageError, expect
+from torchbus.bus.options import expect
+from torchbus.errors import LaunchError, UsageError
 
 VARIABLE = "TORCHFT_LIGHTHOUSE"
 NONE = (
@@ -44,7 +45,7 @@ def reach(url: str, timeout_s: float) -> None:
         raise LaunchError(SILENT.format(url, error)) from None
 
 
-def own_host(url: str) -> str:
+def local_host(url: str) -> str:
     """This machine's address on the way to the lighthouse. Nothing is sent."""
     parts = urlsplit(url)
     family, kind, _, _, place = socket.getaddrinfo(

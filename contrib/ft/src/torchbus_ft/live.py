@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -13,10 +14,37 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
-from torchbus.plugin import Context, RanksDiverged, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged
+from torchbus.runtime.context import Context
 
 from torchbus_ft.passes import Passes
 from torchbus_strategy.backward import gradients
+
+
+class Undo:
+    """Parameters, the optimizer's state and the counters, as they were before the step."""
+
+    def __init__(self, optimizer: Optimizer, session: Context, live: Live) -> None:
+        self._optimizer = optimizer
+        self._session = session
+        self._live = live
+        self._parameters = [
+            (one, one.detach().clone())
+            for group in optimizer.param_groups
+            for one in group["params"]
+        ]
+        self._state = copy.deepcopy(optimizer.state_dict())
+        self._counters = live.counters()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back."""
+        for one, before in self._parameters:
+            one.data.copy_(before)
+        self._optimizer.load_state_dict(self._state)
+        self._live.count(self._counters)
+
 
 State = dict[str, Any]
 RESUMED = "ft.resumed"

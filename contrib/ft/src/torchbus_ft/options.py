@@ -6,7 +6,9 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from torchbus.plugin import Context, UsageError, expect
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_ft import lighthouse
 
@@ -96,5 +98,5 @@ class Given:
             url,
             self.timeout_s,
             self.quorum_timeout_s,
-            self.host or lighthouse.own_host(url),
+            self.host or lighthouse.local_host(url),
         )

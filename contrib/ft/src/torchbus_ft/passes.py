@@ -10,11 +10,55 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, hookimpl
-from torchbus.world import DividedAnew, Place
+from torchbus.bus.base import hookimpl
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
+from torchbus.world import ElasticOrder, Place
+
+from torchbus_ft.replicas import Replicas
+
+State = dict[str, Any]
+
+
+class Resumed:
+    """Brings a run that resumes to where it stood, whatever replicas shared the data then.
+
+    A checkpoint counts the batches of one rank. How much of the order they were depends on the
+    replicas of each step.
+    """
+
+    hears_trials = False
+
+    def __init__(self, replicas: Replicas, passes: Passes) -> None:
+        self._replicas = replicas
+        self._passes = passes
+        self._begun: int | None = None
+        self._places: Places = {}
+
+    def state_dict(self) -> State:
+        return {
+            "steps": self._replicas.manager.state_dict(),
+            "begun": self._passes.begun,
+            "places": [[n, place] for n, place in self._passes.state().items()],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._replicas.manager.load_state_dict(state["steps"])
+        self._begun = state["begun"]
+        self._places = dict(state["places"])
+
+    @hookimpl
+    def batch_wanted(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        """The first one after the checkpoint: in the pass that it was written in, or the next."""
+        if self._begun is None:
+            return
+        in_that_pass = iterator.taken > 0
+        number = self._begun if in_that_pass else max(self._passes.begun, self._begun + 1)
+        self._passes.go_on(number, self._places if in_that_pass else {})
+        self._begun = None
+
 
 Places = dict[int, Place]
-State = dict[str, Any]
 
 
 class Passes:
@@ -31,7 +75,7 @@ class Passes:
         self._name = name
         self.begun = 0
         # the loop alone holds an iterator: it leaves a pass by letting go of it
-        self._open: dict[int, tuple[weakref.ref[LoaderIterator], DividedAnew]] = {}
+        self._open: dict[int, tuple[weakref.ref[LoaderIterator], ElasticOrder]] = {}
         self._wanted: Places = {}
 
     @property
@@ -49,7 +93,7 @@ class Passes:
 
     @hookimpl(trylast=True)
     def loader_opened(self, iterator: LoaderIterator) -> None:
-        order = iterator.divided_anew
+        order = iterator.elastic
         if order is None:
             return
         self._open = {n: self._open[n] for n, _, _ in self._in_progress()}
@@ -77,7 +121,7 @@ class Passes:
         """Whether the loop is in a pass over a divided loader."""
         return any(True for _ in self._in_progress())
 
-    def _in_progress(self) -> Iterator[tuple[int, LoaderIterator, DividedAnew]]:
+    def _in_progress(self) -> Iterator[tuple[int, LoaderIterator, ElasticOrder]]:
         """The passes that the loop has neither exhausted nor left."""
         for n, (reference, order) in self._open.items():
             iterator = reference()
@@ -123,8 +167,10 @@ class Passes:
 
     def _stream(self, places: Places) -> int:
         """A number for this rank's own random stream, which no other rank has."""
-        told = f"{self._name} {self._session.rank} {[(n, p['used']) for n, p in places.items()]}"
-        return zlib.crc32(told.encode())
+        reported = (
+            f"{self._name} {self._session.rank} {[(n, p['used']) for n, p in places.items()]}"
+        )
+        return zlib.crc32(reported.encode())
 
 
 def restart(session: Context, iterator: LoaderIterator) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Context, DataPlace, LaunchError, RankFailed, TorchbusError, warn
+from torchbus.errors import LaunchError, RankFailed, TorchbusError
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
+from torchbus.world import DataPlace
 
 from torchbus_ft import lighthouse
 from torchbus_ft._compat import Links
@@ -132,8 +135,8 @@ class Replicas:
         self._divide()
         if self._links.quorum_id != self._quorum_id:
             self._quorum_id = self._links.quorum_id
-            for told in self.on_change:
-                told()
+            for reported in self.on_change:
+                reported()
 
     def _quorum(self) -> bool:
         """Ask the lighthouse once. Whether there are enough replicas."""

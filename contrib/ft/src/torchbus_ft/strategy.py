@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch.distributed as dist
-from torchbus.plugin import Context, World, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
 from torchbus_ft._compat import require_torchft
 from torchbus_ft.commits import Commits
@@ -13,9 +15,8 @@ from torchbus_ft.live import Live
 from torchbus_ft.meeting.averaging import AcrossReplicas
 from torchbus_ft.meeting.local import ALGORITHMS, Local
 from torchbus_ft.options import Given
-from torchbus_ft.passes import Passes
+from torchbus_ft.passes import Passes, Resumed
 from torchbus_ft.replicas import Replicas
-from torchbus_ft.resumed import Resumed
 from torchbus_strategy import opening
 from torchbus_strategy.backward import gradients, reduction
 from torchbus_strategy.parameters import averaging

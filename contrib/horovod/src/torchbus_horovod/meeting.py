@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchbus.plugin import Context, LaunchError, UsageError
+from torchbus.errors import LaunchError, UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_horovod import _compat
 from torchbus_launch.relaunch import environment_variables
@@ -62,7 +63,7 @@ def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
     if mpi:
         yield {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     elif session.is_main:
-        with _compat.rendezvous(_own_address(session)) as port:
+        with _compat.rendezvous(_local_address(session)) as port:
             yield _variables(session, [_seen_address(session), port])
     else:
         yield _variables(session, [])
@@ -71,9 +72,9 @@ def _place(session: Context, mpi: bool) -> Iterator[dict[str, str]]:
 def _variables(session: Context, server: list[object]) -> dict[str, str]:
     """What horovodrun would have set. All ranks call it; rank 0 gives its server."""
     world = session.world
-    told = session.all_gather_object((server, world.node_rank, world.local_rank))
-    (address, port), *_ = told[0]
-    alike = sorted(node for _, node, local in told if local == world.local_rank)
+    reported = session.all_gather_object((server, world.node_rank, world.local_rank))
+    (address, port), *_ = reported[0]
+    alike = sorted(node for _, node, local in reported if local == world.local_rank)
     found = {
         "RANK": world.rank,
         "SIZE": world.world_size,
@@ -101,7 +102,7 @@ def _seen_address(session: Context) -> str:
     return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
-def _own_address(session: Context) -> str:
+def _local_address(session: Context) -> str:
     """What rank 0's server listens on: every interface if the address is not this host's own."""
     try:
         number = socket.gethostbyname(_seen_address(session))

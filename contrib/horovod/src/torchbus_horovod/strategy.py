@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any, Literal
 
-from torchbus.plugin import Context, Unsupported, UsageError, World, expect, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
-from torchbus_horovod import installed
-from torchbus_horovod.averaging import Compression
+from torchbus_horovod import _compat
 from torchbus_horovod.meeting import open_horovod
-from torchbus_horovod.reductions import Sets
+from torchbus_horovod.reductions import Compression, Sets
 from torchbus_strategy.parameters import trained as strategy_trained
 from torchbus_strategy.strategy import Strategy
 
@@ -75,15 +79,15 @@ class Horovod(Strategy):
     @hookimpl
     def launch(self, session: Context) -> World:
         if session.has_many_ranks():
-            installed.require_horovod()
+            require_horovod()
             if os.environ.get("HOROVOD_ELASTIC") == "1":
                 raise Unsupported(ELASTIC)
-            self._hvd = installed.load()  # ranks that are forked share the import
+            self._hvd = load()  # ranks that are forked share the import
         return super().launch(session)
 
     def start(self, session: Context) -> None:
         """Start Horovod, and begin to synchronise. All ranks call it."""
-        installed.check_device(self._hvd, session.device.type)
+        check_device(self._hvd, session.device.type)
         open_horovod(session, self._hvd, self._needs_mpi(session))
         super().start(session)
 
@@ -108,3 +112,43 @@ class Horovod(Strategy):
         verb = "combines gradients by Adasum" if self.adasum else "averages gradients"
         bits = ", in 16 bits" if self.compression == "fp16" else ""
         return f"Horovod {verb}{bits}, while backward makes the next ones; {self.of_loss()}"
+
+
+MISSING = (
+    "strategy='horovod' needs Horovod, which is not installed: contrib/horovod/README.md says how"
+    " to build it"
+)
+WITHOUT_TORCH = (
+    "Horovod is installed without its library for torch: build it with HOROVOD_WITH_PYTORCH=1;"
+    " contrib/horovod/README.md says how"
+)
+WITHOUT_GLOO = (
+    "Horovod was built without gloo: build it with HOROVOD_WITH_GLOO=1;"
+    " contrib/horovod/README.md says how"
+)
+WITHOUT_GPU = (
+    "Horovod was built without GPU operations, and this rank's device is {}: build it with"
+    " HOROVOD_GPU_OPERATIONS=NCCL, or use accelerator='cpu'"
+)
+
+
+def require_horovod() -> None:
+    """Raise UsageError if Horovod is not installed. Imports nothing."""
+    if find_spec("horovod") is None:
+        raise UsageError(MISSING)
+
+
+def load() -> Any:
+    """Import Horovod. Raises UsageError if it lacks what several ranks need."""
+    hvd = _compat.horovod()
+    if not hasattr(hvd, "init"):
+        raise UsageError(WITHOUT_TORCH)
+    if not hvd.gloo_built():
+        raise UsageError(WITHOUT_GLOO)
+    return hvd
+
+
+def check_device(hvd: Any, kind: str) -> None:
+    """Raise UsageError if Horovod can't send tensors of this device type."""
+    if kind != "cpu" and not (hvd.cuda_built() or hvd.rocm_built()):
+        raise UsageError(WITHOUT_GPU.format(kind))

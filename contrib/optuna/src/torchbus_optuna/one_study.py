@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import optuna
 from optuna import Study, TrialPruned
 from optuna.distributions import BaseDistribution
 from optuna.storages import InMemoryStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 from torchbus import objects
-from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl
-
-from torchbus_optuna import replica
-from torchbus_optuna.agreement import of_rank0
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged, UsageError
+from torchbus.runtime.context import Context
 
 T = TypeVar("T")
 Values = float | Sequence[float] | None
@@ -62,28 +62,28 @@ class OneStudy:
     def _follow_those_alive(self) -> None:
         """Follow rank 0's studies and trials that were begun before the block."""
         studies = sorted(objects.alive(Study), key=lambda study: study.study_name)
-        told = self._session.all_gather_object(
-            [replica.tell(study) for study in studies] if self._session.is_main else None
+        reported = self._session.all_gather_object(
+            [tell(study) for study in studies] if self._session.is_main else None
         )[0]
-        by_name = {one.name: one for one in told}
+        by_name = {one.name: one for one in reported}
         for study in studies:
             self._known.add(study)
             if not self._session.is_main and study.study_name in by_name:
-                replica.follow(study, by_name[study.study_name])
+                follow(study, by_name[study.study_name])
         for trial in objects.alive(Trial) if not self._session.is_main else ():
             if trial.study.study_name in by_name:
-                replica.follow_trial(trial)
+                follow_trial(trial)
 
     def _made(self, original: Callable[..., Study]) -> Callable[..., Study]:
         def make(*args: object, **options: object) -> Study:
             made: list[Study] = []
 
-            def on_rank0() -> replica.Told:
+            def on_rank0() -> Told:
                 made.append(original(*args, **options))
-                return replica.tell(made[0])
+                return tell(made[0])
 
-            told = of_rank0(self._session, on_rank0)
-            study = made[0] if made else replica.make(told, options)
+            reported = of_rank0(self._session, on_rank0)
+            study = made[0] if made else replica_make(reported, options)
             self._known.add(study)
             return study
 
@@ -92,9 +92,9 @@ class OneStudy:
     def _ask(self, original: Callable[..., Trial]) -> Callable[..., Trial]:
         def ask(study: Study, *args: object, **options: object) -> Trial:
             if study not in self._known and not isinstance(study._storage, InMemoryStorage):
-                told = of_rank0(self._session, partial(replica.tell, study))
+                reported = of_rank0(self._session, partial(tell, study))
                 if not self._session.is_main:
-                    replica.follow(study, told)
+                    follow(study, reported)
             self._known.add(study)
             return original(study, *args, **options)
 
@@ -173,17 +173,81 @@ class OneStudy:
                 value = func(trial)
             except Exception as raised:
                 error = raised
-            told = self._session.all_gather_object(
+            reported = self._session.all_gather_object(
                 (value, type(error).__name__ if error else "", str(error))
             )
             if error is not None:
                 raise error
-            failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(told) if kind]
+            failed = [(rank, kind, text) for rank, (_, kind, text) in enumerate(reported) if kind]
             if failed and failed[0][1] == TrialPruned.__name__:
                 raise TrialPruned(failed[0][2])
             if failed:
                 raise RanksDiverged("the objective failed on rank {}: {}: {}".format(*failed[0]))
-            agreed: float | Sequence[float] = told[0][0]
+            agreed: float | Sequence[float] = reported[0][0]
             return agreed
 
         return objective
+
+
+def of_rank0(session: Context, ask: Callable[[], T]) -> T:
+    """What ``ask`` returns, or raises, on rank 0, which is the only rank to call it.
+
+    All ranks call ``of_rank0``.
+    """
+    value: T | None = None
+    error: Exception | None = None
+    if session.is_main:
+        try:
+            value = ask()
+        except Exception as raised:
+            error = raised
+    value, reported = session.all_gather_object((value, error))[0]
+    if error is not None or reported is not None:
+        raise error or reported
+    return cast(T, value)
+
+
+class Told(NamedTuple):
+    """What rank 0 tells about a study."""
+
+    name: str
+    directions: list[StudyDirection]
+    trials: list[FrozenTrial]
+
+
+def tell(study: Study) -> Told:
+    """Describe a study for other ranks."""
+    return Told(study.study_name, study.directions, study.get_trials(deepcopy=False))
+
+
+def replica_make(reported: Told, options: Mapping[str, Any]) -> Study:
+    """A copy of rank 0's study, with this rank's sampler and pruner."""
+    retained = {name: options[name] for name in ("sampler", "pruner") if name in options}
+    return Study(reported.name, _storage_of(reported), **retained)
+
+
+def follow(study: Study, reported: Told) -> None:
+    """Make a study a copy of rank 0's."""
+    study._storage = _storage_of(reported)
+    study._study_id = study._storage.get_study_id_from_name(reported.name)
+    study.study_name = reported.name
+    study._thread_local.cached_all_trials = None
+
+
+def follow_trial(trial: Trial) -> None:
+    """Let a trial that was begun before its study was copied use the copy."""
+    storage = trial.study._storage
+    if trial.storage is not storage:
+        number = trial._cached_frozen_trial.number
+        trial._trial_id = storage.get_trial_id_from_study_id_trial_number(
+            trial.study._study_id, number
+        )
+        trial.storage = storage
+
+
+def _storage_of(reported: Told) -> InMemoryStorage:
+    storage = InMemoryStorage()
+    study = storage.create_new_study(reported.directions, reported.name)
+    for trial in reported.trials:
+        storage.create_new_trial(study, trial)
+    return storage

@@ -26,8 +26,7 @@ from torchbus.errors import UsageError
 
 from torchbus_simulator import device
 from torchbus_simulator._compat import add_module
-from torchbus_simulator.build import extension, missing
-from torchbus_simulator.waits import Wait, host_waits
+from torchbus_simulator.build import Wait, extension, host_waits, missing
 
 __all__ = ["BACKEND", "NAME", "Wait", "host_waits", "limit_memory", "load", "missing"]
 
@@ -57,8 +56,8 @@ def _register() -> None:
             "the simulated accelerator can't stand beside a GPU: set CUDA_VISIBLE_DEVICES=''"
         )
     torch.utils.rename_privateuse1_backend(NAME)
-    own = extension()
-    add_module(NAME, device.module(), own.initialise, own.is_in_bad_fork)
+    mine = extension()
+    add_module(NAME, device.module(), mine.initialise, mine.is_in_bad_fork)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     if dist.is_available() and dist.is_gloo_available():
         dist.Backend.register_backend(BACKEND, _collectives, devices=[NAME])

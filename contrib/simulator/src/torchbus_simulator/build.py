@@ -4,20 +4,66 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import linecache
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
-from torchbus.plugin import UsageError
+from torchbus.compat.python import current_frame
+from torchbus.errors import UsageError
+
+TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+OWN = os.path.dirname(os.path.realpath(__file__)) + os.sep
+
+
+class Wait(NamedTuple):
+    """The host waited: by which operation, on which line outside of torch."""
+
+    what: str
+    file: str
+    line: int
+    thread: str
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{self.what} at {os.path.basename(self.file)}:{self.line}: {code}"
+
+
+@contextmanager
+def host_waits() -> Iterator[list[Wait]]:
+    """Collect the waits of this process inside the block, of all its threads.
+
+    ``.item()``, ``.cpu()``, ``bool(tensor)``, blocking copies, ``synchronize``, and operations
+    whose sizes depend on values.
+    """
+    reported: list[Wait] = []
+    extension().listen(lambda what: reported.append(_here(what)))
+    try:
+        yield reported
+    finally:
+        extension().listen(None)
+
+
+def _here(what: str) -> Wait:
+    frame = current_frame(2)
+    found = frame
+    while found.f_back is not None and found.f_code.co_filename.startswith((TORCH, OWN)):
+        found = found.f_back
+    outside = not found.f_code.co_filename.startswith((TORCH, OWN))
+    place = found if outside else frame
+    return Wait(what, place.f_code.co_filename, place.f_lineno, threading.current_thread().name)
+
 
 SOURCES = Path(__file__).with_name("simulated")
 NAME = "torchbus_simulated_accelerator"
@@ -61,9 +107,9 @@ def extension() -> ModuleType:
 
 def _folder() -> Path:
     """The folder of this content, for this Python and torch."""
-    told = [sys.version, torch.__version__, *FLAGS]
-    told += [path.read_text("utf-8") for path in sorted(SOURCES.iterdir()) if path.is_file()]
-    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    reported = [sys.version, torch.__version__, *FLAGS]
+    reported += [path.read_text("utf-8") for path in sorted(SOURCES.iterdir()) if path.is_file()]
+    digest = hashlib.sha256("\0".join(reported).encode()).hexdigest()[:16]
     home = Path(sys.prefix)
     home = home if os.access(home, os.W_OK) else Path.home() / ".cache"
     return home / "torchbus" / f"simulated-accelerator-{digest}"
@@ -78,24 +124,24 @@ def _build(folder: Path) -> None:
     with _one_at_a_time(folder.parent), ExitStack() as stack:
         if folder.exists():  # another process has built it meanwhile
             return
-        own = stack.enter_context(
+        mine = stack.enter_context(
             tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-")
         )
         sources = [str(SOURCES / "simulated.cpp")]
-        told = subprocess.run(
-            [sys.executable, "-c", LOAD, NAME, own, *sources],
+        reported = subprocess.run(
+            [sys.executable, "-c", LOAD, NAME, mine, *sources],
             env=os.environ | {"PATH": _path()},
             capture_output=True,
             text=True,
         )
-        if told.returncode:
+        if reported.returncode:
             raise UsageError(
                 "the simulated accelerator could not be built for torch"
-                f" {torch.__version__}:\n{told.stdout[-4000:]}{told.stderr[-4000:]}"
+                f" {torch.__version__}:\n{reported.stdout[-4000:]}{reported.stderr[-4000:]}"
             )
-        made = Path(own, "made")
+        made = Path(mine, "made")
         made.mkdir()
-        shutil.copy(Path(own, f"{NAME}.so"), made)
+        shutil.copy(Path(mine, f"{NAME}.so"), made)
         made.rename(folder)
 
 

@@ -32,16 +32,16 @@ def module() -> types.ModuleType:
 
 
 def _state() -> dict[str, Any]:
-    own = extension()
+    mine = extension()
     return {
         "VISIBLE_DEVICES": VISIBLE_DEVICES,
-        "is_available": lambda: own.device_count() > 0,
-        "device_count": own.device_count,
-        "current_device": own.get_device,
-        "set_device": lambda device: own.set_device(index_of(device)),
+        "is_available": lambda: mine.device_count() > 0,
+        "device_count": mine.device_count,
+        "current_device": mine.get_device,
+        "set_device": lambda device: mine.set_device(index_of(device)),
         "device": _device,
-        "is_initialized": own.is_initialised,
-        "init": own.initialise,
+        "is_initialized": mine.is_initialised,
+        "init": mine.initialise,
         "get_device_name": lambda device=None: f"simulated accelerator {index_of(device)}",
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16, torch.float32],
         "is_bf16_supported": lambda including_emulation=True: True,

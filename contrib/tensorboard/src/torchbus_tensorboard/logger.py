@@ -54,7 +54,7 @@ class TensorBoardLogger(Tracker):
         return writer
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
-        with self._anew_after_a_failure():
+        with self._again_after_a_failure():
             for name, value in metrics.items():
                 self.experiment.add_scalar(name, value, step)
             if epoch is not None:
@@ -62,12 +62,12 @@ class TensorBoardLogger(Tracker):
             self.experiment.flush()
 
     def send_image(self, name: str, image: Image, step: int) -> None:
-        with self._anew_after_a_failure():
+        with self._again_after_a_failure():
             self.experiment.add_image(name, image.pixels(), step, dataformats="HWC")
 
     def send_histogram(self, name: str, histogram: Histogram, step: int) -> None:
         edges, counts = histogram.edges, histogram.counts
-        with self._anew_after_a_failure():
+        with self._again_after_a_failure():
             self.experiment.add_histogram_raw(
                 name,
                 min=edges[0],
@@ -81,11 +81,11 @@ class TensorBoardLogger(Tracker):
             )
 
     def send_hyperparameters(self, values: dict[str, Any]) -> None:
-        with self._anew_after_a_failure():
+        with self._again_after_a_failure():
             self.experiment.add_text("hyperparameters", _as_text(values))
 
     def send_system(self, metrics: dict[str, float], time_s: float) -> None:
-        with self._anew_after_a_failure():
+        with self._again_after_a_failure():
             for name, value in metrics.items():
                 self.experiment.add_scalar(f"system/{name}", value, int(time_s))
 
@@ -96,7 +96,7 @@ class TensorBoardLogger(Tracker):
         return self._root
 
     @contextmanager
-    def _anew_after_a_failure(self) -> Iterator[None]:
+    def _again_after_a_failure(self) -> Iterator[None]:
         """After a failure, let the next call begin another file beside the old one.
 
         A writer that has failed once refuses everything.

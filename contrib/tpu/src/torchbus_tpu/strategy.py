@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, UsageError, World, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
 from torchbus_device import accelerators
+from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy.parameters import averaging
 from torchbus_strategy.strategy import Strategy
-from torchbus_tpu import environment
 
 STATE = "EXPERIMENTAL, never run on a TPU"
 MISSING = (
@@ -73,21 +77,19 @@ class TPU(Strategy):
             raise UsageError(MISSING)
         if session.device.type != "tpu":
             raise UsageError(NO_TPU.format(session.device.type))
-        given = environment.ADDRESSES in os.environ
-        session.on_close.enter_context(environment.prepared(_set_launch_env(), _ranks(session)))
+        given = ADDRESSES in os.environ
+        session.on_close.enter_context(prepared(_set_launch_env(), _ranks(session)))
         world = super().launch(session)
         if world.launched_by != "session" and not given:
-            raise UsageError(
-                environment.NOT_PREPARED.format(world.launched_by, environment.ADDRESSES)
-            )
+            raise UsageError(NOT_PREPARED.format(world.launched_by, ADDRESSES))
         return world
 
     @hookimpl
     def session_start(self, session: Context) -> None:
         if session.world_size > 1:
-            session.on_close.enter_context(environment.told(session.world))
-            own = torch.accelerator.current_device_index()  # a process has one, and keeps it
-            session.change_world(device=torch.device("tpu", own))
+            session.on_close.enter_context(told(session.world))
+            mine = torch.accelerator.current_device_index()  # a process has one, and keeps it
+            session.change_world(device=torch.device("tpu", mine))
         super().session_start(session)
 
     def average(self, tensors: list[Tensor]) -> None:
@@ -107,3 +109,31 @@ def _ranks(session: Context) -> int | None:
     if session.options["devices"] == "auto":
         return None
     return session.ranks_asked_for // int(session.options["num_nodes"])
+
+
+ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
+"""One address for each rank. Only the process that starts the ranks can choose them."""
+NOT_PREPARED = (
+    "the ranks were started by {}, and {} is not set: call"
+    " torch.tpu.distributed.set_tpu_launch_env() in the process that starts them"
+)
+
+
+@contextmanager
+def prepared(set_launch_env: Callable[..., None], ranks: int | None) -> Iterator[None]:
+    """Inside, the environment is what ``ranks`` ranks of this host must inherit."""
+    before = dict(os.environ)
+    set_launch_env(nproc_per_node=ranks)
+    made = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    for name in made:
+        del os.environ[name]
+    os.environ.update(before)
+    with environment_variables(made):
+        yield
+
+
+def told(world: World) -> AbstractContextManager[None]:
+    """Inside, torch_tpu reads this rank's place, in torchrun's words."""
+    return environment_variables(
+        {"RANK": world.rank, "WORLD_SIZE": world.world_size, "LOCAL_RANK": world.local_rank}
+    )

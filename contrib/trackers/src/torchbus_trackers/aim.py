@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Context, expect
+from torchbus.bus.options import expect
+from torchbus.runtime.context import Context
 
 from torchbus_log.trackers.values import Histogram, Image
 from torchbus_trackers.one_run import RunOfProject
@@ -51,8 +52,8 @@ class AimLogger(RunOfProject):
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
         from aim import Run
 
-        apart = offline or self._offline
-        repo = "." if apart and "://" in self._repo else self._repo
+        separate = offline or self._offline
+        repo = "." if separate and "://" in self._repo else self._repo
         resume = None if offline else self._resume
         run = Run(resume, **{"repo": repo, "experiment": self._project, **QUIET, **self._options})
         if self._name is not None:

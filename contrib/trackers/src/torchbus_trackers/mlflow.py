@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchbus.plugin import Context, expect
+from torchbus.bus.options import expect
+from torchbus.runtime.context import Context
 
 from torchbus_log.trackers.tracker import Nothing
 from torchbus_log.trackers.values import Image
@@ -63,8 +64,8 @@ class MLflowLogger(RunOfProject):
     def open_run(self, session: Context, config: dict[str, Any], offline: bool) -> Run:
         from mlflow import MlflowClient
 
-        apart = offline or self._offline
-        client = MlflowClient(OFFLINE_STORE if apart else self._uri)
+        separate = offline or self._offline
+        client = MlflowClient(OFFLINE_STORE if separate else self._uri)
         run = self._new(client) if self._resume is None or offline else self._old(client)
         for name, value in flat(config).items():
             client.set_tag(run.info.run_id, _name(f"torchbus.{name}"), str(value)[:LONGEST_TEXT])

@@ -50,9 +50,11 @@ class Table:
     def _write(self, keep: Callable[[dict[str, str]], bool]) -> None:
         """Write the file anew, with all columns and the rows to keep."""
         rows = [row for row in _read(self._whole())[1] if keep(row)]
-        anew = self._path.with_name(f"{self._path.name}.new")
-        anew.write_bytes(self._lines([dict(zip(self._columns, self._columns, strict=True)), *rows]))
-        os.replace(anew, self._path)
+        again = self._path.with_name(f"{self._path.name}.new")
+        again.write_bytes(
+            self._lines([dict(zip(self._columns, self._columns, strict=True)), *rows])
+        )
+        os.replace(again, self._path)
         self._size = self._path.stat().st_size
 
     def _whole(self) -> bytes:

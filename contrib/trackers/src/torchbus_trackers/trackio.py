@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_log.trackers.values import Histogram, Image
 from torchbus_trackers.one_run import RunOfProject
@@ -50,8 +50,10 @@ class TrackioLogger(RunOfProject):
             "auto_log_cpu": False,
             **self._options,
         }
-        apart = offline or self._offline
-        return trackio.init(**{key: given[key] for key in given if not (apart and key in REMOTE)})
+        separate = offline or self._offline
+        return trackio.init(
+            **{key: given[key] for key in given if not (separate and key in REMOTE)}
+        )
 
     def id_of(self, run: Run) -> str:
         return str(run.name)

@@ -201,8 +201,8 @@ def refuse_late_body(function: Callable[..., object]) -> None:
 
 
 def _is_marked(thing: object) -> bool:
-    own = thing if isinstance(thing, type) else type(thing)
-    names = {*dir(own), *getattr(thing, "__dict__", ())}
+    mine = thing if isinstance(thing, type) else type(thing)
+    names = {*dir(mine), *getattr(thing, "__dict__", ())}
     return any(name in names for name in MARKS) or any(
         _listens(thing, name) for name in names if not name.startswith("__")
     )

@@ -24,10 +24,10 @@ class Bus:
     event, which the bus keeps up to date.
     """
 
-    def __init__(self, declared: ModuleType, taken: Collection[str] = ()) -> None:
-        """``declared``: the core's events. ``taken``: names that no plugin may bring as a verb."""
+    def __init__(self, declared: ModuleType, consumed: Collection[str] = ()) -> None:
+        """``declared``: the core's events. ``consumed``: names that no plugin may bring as a verb."""
         self._declared = declared
-        self._taken = taken
+        self._taken = consumed
         self._hot = set(self._declared.HOT)
         self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)
@@ -75,18 +75,18 @@ class Bus:
             raise PluginError(f"plugin {name} could not be registered: {error!r}") from error
         self._refuse_second_engine(plugin, name)
         self._name_errors(plugin)
-        self._tell_of_change()
+        self._report_of_change()
         return name
 
     def _take(self, plugin: object, name: str) -> None:
         """Raises what the plugin raises when its attributes are read."""
-        self._refuse_taken_verb(plugin, name)
+        self._refuse_consumed_verb(plugin, name)
         self._refuse_conflict(plugin, name)
         if (specs := getattr(plugin, "declares_events", None)) is not None:
             self.add_events(specs)
         self._manager.register(plugin, name)
 
-    def _refuse_taken_verb(self, plugin: object, name: str) -> None:
+    def _refuse_consumed_verb(self, plugin: object, name: str) -> None:
         for verb in getattr(plugin, "verbs", ()):
             if verb in self._taken:
                 raise UsageError(
@@ -106,7 +106,7 @@ class Bus:
 
     def unregister(self, plugin: object) -> None:
         self._manager.unregister(plugin)
-        self._tell_of_change()
+        self._report_of_change()
 
     def check_pending(self) -> None:
         """Declare the events of installed plugins that some listener needs.
@@ -156,12 +156,12 @@ class Bus:
     def muted(self, plugins: list[object]) -> Iterator[None]:
         """Inside, these plugins hear no event. They stay active, and in their place."""
         self._muted.take(plugins)
-        self._tell_of_change()
+        self._report_of_change()
         try:
             yield
         finally:
             self._muted.give_back()
-            self._tell_of_change()
+            self._report_of_change()
 
     def heard(self, event: str) -> bool:
         """Whether somebody listens to the event."""
@@ -172,9 +172,9 @@ class Bus:
         """The events that a registered plugin listens to."""
         return [caller.name for caller in self._manager.get_hookcallers(plugin) or []]
 
-    def _tell_of_change(self) -> None:
-        for tell in tuple(self.on_change):
-            tell()
+    def _report_of_change(self) -> None:
+        for report in tuple(self.on_change):
+            report()
 
     def _refuse_conflict(self, plugin: object, name: str) -> None:
         for other_name, other in self.plugins():
@@ -221,7 +221,7 @@ class Bus:
                     )
                 if not wraps and caller.name not in (
                     *self._hot,
-                    *self._declared.RUN_THE_LOOPS_OWN_WORK,
+                    *self._declared.RUN_THE_SCRIPTS_WORK,
                 ):
                     impl.function = _naming(impl.function, impl.plugin_name, caller.name)  # type: ignore[misc]
 
@@ -343,8 +343,8 @@ class Muted:
     def there(self) -> list[Named]:
         """All plugins in the order of registration, those that hear nothing too."""
         found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
-        kept = [pair for pair in self._before if pair in found or pair[1] in self._silent]
-        return [*kept, *(pair for pair in found if pair not in self._before)]
+        retained = [pair for pair in self._before if pair in found or pair[1] in self._silent]
+        return [*retained, *(pair for pair in found if pair not in self._before)]
 
     def take(self, plugins: list[object]) -> None:
         """Let these hear nothing."""

@@ -45,7 +45,7 @@ def read_from(iterator: Any, indices: object) -> None:
     iterator._sampler_iter = indices
 
 
-def kept_iterator(loader: DataLoader[object]) -> object:
+def retained_iterator(loader: DataLoader[object]) -> object:
     """That of persistent workers, None without. Without ``_iterator``: UsageError when the loaders'
     seam is installed.
     """

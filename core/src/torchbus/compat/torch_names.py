@@ -136,7 +136,7 @@ def require_step_count() -> None:
     require(LRScheduler, "_step_count", "lets a session skip a scheduler's step")
 
 
-def cells_of_own_step(optimizer: Optimizer) -> Iterator[CellType]:
+def cells_of_local_step(optimizer: Optimizer) -> Iterator[CellType]:
     """A scheduler gives its optimizer a ``step`` of its own, which keeps the class's function in a
     closure.
 

@@ -15,8 +15,8 @@ from torchbus.patches.loaders import data_loaders
 from torchbus.patches.modules import every_forward, first_forward, train_mode
 from torchbus.patches.optimizers import optimizer_parameters, optimizer_steps, plateau_step
 from torchbus.patches.other_calls import clipping, torch_save
-from torchbus.patches.patching import Ears, Patch, replace, undisturbed
 from torchbus.patches.skipping import clearing_gradients, scheduler_steps, step_methods
+from torchbus.patching import Ears, Patch, replace, undisturbed
 
 ALL: tuple[Patch, ...] = (
     backward_calls,
@@ -47,10 +47,10 @@ class Seams:
     @undisturbed()
     def refresh(self) -> None:
         """Install exactly the seams that some plugin listens to now."""
-        heard = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.events)]
-        self._remove([seam for seam, _ in self._installed if seam not in heard])
+        received = [seam for seam in ALL if any(self._bus.heard(event) for event in seam.events)]
+        self._remove([seam for seam, _ in self._installed if seam not in received])
         there = {seam.place for seam, _ in self._installed} | self._retired
-        for seam in heard:
+        for seam in received:
             if seam.place not in there:
                 self._installed.append((seam, seam.install(Ears(self._bus))))
 

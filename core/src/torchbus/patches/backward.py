@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchbus.compat.torch_names import current_graph_task_id, version
-from torchbus.patches.patching import Ears, emits
+from torchbus.patching import Ears, emits
 from torchbus.tree import as_list
 
 EVENTS = ("before_backward", "run_backward", "backward_failed", "after_backward")
@@ -116,9 +116,9 @@ def _times(
         return factor.clone() if same else torch.ones_like(tensor) * factor
     if tensor.dim():
         return torch.full_like(tensor, factor)
-    kept = _scalar(factor, tensor.dtype, tensor.device)
+    retained = _scalar(factor, tensor.dtype, tensor.device)
     # a hook may have changed it in place
-    return kept if version(kept) == 0 else torch.full_like(tensor, factor)
+    return retained if version(retained) == 0 else torch.full_like(tensor, factor)
 
 
 @functools.lru_cache(maxsize=16)
@@ -129,8 +129,8 @@ def _scalar(factor: float, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 
 @emits("torch.autograd.backward", *EVENTS)
-def backward_calls(ears: Ears) -> Callable[[], None]:
-    return ears.replace(torch.autograd, "backward", Outermost(ears).heard)
+def backward_calls(emitter: Ears) -> Callable[[], None]:
+    return emitter.replace(torch.autograd, "backward", Outermost(emitter).heard)
 
 
 class Outermost:
@@ -140,8 +140,8 @@ class Outermost:
     ``backward`` of its own.
     """
 
-    def __init__(self, ears: Ears) -> None:
-        self._before, self._engines, self._failed, self._after = map(ears.listeners, EVENTS)
+    def __init__(self, emitter: Ears) -> None:
+        self._before, self._engines, self._failed, self._after = map(emitter.listeners, EVENTS)
         self._handed_over: set[int] = set()
         """Threads in which a plugin runs the backward."""
 

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchbus.bus.registry import Bus
 from torchbus.compat import loaders
-from torchbus.patches.patching import Ears, emits
-from torchbus.world import DividedAnew, Share
+from torchbus.patching import Ears, emits
+from torchbus.world import ElasticOrder, Share
 
 
 class Origin:
@@ -92,9 +92,9 @@ def is_sequential(batches: object, count: int) -> bool:
     )
 
 
-def batches_behind(batches: BatchSampler, count: int) -> Iterator[list[int]]:
-    rest = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
-    return iter(BatchSampler(rest, batches.batch_size, batches.drop_last))
+def batches_source(batches: BatchSampler, count: int) -> Iterator[list[int]]:
+    remaining = range(len(cast(Sized, batches.sampler)))[count * batches.batch_size :]
+    return iter(BatchSampler(remaining, batches.batch_size, batches.drop_last))
 
 
 class Pass:
@@ -104,10 +104,10 @@ class Pass:
         self.replacements = replacements
 
     @cached_property
-    def divided_anew(self) -> DividedAnew | None:
+    def elastic(self) -> ElasticOrder | None:
         """The order that is to be drawn from, if it is divided anew between two steps."""
         order = self.replacements.get("batch_sampler", self.replacements.get("sampler"))
-        return order if isinstance(order, DividedAnew) else None
+        return order if isinstance(order, ElasticOrder) else None
 
 
 @runtime_checkable
@@ -121,12 +121,12 @@ class Skipping(Protocol):
 @contextmanager
 def replaced(loader: DataLoader[object], attributes: dict[str, object]) -> Iterator[None]:
     """Give the loader other attributes inside the block."""
-    own = {name: loader.__dict__[name] for name in attributes}
+    mine = {name: loader.__dict__[name] for name in attributes}
     loader.__dict__.update(attributes)
     try:
         yield
     finally:
-        loader.__dict__.update(own)
+        loader.__dict__.update(mine)
 
 
 Make = Callable[[Callable[..., Iterator[object]]], Callable[..., Iterator[object]]]
@@ -153,7 +153,7 @@ class Heard:
         return self.passes > passes or loader in self._loaders
 
 
-def replace_own_iter(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
+def replace_custom_iter(ears: Ears, make_iter: Make, heard: Heard) -> Callable[[], None]:
     """Hear these subclasses. Return the function that undoes it."""
     undos: list[Callable[[], None]] = []
 
@@ -182,7 +182,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, object]) -> None: ...
 
 
-def begin_anew(loader: DataLoader[object]) -> None:
+def recreate_iterator(loader: DataLoader[object]) -> None:
     """Let a StatefulDataLoader make its iterator again, from the same state.
 
     If it was asked for its state before its first pass, it has made an iterator that no seam has
@@ -193,15 +193,15 @@ def begin_anew(loader: DataLoader[object]) -> None:
         stateful.load_state_dict(stateful.state_dict())
 
 
-def _make_watched(ears: Ears, heard: Heard) -> Make:
+def _make_watched(emitter: Ears, received: Heard) -> Make:
     def make(original: Callable[..., Iterator[object]]) -> Callable[..., Iterator[object]]:
         def __iter__(self: DataLoader[object]) -> Iterator[object]:
-            before = heard.passes
+            before = received.passes
             iterator = original(self)
             if inspect.isgenerator(iterator):
                 return _watched(self, iterator, before)
-            if not heard.since(before, self):
-                ears.hook.loader_bypassed(loader=self)
+            if not received.since(before, self):
+                emitter.hook.loader_bypassed(loader=self)
             return iterator
 
         return __iter__
@@ -210,8 +210,8 @@ def _make_watched(ears: Ears, heard: Heard) -> Make:
         loader: DataLoader[object], inner: Iterator[object], before: int
     ) -> Iterator[object]:
         for batch in inner:
-            if not heard.since(before, loader):
-                ears.hook.loader_bypassed(loader=loader)
+            if not received.since(before, loader):
+                emitter.hook.loader_bypassed(loader=loader)
             yield batch
             break
         yield from inner
@@ -317,8 +317,8 @@ class LoaderIterator:
             and not self.taken
             and is_sequential(loaders.index_sampler(self._inner), count)
         ):
-            rest = batches_behind(loaders.index_sampler(self._inner), count)
-            loaders.read_from(self._inner, rest)
+            remaining = batches_source(loaders.index_sampler(self._inner), count)
+            loaders.read_from(self._inner, remaining)
         else:
             for _ in range(count):
                 self._read() if indices is None else next(indices)
@@ -352,7 +352,7 @@ class LoaderIterator:
         If the loader has no length, read each batch before the one before it is handed over. An
         order that is divided anew is asked after each batch: its length changes.
         """
-        order = self.divided_anew
+        order = self.elastic
         if order is not None:
             self._finds_last = True
             self.origin.length = self.taken if self.taken and not order.has_more() else None
@@ -365,9 +365,9 @@ class LoaderIterator:
                 self._look_ahead(self.taken)
 
     @property
-    def divided_anew(self) -> DividedAnew | None:
+    def elastic(self) -> ElasticOrder | None:
         """The order that this pass draws from, if it is divided anew between two steps."""
-        return None if self.order is None else self.order.divided_anew
+        return None if self.order is None else self.order.elastic
 
     def wraps(self, iterator: object) -> bool:
         """Whether it announces the batches of this iterator of torch."""
@@ -398,10 +398,10 @@ class LoaderIterator:
         self._look_ahead(self.taken + 1)
         return batch
 
-    def _look_ahead(self, taken: int) -> None:
+    def _look_ahead(self, consumed: int) -> None:
         self._ahead.extend(islice(self._inner, 1))
         if not self._ahead:
-            self.origin.length = taken
+            self.origin.length = consumed
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
@@ -429,26 +429,26 @@ class LoaderIterator:
     "loader_end",
     "loader_bypassed",
 )
-def data_loaders(ears: Ears) -> Callable[[], None]:
+def data_loaders(emitter: Ears) -> Callable[[], None]:
     loaders.check()
-    heard = Heard()
-    make_iter = partial(_heard_iter, ears, heard)
+    received = Heard()
+    make_iter = partial(_received_iter, emitter, received)
     undo = ExitStack()
-    undo.callback(replace_own_iter(ears, make_iter, heard))
-    undo.callback(ears.replace(DataLoader, "__iter__", make_iter))
-    undo.callback(ears.replace(DataLoader, "__len__", partial(_heard_len, ears)))
+    undo.callback(replace_custom_iter(emitter, make_iter, received))
+    undo.callback(emitter.replace(DataLoader, "__iter__", make_iter))
+    undo.callback(emitter.replace(DataLoader, "__len__", partial(_received_len, emitter)))
     return undo.close
 
 
-def _heard_iter(ears: Ears, heard: Heard, original: Iter) -> Iter:
+def _received_iter(emitter: Ears, received: Heard, original: Iter) -> Iter:
     def __iter__(self: DataLoader[object]) -> Iterator[object]:
-        heard.note(self)
-        if ears.hook.skip_pass(loader=self):
+        received.note(self)
+        if emitter.hook.skip_pass(loader=self):
             return iter(())
-        begin_anew(self)
-        order: Pass | None = ears.hook.loader_start(loader=self)
-        iterator = LoaderIterator(self, partial(_open, self, original, order), ears.bus, order)
-        ears.hook.loader_opened(loader=self, iterator=iterator)
+        recreate_iterator(self)
+        order: Pass | None = emitter.hook.loader_start(loader=self)
+        iterator = LoaderIterator(self, partial(_open, self, original, order), emitter.bus, order)
+        emitter.hook.loader_opened(loader=self, iterator=iterator)
         return cast(Iterator[object], iterator)
 
     return __iter__
@@ -456,15 +456,15 @@ def _heard_iter(ears: Ears, heard: Heard, original: Iter) -> Iter:
 
 def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Iterator[object]:
     with replaced(loader, {} if order is None else order.replacements):
-        kept = loaders.kept_iterator(loader)
-        if kept is not None:
-            loaders.give_sampler(kept, loader)
+        retained = loaders.retained_iterator(loader)
+        if retained is not None:
+            loaders.give_sampler(retained, loader)
         return original(loader)
 
 
-def _heard_len(ears: Ears, original: Callable[..., int]) -> Callable[..., int]:
+def _received_len(emitter: Ears, original: Callable[..., int]) -> Callable[..., int]:
     def __len__(self: DataLoader[object]) -> int:
-        length: int | None = ears.hook.loader_length(loader=self)
+        length: int | None = emitter.hook.loader_length(loader=self)
         return original(self) if length is None else length
 
     return __len__

@@ -26,7 +26,7 @@ from torchbus.compat.torch_names import (
     detect_fake_mode,
     outside_transforms,
 )
-from torchbus.patches.patching import Ears, emits
+from torchbus.patching import Ears, emits
 
 Called = Callable[[Module, tuple[object, ...]], None]
 
@@ -34,13 +34,13 @@ Called = Callable[[Module, tuple[object, ...]], None]
 class ModuleHook:
     """Calls ``called(module, inputs)`` before each forward. A compiled model counts as one call."""
 
-    def __init__(self, ears: Ears, called: Called) -> None:
-        self._ears = ears
+    def __init__(self, emitter: Ears, called: Called) -> None:
+        self._ears = emitter
         self._called = called
         self._handle: RemovableHandle | None = register_module_forward_pre_hook(called)
         self._stack = ExitStack()
         self._stack.callback(self._take_off)
-        self._stack.callback(ears.replace(torch, "compile", self._compiling, becomes_inert=True))
+        self._stack.callback(emitter.replace(torch, "compile", self._compiling, becomes_inert=True))
         self._watches = False
         if COMPILER in sys.modules:
             self._watch()
@@ -119,15 +119,15 @@ def _nothing(module: Module, inputs: object) -> None:
 
 
 @emits("forward of every module", "module_called")
-def every_forward(ears: Ears) -> Callable[[], None]:
+def every_forward(emitter: Ears) -> Callable[[], None]:
     def called(module: Module, inputs: tuple[object, ...]) -> None:
-        ears.hook.module_called(module=module, inputs=inputs)
+        emitter.hook.module_called(module=module, inputs=inputs)
 
-    return ModuleHook(ears, called).remove
+    return ModuleHook(emitter, called).remove
 
 
 @emits("first forward of each module", "model_found")
-def first_forward(ears: Ears) -> Callable[[], None]:
+def first_forward(emitter: Ears) -> Callable[[], None]:
     """Hear first calls until the models are known (``Seams.retire``).
 
     The hook costs about a microsecond per module call.
@@ -152,9 +152,9 @@ def first_forward(ears: Ears) -> Callable[[], None]:
         )
         if not waits:
             with outside_transforms():
-                ears.hook.model_found(model=module, calling=True)
+                emitter.hook.model_found(model=module, calling=True)
 
-    return ModuleHook(ears, first_call).remove
+    return ModuleHook(emitter, first_call).remove
 
 
 def _is_lent(module: Module) -> bool:
@@ -163,7 +163,7 @@ def _is_lent(module: Module) -> bool:
 
 
 @emits("Module.train", "mode_changed")
-def train_mode(ears: Ears) -> Callable[[], None]:
+def train_mode(emitter: Ears) -> Callable[[], None]:
     depth = 0
 
     def make(original: Callable[[Module, bool], Module]) -> Callable[[Module, bool], Module]:
@@ -175,12 +175,12 @@ def train_mode(ears: Ears) -> Callable[[], None]:
             finally:
                 depth -= 1
             if not depth:
-                ears.hook.mode_changed(model=self, training=mode)
+                emitter.hook.mode_changed(model=self, training=mode)
             return result
 
         return train
 
-    return ears.replace(Module, "train", make)
+    return emitter.replace(Module, "train", make)
 
 
 Around = Callable[..., object]
@@ -210,7 +210,7 @@ class Surround:
         self._models.add(id(model))
         weakref.finalize(model, self._models.discard, id(model))
         if "forward" in vars(model):
-            self._replace_own(model)
+            self._replace_local(model)
             return
         owner = next(base for base in type(model).__mro__ if "forward" in vars(base))
         if owner not in self._classes:
@@ -240,7 +240,7 @@ class Surround:
         owner.forward = ours
         return lambda: _take_out(owner, ours)
 
-    def _replace_own(self, model: Module) -> None:
+    def _replace_local(self, model: Module) -> None:
         own = vars(model)["forward"]
         reference = weakref.ref(model)
 

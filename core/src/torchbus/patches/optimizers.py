@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 from torchbus.bus.registry import Listeners
 from torchbus.compat.python import current_frame
-from torchbus.patches.patching import Ears, emits, is_marked
+from torchbus.patching import Ears, emits, is_marked
 
 Closure = Callable[..., object]
 NAME = "closure"
@@ -91,12 +91,12 @@ def _is_function(value: object) -> bool:
 
 
 @emits("Optimizer.add_param_group, __setstate__", "parameters_added")
-def optimizer_parameters(ears: Ears) -> Callable[[], None]:
+def optimizer_parameters(emitter: Ears) -> Callable[[], None]:
     """Every optimizer's constructor calls ``add_param_group`` for each of its groups. One that
     ``torch.load`` or ``copy.deepcopy`` makes gets them by ``__setstate__``.
     """
-    added = ears.replace(Optimizer, "add_param_group", _adding(ears))
-    copied = ears.replace(Optimizer, "__setstate__", _copying(ears))
+    added = emitter.replace(Optimizer, "add_param_group", _adding(emitter))
+    copied = emitter.replace(Optimizer, "__setstate__", _copying(emitter))
 
     def undo() -> None:
         copied()
@@ -105,13 +105,13 @@ def optimizer_parameters(ears: Ears) -> Callable[[], None]:
     return undo
 
 
-def _adding(ears: Ears) -> Callable[[Any], object]:
+def _adding(emitter: Ears) -> Callable[[Any], object]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def add_param_group(self: Optimizer, param_group: dict[str, object]) -> None:
             original(self, param_group)
             if not is_marked(self):
                 added = list(self.param_groups[-1]["params"])
-                ears.hook.parameters_added(optimizer=self, parameters=added)
+                emitter.hook.parameters_added(optimizer=self, parameters=added)
 
         return add_param_group
 
@@ -136,9 +136,9 @@ STEP_EVENTS = ("before_optimizer_step", "gradients_ready", "after_optimizer_step
 
 
 @emits("Optimizer.step", *STEP_EVENTS)
-def optimizer_steps(ears: Ears) -> Callable[[], None]:
+def optimizer_steps(emitter: Ears) -> Callable[[], None]:
     """Every optimizer's step, through torch's own global hooks."""
-    hooks = StepHooks(*(ears.listeners(event) for event in STEP_EVENTS))
+    hooks = StepHooks(*(emitter.listeners(event) for event in STEP_EVENTS))
     before = register_optimizer_step_pre_hook(hooks.before)
     after = register_optimizer_step_post_hook(hooks.after)
 
@@ -209,12 +209,12 @@ def _is_above(frame: FrameType, outer: int) -> bool:
 
 
 @emits("ReduceLROnPlateau.step", "scheduler_metric")
-def plateau_step(ears: Ears) -> Callable[[], None]:
+def plateau_step(emitter: Ears) -> Callable[[], None]:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def step(self: ReduceLROnPlateau, metrics: object, *args: object, **kwargs: object) -> None:
-            replaced = ears.hook.scheduler_metric(metric=metrics)
+            replaced = emitter.hook.scheduler_metric(metric=metrics)
             original(self, metrics if replaced is None else replaced, *args, **kwargs)
 
         return step
 
-    return ears.replace(ReduceLROnPlateau, "step", make)
+    return emitter.replace(ReduceLROnPlateau, "step", make)

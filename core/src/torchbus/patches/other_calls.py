@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from torchbus.compat.torch_names import real_clipping
-from torchbus.patches.patching import Ears, emits
+from torchbus.patching import Ears, emits
 from torchbus.tree import as_list
 
 Make = Callable[[Callable[..., Any]], Callable[..., object]]
@@ -25,7 +25,7 @@ Make = Callable[[Callable[..., Any]], Callable[..., object]]
     "clip_gradient_values",
     "gradient_norm",
 )
-def clipping(ears: Ears) -> Callable[[], None]:
+def clipping(emitter: Ears) -> Callable[[], None]:
     """Replace the real functions inside torch's wrappers, since scripts import the wrappers by
     name.
 
@@ -33,17 +33,20 @@ def clipping(ears: Ears) -> Callable[[], None]:
     closure in the wrapper's place, that function is replaced itself.
     """
     stack = ExitStack()
-    for name, make in (("clip_grad_norm_", _by_norm(ears)), ("clip_grad_value_", _by_value(ears))):
+    for name, make in (
+        ("clip_grad_norm_", _by_norm(emitter)),
+        ("clip_grad_value_", _by_value(emitter)),
+    ):
         cell = real_clipping(getattr(clip_grad, name))
         if cell is None:
-            stack.callback(ears.replace(clip_grad, name, make))
+            stack.callback(emitter.replace(clip_grad, name, make))
         else:
             stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
             cell.cell_contents = make(cell.cell_contents)
     return stack.close
 
 
-def _by_norm(ears: Ears) -> Make:
+def _by_norm(emitter: Ears) -> Make:
     def make(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(original)
         def clip_grad_norm_(
@@ -58,11 +61,11 @@ def _by_norm(ears: Ears) -> Make:
             def run(max_norm: float) -> Tensor:
                 return original(tensors, max_norm, norm_type, *args, **kwargs)
 
-            answer: Tensor | None = ears.hook.clip_gradients(
+            answer: Tensor | None = emitter.hook.clip_gradients(
                 parameters=tensors, max_norm=max_norm, norm_type=norm_type, run=run
             )
             norm = run(max_norm) if answer is None else answer
-            ears.hook.gradient_norm(norm=norm)
+            emitter.hook.gradient_norm(norm=norm)
             return norm
 
         return clip_grad_norm_
@@ -70,7 +73,7 @@ def _by_norm(ears: Ears) -> Make:
     return make
 
 
-def _by_value(ears: Ears) -> Make:
+def _by_value(emitter: Ears) -> Make:
     def make(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
         def clip_grad_value_(
@@ -80,7 +83,7 @@ def _by_value(ears: Ears) -> Make:
             **kwargs: object,
         ) -> None:
             tensors = as_list(parameters)
-            if not ears.hook.clip_gradient_values(parameters=tensors, clip_value=clip_value):
+            if not emitter.hook.clip_gradient_values(parameters=tensors, clip_value=clip_value):
                 original(tensors, clip_value, *args, **kwargs)
 
         return clip_grad_value_
@@ -89,7 +92,7 @@ def _by_value(ears: Ears) -> Make:
 
 
 @emits("torch.save", "save_file")
-def torch_save(ears: Ears) -> Callable[[], None]:
+def torch_save(emitter: Ears) -> Callable[[], None]:
     """Hear saves to a path. Those into an open file or buffer are left alone."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
@@ -101,9 +104,9 @@ def torch_save(ears: Ears) -> Callable[[], None]:
                 original(obj, path, *args, **kwargs)
 
             path = str(os.fspath(f))
-            if ears.hook.save_file(path=path, write=write) is None:
+            if emitter.hook.save_file(path=path, write=write) is None:
                 write(path)
 
         return save
 
-    return ears.replace(torch, "save", make)
+    return emitter.replace(torch, "save", make)

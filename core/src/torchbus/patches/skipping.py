@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
 from torchbus.compat import torch_names
 from torchbus.patches.optimizers import Given
-from torchbus.patches.patching import Ears, emits, is_marked
+from torchbus.patching import Ears, emits, is_marked
 
 NONE_GIVEN = Given(Optimizer, (), {})
 
@@ -32,12 +32,12 @@ CLEARING_EVENTS = ("before_zero_grad", "gradients_cleared")
 
 
 @emits("Optimizer.step (skipped or not)", *STEP_EVENTS)
-def step_methods(ears: Ears) -> Callable[[], None]:
+def step_methods(emitter: Ears) -> Callable[[], None]:
     """The method of each optimizer class, outside torch's own step hooks.
 
     A step that is left out runs none of them. If one of them raises, no later one runs.
     """
-    return StepMethods(ears).install()
+    return StepMethods(emitter).install()
 
 
 Method = Callable[..., object]
@@ -46,9 +46,9 @@ Method = Callable[..., object]
 class StepMethods:
     """What stands in for the ``step`` of optimizer classes, existing ones and later ones."""
 
-    def __init__(self, ears: Ears) -> None:
-        self._ears = ears
-        self._listeners, self._failed = map(ears.listeners, STEP_EVENTS)
+    def __init__(self, emitter: Ears) -> None:
+        self._ears = emitter
+        self._listeners, self._failed = map(emitter.listeners, STEP_EVENTS)
         self._running: set[int] = set()
         self._patched: dict[object, object] = {}
         self._undo = ExitStack()
@@ -62,7 +62,7 @@ class StepMethods:
         return self._remove
 
     def _remove(self) -> None:
-        self._ears.be_deaf()
+        self._ears.disconnect()
         self._undo.close()
         _redirect({ours: original for original, ours in self._patched.items()})
 
@@ -123,9 +123,9 @@ class StepMethods:
 
 
 @emits("Optimizer.zero_grad", *CLEARING_EVENTS)
-def clearing_gradients(ears: Ears) -> Callable[[], None]:
+def clearing_gradients(emitter: Ears) -> Callable[[], None]:
     """``zero_grad``, which a plugin may leave out."""
-    before, after = map(ears.listeners, CLEARING_EVENTS)
+    before, after = map(emitter.listeners, CLEARING_EVENTS)
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(self: Optimizer, *args: object, **kwargs: object) -> None:
@@ -141,7 +141,7 @@ def clearing_gradients(ears: Ears) -> Callable[[], None]:
 
         return zero_grad
 
-    return ears.replace(Optimizer, "zero_grad", make)
+    return emitter.replace(Optimizer, "zero_grad", make)
 
 
 @emits("LRScheduler.step", "skip_scheduler")
@@ -182,7 +182,7 @@ def _redirect(functions: dict[object, object]) -> None:
     That ``step`` keeps the function that it found in the class.
     """
     for optimizer in objects.alive(Optimizer):
-        for cell in torch_names.cells_of_own_step(optimizer):
+        for cell in torch_names.cells_of_local_step(optimizer):
             with suppress(TypeError):  # not hashable
                 if cell.cell_contents in functions:
                     cell.cell_contents = functions[cell.cell_contents]

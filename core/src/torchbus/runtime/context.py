@@ -284,7 +284,7 @@ class Block:
             refuse_missing_ranks(session, session.bus.hook.launch(session=session))
             stack.push(self._part_from_ranks)
             stack.push(session.on_close)
-            stack.push(self._meet_ranks)
+            stack.push(self._sync_ranks)
             for entry in discovery.every("always"):
                 for plugin in discovery.load(entry)(session):
                     session.bus.register(plugin)
@@ -327,7 +327,7 @@ class Block:
         active.set_current(None)
         self._session.forget()
 
-    def _meet_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def _sync_ranks(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for the others at the end, or settle whose error it is."""
         if self._session.job is not None:
             final = self._session.job.meet(error)

@@ -139,7 +139,7 @@ class BatchService(Protocol):
     def follow(self, dependent: str = "") -> None:
         """Begin to track. ``dependent``: what goes wrong if a batch can't be identified."""
 
-    def took(self, taken: Any) -> None:
+    def took(self, consumed: Any) -> None:
         """Track a batch that the loop, or a wrapper of its loader, was handed."""
 
     def waiting(self, origin: Origin) -> int:
@@ -148,7 +148,7 @@ class BatchService(Protocol):
     def held(self, origin: Origin) -> int:
         """Return how many other batches of a pass are alive, used or not."""
 
-    def may_have_fed(self, loader: object) -> bool:
+    def may_have_been_used(self, loader: object) -> bool:
         """Whether a batch of the loader came before a backward, without enough evidence."""
 
     def clear(self) -> None:

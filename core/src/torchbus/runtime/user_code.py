@@ -43,11 +43,11 @@ def users_frame() -> tuple[FrameType, int]:
     """
     frames = _outwards(current_frame(1))
     outside = [level for level, frame in enumerate(frames) if not is_inside(frame)]
-    own = next(
+    mine = next(
         (level for level in outside if not frames[level].f_code.co_filename.startswith(LIBRARIES)),
         None,
     )
-    level = own if own is not None else outside[0] if outside else len(frames) - 1
+    level = mine if mine is not None else outside[0] if outside else len(frames) - 1
     return frames[level], level
 
 
@@ -121,9 +121,9 @@ def going(what: str, since: str, instead: str) -> FutureWarning:
 def muted(message: str, category: type[Warning]) -> Iterator[None]:
     """Ignore what a library warns of. The script's own filters stay, also those that it adds."""
     warnings.filterwarnings("ignore", message, category)
-    own = warnings.filters[0]
+    mine = warnings.filters[0]
     try:
         yield
     finally:
         with suppress(ValueError):  # the script may have reset them
-            cast("list[object]", warnings.filters).remove(own)
+            cast("list[object]", warnings.filters).remove(mine)

@@ -9,9 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
-from torchbus_accumulate.place import schedule
+from torchbus_accumulate.place import position
 from torchbus_accumulate.place.loop import Place, last_by_torch
 from torchbus_accumulate.toggle import Toggle
 from torchbus_accumulate.windows.owner import Windows
@@ -33,7 +36,7 @@ class Accumulate:
     verbs = ("toggle", "no_sync", "accumulating", "is_last_batch", "backward_weight")
 
     def __init__(self, accumulate_grad_batches: int | Mapping[int, int] = 1) -> None:
-        self.schedule = schedule.parse(accumulate_grad_batches)
+        self.schedule = position.parse(accumulate_grad_batches)
         self._session: Context | None = None
         self._toggle = Toggle()
         self._optimizers: weakref.WeakSet[Optimizer] | None = None  # since the first toggle
@@ -88,9 +91,9 @@ class Accumulate:
             call.count = Count(count if session.share.weight else 0.0, counted=True)
             call.count.anew = True
         elif session.world_size > 1:
-            own = count if session.share.weight else 0.0
-            everywhere = float(session.reduce(own, "sum"))
-            call.weight = own * session.world_size / everywhere if everywhere else 0.0
+            mine = count if session.share.weight else 0.0
+            everywhere = float(session.reduce(mine, "sum"))
+            call.weight = mine * session.world_size / everywhere if everywhere else 0.0
 
     # Verbs ---------------------------------------------------------------------------------------
 

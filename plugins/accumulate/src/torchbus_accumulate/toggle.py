@@ -24,10 +24,10 @@ class Toggle:
         entry = {key: parameter.requires_grad for key, parameter in everything.items()}
         first = [key for key in entry if key not in self._before]
         self._before.update((key, entry[key]) for key in first)
-        own = {id(parameter) for parameter in parameters(optimizer)}
+        mine = {id(parameter) for parameter in parameters(optimizer)}
         try:
             for key, parameter in everything.items():
-                parameter.requires_grad_(self._before[key] and key in own)
+                parameter.requires_grad_(self._before[key] and key in mine)
             yield
         finally:
             for key, parameter in everything.items():

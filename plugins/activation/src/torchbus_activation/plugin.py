@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +13,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torchbus import objects
-from torchbus.plugin import Context, Surround, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.patches.modules import Surround
+from torchbus.runtime.context import Context
 
-from torchbus_activation.norms import counted_already
+from torchbus_activation._compat import NORM_BASE, buffers
 
 DISCOVERY_BACKWARDS = 3
 T = TypeVar("T")
@@ -126,3 +129,21 @@ def _compute_twice(
         **kwargs,
     )
     return outputs
+
+
+@contextmanager
+def counted_already(block: Module) -> Iterator[None]:
+    """Keep the running statistics inside: they have counted the batch already."""
+    norms = [module for module in block.modules() if isinstance(module, NORM_BASE)]
+    retained = [(norm, norm.momentum, buffers(norm).get("num_batches_tracked")) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+        if "num_batches_tracked" in buffers(norm):
+            buffers(norm)["num_batches_tracked"] = None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in retained:
+            norm.momentum = momentum
+            if "num_batches_tracked" in buffers(norm):
+                buffers(norm)["num_batches_tracked"] = count

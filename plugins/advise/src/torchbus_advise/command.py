@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from torchbus.plugin import TorchbusError, UsageError
+from torchbus.errors import TorchbusError, UsageError
 
 from torchbus_advise.estimate.hardware import GPUS, Gpu
 from torchbus_advise.estimate.plans import installed
 from torchbus_advise.page import Page
-from torchbus_advise.trial.outcome import Request
-from torchbus_advise.trial.survey import NoStep, survey
+from torchbus_advise.trial import NoStep, Request, survey
 from torchbus_cli.parser import Parser, complain
 
 USAGE = """torchbus advise [OPTION]... SCRIPT [ARG]...

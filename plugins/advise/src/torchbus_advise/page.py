@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from torchbus_advise.estimate.choice import Choice, choose
 from torchbus_advise.estimate.hardware import Gpu
 from torchbus_advise.estimate.plans import Installed
-from torchbus_advise.estimate.rows import Machine, Row, rows
-from torchbus_advise.text.found import found
-from torchbus_advise.text.grid import wrapped
-from torchbus_advise.text.hints import hints
-from torchbus_advise.text.recommendation import call, reason, recommendation
-from torchbus_advise.text.tables import LEGEND, by_part, by_ranks
-from torchbus_advise.trial.survey import Survey
+from torchbus_advise.estimate.rows import Choice, Machine, Row, choose, rows
+from torchbus_advise.text import (
+    LEGEND,
+    by_part,
+    by_ranks,
+    call,
+    found,
+    hints,
+    reason,
+    recommendation,
+    wrapped,
+)
+from torchbus_advise.trial import Survey
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 import sys
 from pathlib import Path
 
-from torchbus_advise.trial.child import run
-from torchbus_advise.trial.outcome import Request
+from torchbus_advise.trial import Request
+from torchbus_advise.trial import child_run as run
 
 kind, steps = sys.argv[1:]
 outcome = run(Request("train.py", [], False, kind == "fake", int(steps)))

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Surround, hookimpl, mark_internal
+from torchbus.bus.base import hookimpl
+from torchbus.patches.modules import Surround
+from torchbus.patching import mark_internal
+from torchbus.runtime.context import Context
 
 from torchbus_amp._compat import share_parameters, undo_inductor_patch
 from torchbus_amp.models import Args, Autocast, Kwargs, T
@@ -79,11 +82,11 @@ class Float8(Autocast):
         return {"float8": [self._line(model) for model in self._left] or ["no model yet"]}
 
     def _line(self, model: Module) -> str:
-        taken = [path for path, part in model.named_modules() if part in self._twins]
+        consumed = [path for path, part in model.named_modules() if part in self._twins]
         left = "; ".join(f"{path} ({why})" for path, why in self._left[model].items())
         return (
-            f"{type(model).__name__}: {len(taken)} linear layers multiply in float8:"
-            f" {_few(taken)}" + (f"; left in bfloat16: {left}" if left else "")
+            f"{type(model).__name__}: {len(consumed)} linear layers multiply in float8:"
+            f" {_few(consumed)}" + (f"; left in bfloat16: {left}" if left else "")
         )
 
     def words(self) -> str:

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, Surround, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.patches.modules import Surround
+from torchbus.runtime.context import Context
 from torchbus.tree import map_tensors
-
-from torchbus_amp.values import floats_to, halves_to_float32
 
 DISCOVERY_BACKWARDS = 3
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
-
 T = TypeVar("T")
 Args = tuple[object, ...]
 Kwargs = dict[str, object]
@@ -209,3 +208,16 @@ class Converted(Models):
         return f"parameters, buffers and inputs in {NAMES[self.dtype]}" + (
             "" if self.dtype == torch.float64 else ", returns float32"
         )
+
+
+HALF = (torch.float16, torch.bfloat16)
+Change = Callable[[Tensor], Tensor]
+
+
+def floats_to(dtype: torch.dtype) -> Change:
+    """Convert real floating tensors to this dtype, and leave others as they are."""
+    return lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def halves_to_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
-from torchbus.plugin import Answer, BackwardCall, Context, Unsupported, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.skipping import Answer
+from torchbus.runtime.context import Context
+from torchbus.tree import as_list
 
 from torchbus_amp._compat import check
-from torchbus_amp.leaves import reached
 from torchbus_amp.scaler import Scaler, check_and_scale, multiply, scaled_by_loop
 
 State = dict[str, object]
@@ -185,3 +190,30 @@ def _unscale(scaler: Scaler, parameters: list[Tensor], inverse: Tensor, done: se
     done.update(gradients)
     if gradients:
         scaler.found = found
+
+
+ACCUMULATES: Any = type(torch.ones((), requires_grad=True).expand(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+
+
+def reached(call: BackwardCall) -> list[Tensor]:
+    """The tensors whose ``grad`` this backward adds to: its ``inputs=``, or its graph's leaves."""
+    if call.inputs is not None:
+        return as_list(call.inputs)
+    tensors = as_list(call.tensors)
+    found = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_leaf]
+    waiting: list[Any] = [
+        tensor.grad_fn
+        for tensor in tensors
+        if isinstance(tensor, Tensor) and tensor.grad_fn is not None
+    ]
+    seen: set[Any] = {None, *waiting}
+    for node in waiting:
+        for child, _ in node.next_functions:
+            if child in seen:
+                continue
+            seen.add(child)
+            if type(child) is ACCUMULATES:
+                found.append(child.variable)
+            else:
+                waiting.append(child)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_average.plugin import Average
-from torchbus_average.schedule_free import ScheduleFree
+from torchbus_average.plugin import Average, ScheduleFree
 
 __all__ = ["Average", "ScheduleFree"]

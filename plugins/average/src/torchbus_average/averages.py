@@ -135,8 +135,8 @@ class Averages:
         """Take up a state, which has the tensors on all ranks."""
         self._follow(optimizer)
         self._train_mode = state["train_mode"]
-        for entry, own in zip(self._entries, state["entries"], strict=True):
-            entry.load(own)
+        for entry, mine in zip(self._entries, state["entries"], strict=True):
+            entry.load(mine)
         self._group()
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
-from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
-from torchbus_average import options
 from torchbus_average.averages import Averages
-from torchbus_average.buffers import kept_buffers
 from torchbus_strategy.collectives import broadcast_object
 
 
@@ -53,7 +56,7 @@ class Average:
         buffers: bool = False,
         in_eval: bool = True,
     ) -> None:
-        options.check(ema_decay, swa_start, every, buffers, in_eval)
+        check(ema_decay, swa_start, every, buffers, in_eval)
         self._update = (
             get_swa_multi_avg_fn() if ema_decay is None else get_ema_multi_avg_fn(ema_decay)
         )
@@ -134,7 +137,7 @@ class Average:
             )
         already_in = [averages.are_in for averages in self._of.values()]
         held_in, self._held_in = self._held_in, True
-        with kept_buffers(model for one in self._of.values() for model in one.models):
+        with retained_buffers(model for one in self._of.values() for model in one.models):
             for averages in self._of.values():
                 averages.swap_in()
             try:
@@ -159,10 +162,10 @@ class Average:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the averages of rank 0. All ranks call it."""
-        for (optimizer, averages), own in zip(self._of.items(), state["averages"], strict=True):
+        for (optimizer, averages), mine in zip(self._of.items(), state["averages"], strict=True):
             if self._session.world_size > 1:
-                own = own | {"entries": self._of_rank0(own["entries"])}
-            averages.load(optimizer, own)
+                mine = mine | {"entries": self._of_rank0(mine["entries"])}
+            averages.load(optimizer, mine)
 
     def _of_rank0(self, entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Rank 0's entries, one by one, so that no rank holds all of them."""
@@ -172,3 +175,111 @@ class Average:
     def _swap_out(self) -> None:
         for averages in self._of.values():
             averages.swap_out()
+
+
+@contextmanager
+def retained_buffers(models: Iterable[Module]) -> Iterator[None]:
+    """Put the buffers of these models back at the end, bit for bit."""
+    buffers = {id(one): one for model in models for one in model.buffers()}
+    before = [(one, one.detach().clone()) for one in buffers.values()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def check(
+    ema_decay: float | None,
+    swa_start: int | None,
+    every: int,
+    buffers: bool,
+    in_eval: bool,
+) -> None:
+    """Raise UsageError if an option has a wrong type or value, or if they don't fit together."""
+    expect("ema_decay", ema_decay, (int, float, type(None)), "a number from 0 to 1")
+    expect(
+        "swa_start",
+        swa_start,
+        (int, type(None)),
+        "a number of optimizer steps: a session does not know beforehand how long the loop runs",
+    )
+    expect("every", every, int, "a number of optimizer steps")
+    expect("buffers", buffers, bool, "True or False")
+    expect("in_eval", in_eval, bool, "True or False")
+    if ema_decay is not None and swa_start is not None:
+        raise UsageError(
+            f"ema_decay={ema_decay} and swa_start={swa_start}: a session keeps one average of the"
+            " weights. Pass only one of them"
+        )
+    if ema_decay is not None and not 0 <= ema_decay <= 1:
+        raise UsageError(f"ema_decay={ema_decay}: it must be from 0 to 1")
+    if swa_start is not None and swa_start < 0:
+        raise UsageError(f"swa_start={swa_start}: it must be 0 or more optimizer steps")
+    if every < 1:
+        raise UsageError(f"every={every}: it must be 1 or more optimizer steps")
+
+
+class HasModes(Protocol):
+    """An optimizer as those of the package schedulefree."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+class ScheduleFree:
+    """Calls ``optimizer.train()`` and ``optimizer.eval()`` as the loop calls those of its models.
+
+    Args:
+        schedule_free: whether to do so. The optimizers must have both methods.
+
+    Source: Defazio et al., https://arxiv.org/abs/2405.15682
+    """
+
+    def __init__(self, *, schedule_free: bool = True) -> None:
+        expect("schedule_free", schedule_free, bool, "True or False")
+        self._active = schedule_free
+        self._optimizers: WeakKeyDictionary[Optimizer, list[Module]] = WeakKeyDictionary()
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        self._session = session
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if not self._active or optimizer is None or not self._session.captures(optimizer):
+            return
+        if not hasattr(optimizer, "train") or not hasattr(optimizer, "eval"):
+            raise UsageError(
+                f"schedule_free=True: {type(optimizer).__name__} has no train() and eval(). Use an"
+                " optimizer of the package schedulefree, or leave the option out"
+            )
+        self._optimizers[optimizer] = []
+
+    @hookimpl
+    def optimizer_ready(self, optimizer: Optimizer) -> None:
+        """Begin to train: all groups are there."""
+        if optimizer in self._optimizers:
+            cast(HasModes, optimizer).train()
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        how = "optimizers: train() and eval() are called as those of their models"
+        return {"schedule-free": [how]} if self._active else None
+
+    @hookimpl
+    def mode_changed(self, model: Module, training: bool) -> None:
+        inside = {id(part) for part in model.modules()}
+        for optimizer, models in self._optimizers.items():
+            models = models or self._find(optimizer)
+            if models and all(id(one) in inside for one in models):
+                modes = cast(HasModes, optimizer)
+                (modes.train if training else modes.eval)()
+
+    def _find(self, optimizer: Optimizer) -> list[Module]:
+        """The models of an optimizer, which are looked for once."""
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self._optimizers[optimizer] = found = objects.models_of(parameters)
+        return found

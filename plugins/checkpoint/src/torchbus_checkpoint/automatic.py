@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from torchbus.plugin import Context, LoaderIterator
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 
-from torchbus_checkpoint.agreement.requests import Requests
-from torchbus_checkpoint.agreement.when import When
+from torchbus_checkpoint.agreement.requests import Requests, When
 from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.loop.contents import Finder
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.loop.steps import Steps
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote.mirror import Mirror
-from torchbus_checkpoint.remote.url import shown
+from torchbus_checkpoint.remote.store import shown
 from torchbus_checkpoint.state.snapshot import Snapshot
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.plugin import TorchbusError
+from torchbus.errors import TorchbusError
 
 
 class CheckpointError(TorchbusError, RuntimeError):

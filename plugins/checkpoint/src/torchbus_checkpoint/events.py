@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchbus.plugin import hookspec
+from torchbus.bus.base import hookspec
 
 if TYPE_CHECKING:
     from torch import Tensor

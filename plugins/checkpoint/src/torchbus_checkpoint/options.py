@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchbus.plugin import UsageError, expect
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
 
-from torchbus_checkpoint.remote import url as remote
+from torchbus_checkpoint.remote import store
 
 MODES = ("min", "max")
 RESUME = ("auto", "never")
@@ -65,7 +66,7 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
     """Return the local folder, and the URL of the remote one. Every rank rejects an unknown URL."""
     if checkpoint is None:
         return None, None
-    url = checkpoint if remote.is_url(checkpoint) else None
+    url = checkpoint if store.is_url(checkpoint) else None
     if url is None:
         if local_copy is not None:
             raise UsageError(
@@ -73,8 +74,8 @@ def _places(checkpoint: Place | None, local_copy: Place | None) -> tuple[Path | 
                 " checkpoint='s3://...': leave it out"
             )
         return Path(checkpoint).absolute(), None
-    remote.refuse_unknown(str(url))
-    return Path(local_copy or remote.local_folder(str(url))).absolute(), str(url)
+    store.refuse_unknown(str(url))
+    return Path(local_copy or store.local_folder(str(url))).absolute(), str(url)
 
 
 def _resume(resume: Place, folder: Path | None) -> str | Path:
@@ -95,7 +96,7 @@ def _resume(resume: Place, folder: Path | None) -> str | Path:
 
 def refuse_url(path: Place, what: str) -> None:
     """Raise UsageError if the path is a URL: this option needs a local folder."""
-    if remote.is_url(path):
+    if store.is_url(path):
         raise UsageError(
             f"{what}: this must be a local folder; checkpoint='s3://...' writes to a remote one,"
             " and resumes from it"

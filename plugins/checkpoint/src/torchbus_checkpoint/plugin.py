@@ -8,17 +8,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect, needs
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 
 from torchbus_checkpoint import events, options
-from torchbus_checkpoint.agreement.requests import Requests, seconds
-from torchbus_checkpoint.agreement.when import When
+from torchbus_checkpoint.agreement.requests import Requests, When, seconds
 from torchbus_checkpoint.automatic import AutomaticSaves
+from torchbus_checkpoint.loop import loaders
 from torchbus_checkpoint.loop.contents import Finder
-from torchbus_checkpoint.loop.epochs import Epochs
-from torchbus_checkpoint.loop.loaders import wrappers
 from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.steps import Steps
+from torchbus_checkpoint.loop.steps import Epochs, Steps
 from torchbus_checkpoint.replay.course import explain_failure
 from torchbus_checkpoint.resume import Resume
 from torchbus_checkpoint.state.snapshot import Snapshot
@@ -139,7 +141,7 @@ class Checkpoint:
     @hookimpl
     def after_backward(self) -> None:
         if self._options.folder is not None:
-            wrappers.refuse_hidden_batches(self._session)
+            loaders.refuse_hidden_batches(self._session)
 
     @hookimpl
     def after_optimizer_step(self) -> None:
@@ -206,7 +208,7 @@ class Checkpoint:
         """
         if self._resume.pending is not None:
             return self._resume.pending.save_called()
-        wrappers.refuse_hidden_batches(self._session)
+        loaders.refuse_hidden_batches(self._session)
         options.refuse_url(path, f"s.save({str(path)!r})")
         self._position.gaps.saves += 1
         self._snapshot.write(Path(path).absolute())

@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from torchbus.plugin import Context, UsageError
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_checkpoint.agreement.exchange import agree
 from torchbus_checkpoint.disk import choice
-from torchbus_checkpoint.folder_lock.lock import FolderLock
-from torchbus_checkpoint.loop.epochs import Epochs
+from torchbus_checkpoint.folder_lock import FolderLock
 from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.loop.steps import Epochs
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.remote import fetch
-from torchbus_checkpoint.remote.job import RemoteJob
+from torchbus_checkpoint.remote.fetch import RemoteJob
 from torchbus_checkpoint.remote.mirror import Mirror
 from torchbus_checkpoint.replay.replaying import Replay
 from torchbus_checkpoint.state import shapes
@@ -89,15 +90,15 @@ class Resume:
 
     def begin(self, found: Path) -> Replay:
         """Begin a replay that ends where this checkpoint was written."""
-        own, alike, scale = self._snapshot.own_of(found)
+        mine, alike, scale = self._snapshot.local_of(found)
 
         def put_back() -> None:
-            self._snapshot.put_back(found, own)
+            self._snapshot.put_back(found, mine)
             self._restored()
 
         self.found = found
         with shapes.as_written(found, "the position in it"):
-            replay = Replay(self._session, self._position, own["position"], put_back, alike, scale)
+            replay = Replay(self._session, self._position, mine["position"], put_back, alike, scale)
         self._replay = self._epochs.replay = replay
         self._session.bus.register(replay, "checkpoint.replay")
         return replay

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torchbus import session
 
-from torchbus_checkpoint.disk import folder, leftovers
+from torchbus_checkpoint.disk import folder
+from torchbus_checkpoint.disk import formats as leftovers
 from torchbus_checkpoint.disk.choice import latest
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from torchbus_checkpoint.remote import job, patience
+from torchbus_checkpoint.remote import fetch
+from torchbus_checkpoint.remote import store as patience
 
 from .small_store import Way
 
@@ -69,4 +70,4 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(patience, "FIRST_S", 0.05)
-    monkeypatch.setattr(job, "PATIENCE_AFTER_ERROR_S", 30.0)
+    monkeypatch.setattr(fetch, "PATIENCE_AFTER_ERROR_S", 30.0)

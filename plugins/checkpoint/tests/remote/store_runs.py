@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbus_checkpoint.remote import names
+from torchbus_checkpoint.remote import store as names
 from torchbus_checkpoint.remote.store import Store
 
 

@@ -16,7 +16,9 @@ from torchbus import session
 from torchbus.errors import UsageError
 
 from torchbus_checkpoint.disk.choice import best, latest
-from torchbus_checkpoint.remote import claim, names, url
+from torchbus_checkpoint.remote import claim
+from torchbus_checkpoint.remote import store as names
+from torchbus_checkpoint.remote import store as url
 from torchbus_checkpoint.remote.store import Store, StoreError
 
 from .store_runs import train, wait_for, whole

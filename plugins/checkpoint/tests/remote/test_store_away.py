@@ -13,7 +13,9 @@ from torchbus import session
 
 from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.remote import mirror, names, patience
+from torchbus_checkpoint.remote import mirror
+from torchbus_checkpoint.remote import store as names
+from torchbus_checkpoint.remote import store as patience
 from torchbus_checkpoint.remote.store import Store, StoreError
 
 from .store_runs import train, wait_for, whole

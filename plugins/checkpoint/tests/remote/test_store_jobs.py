@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from torchbus import session
 
+from torchbus_checkpoint import folder_lock
 from torchbus_checkpoint.disk import folder
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.folder_lock import lock
-from torchbus_checkpoint.folder_lock.owner import Owner
-from torchbus_checkpoint.remote import claim, url
+from torchbus_checkpoint.folder_lock import Owner
+from torchbus_checkpoint.remote import claim
+from torchbus_checkpoint.remote import store as url
 from torchbus_checkpoint.remote.store import Store
 
 from .store_runs import train
@@ -25,7 +26,7 @@ pytestmark = [
 
 
 def test_a_second_job_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
     alive = replace(Owner.here(), pid=os.getppid(), began="")
     Store(place).write(claim.NAME, alive.note())
     with (

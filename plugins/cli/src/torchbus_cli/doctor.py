@@ -91,7 +91,7 @@ LAUNCHERS = {
     ),
     "MPI": r"(OMPI_COMM_WORLD_|PMI_|MPI_LOCAL|MV2_COMM_WORLD_)\w+",
 }
-MEETING_POINT = "MASTER_ADDR|MASTER_PORT|NODE_RANK"
+RENDEZVOUS_POINT = "MASTER_ADDR|MASTER_PORT|NODE_RANK"
 SETTINGS = (
     r"(TORCHBUS|GLOO|NCCL|TORCH_NCCL|TORCH_DISTRIBUTED)_\w+|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
 )
@@ -99,8 +99,10 @@ SETTINGS = (
 
 def environment_look() -> list[Finding]:
     """Say which variables are set, and whether they contradict each other."""
-    seen = "|".join([*LAUNCHERS.values(), MEETING_POINT])
-    launcher = Finding("launcher", shown(matching(seen)), [*_contradictions(), *_meeting_point()])
+    seen = "|".join([*LAUNCHERS.values(), RENDEZVOUS_POINT])
+    launcher = Finding(
+        "launcher", shown(matching(seen)), [*_contradictions(), *_rendezvous_point()]
+    )
     stale = (
         ["TORCHBUS_LAUNCH was set, which only a rank that a session started may have: unset it"]
         if inherited.is_rank()
@@ -128,7 +130,7 @@ def _contradictions() -> list[str]:
     problems: list[str] = []
     for launcher, names in LAUNCHERS.items():
         try:
-            place = find(Request(DevicePlan("cpu", 1)), matching(f"{names}|{MEETING_POINT}"))
+            place = find(Request(DevicePlan("cpu", 1)), matching(f"{names}|{RENDEZVOUS_POINT}"))
             places |= {launcher: place} if place is not None else {}
         except ValueError as error:
             problems.append(str(error))
@@ -136,18 +138,18 @@ def _contradictions() -> list[str]:
         "TORCHELASTIC_RUN_ID" not in os.environ
         and len({(place.rank, place.world_size) for place in places.values()}) > 1
     ):
-        told = "; ".join(
+        reported = "; ".join(
             f"{place.launched_by} says rank {place.rank} of {place.world_size}"
             for place in places.values()
         )
         problems.append(
-            f"launchers contradict each other: {told}. torchbus follows the first: unset the"
+            f"launchers contradict each other: {reported}. torchbus follows the first: unset the"
             " variables of the other"
         )
     return problems
 
 
-def _meeting_point() -> list[str]:
+def _rendezvous_point() -> list[str]:
     address, port = (
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         os.environ.get("MASTER_PORT", "29500"),
@@ -422,13 +424,13 @@ def run(timeout_s: float) -> Finding:
     return _judged(json.loads(output), time.perf_counter() - began)
 
 
-def _judged(told: dict[str, Any], wall_s: float) -> Finding:
-    same = told["difference"] <= TOLERANCE
+def _judged(reported: dict[str, Any], wall_s: float) -> Finding:
+    same = reported["difference"] <= TOLERANCE
     facts = {
         "result": "passed" if same else "failed",
-        "steps": told["steps"],
-        "difference to one process": f"{told['difference']:.1g}",
-        "ms/step": f"{told['train_s'] / told['steps'] * 1000:.2f}",
+        "steps": reported["steps"],
+        "difference to one process": f"{reported['difference']:.1g}",
+        "ms/step": f"{reported['train_s'] / reported['steps'] * 1000:.2f}",
         "seconds in all": f"{wall_s:.1f}",
     }
     return Finding(
@@ -473,7 +475,7 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 def _environ() -> dict[str, str]:
     """Return the environment without a launcher's variables: the two ranks are their own job."""
-    launcher = matching("|".join([*LAUNCHERS.values(), MEETING_POINT, r"TORCHBUS_\w+"]))
+    launcher = matching("|".join([*LAUNCHERS.values(), RENDEZVOUS_POINT, r"TORCHBUS_\w+"]))
     return {name: value for name, value in os.environ.items() if name not in launcher}
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from torchbus.bus import discovery
-from torchbus.plugin import PluginError, TorchbusError
+from torchbus.errors import PluginError, TorchbusError
 from torchbus.session import Session
 
 from torchbus_cli.parser import Parser, complain, table
@@ -98,7 +98,7 @@ def known_options() -> list[Option]:
 
     If several strategies have an option of the same name, all of them are listed.
     """
-    own = [_option(name, Session, "torchbus", "session") for name in _parameters(Session)]
+    mine = [_option(name, Session, "torchbus", "session") for name in _parameters(Session)]
     offered = {entry.name for entry in discovery.every("option")}
     found = [
         _option(name, maker, _package(entry), _plugin(entry))
@@ -106,7 +106,7 @@ def known_options() -> list[Option]:
         for name in _parameters(maker)
         if name in offered
     ]
-    return own + sorted(found, key=lambda one: (one.package, one.plugin, one.name))
+    return mine + sorted(found, key=lambda one: (one.package, one.plugin, one.name))
 
 
 def _makers() -> Iterator[tuple[EntryPoint, Callable[..., object]]]:
@@ -188,8 +188,8 @@ def main(argv: list[str]) -> int:
         except TorchbusError as error:
             return complain("torchbus options", error)
     if given.json:
-        told = [{key: asdict(one)[key] for key in FIELDS} for one in found]
-        print(json.dumps(told, indent=2))
+        reported = [{key: asdict(one)[key] for key in FIELDS} for one in found]
+        print(json.dumps(reported, indent=2))
         return 0
     print("\n\n".join(map(_whole, found)) if given.name else table([HEAD, *map(_row, found)]))
     return 0

@@ -18,7 +18,7 @@ from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
-from torchbus.plugin import TorchbusError, UsageError
+from torchbus.errors import TorchbusError, UsageError
 from torchbus.session import Session
 
 
@@ -50,7 +50,7 @@ class Program:
         try:
             session.close(error)
         finally:
-            self._show_own_frames_only()
+            self._show_local_frames_only()
         if error is not None:
             raise error
 
@@ -58,22 +58,22 @@ class Program:
         try:
             exec(self.code, vars(self.main))
         except BaseException as error:
-            return error.with_traceback(self._own_frames(error.__traceback__))
+            return error.with_traceback(self._local_frames(error.__traceback__))
         return None
 
-    def _own_frames(self, trace: TracebackType | None) -> TracebackType | None:
+    def _local_frames(self, trace: TracebackType | None) -> TracebackType | None:
         while trace is not None and trace.tb_frame.f_code is not self.code:
             trace = trace.tb_next
         return trace
 
-    def _show_own_frames_only(self) -> None:
+    def _show_local_frames_only(self) -> None:
         show = sys.excepthook
 
         def shown(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            own = self._own_frames(trace)
-            trace = own if own is not None or isinstance(error, TorchbusError) else trace
+            mine = self._local_frames(trace)
+            trace = mine if mine is not None or isinstance(error, TorchbusError) else trace
             show(kind, error.with_traceback(trace), trace)
 
         sys.excepthook = shown

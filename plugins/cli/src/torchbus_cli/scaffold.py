@@ -109,11 +109,11 @@ def _names(given: str) -> Names:
             " nan-guard"
         )
     for kind in USED:
-        _refuse_taken(given, name, kind)
+        _refuse_consumed(given, name, kind)
     return Names(name, torchbus.__version__)
 
 
-def _refuse_taken(given: str, name: str, kind: str) -> None:
+def _refuse_consumed(given: str, name: str, kind: str) -> None:
     there = discovery.installed(kind).get(name)
     owner = (
         discovery.version(there) if there is not None else discovery.distributions(kind).get(name)

@@ -13,14 +13,48 @@ from pathlib import Path
 from typing import Any
 
 from torchbus.bus import discovery
+from torchbus.bus.base import hookimpl
 from torchbus.bus.options import CORE_OPTIONS
-from torchbus.errors import PluginNotInstalled
-from torchbus.plugin import PluginError, TorchbusError, UsageError, hookimpl
+from torchbus.errors import PluginError, PluginNotInstalled, TorchbusError, UsageError
 from torchbus.session import Session
 
 from torchbus_cli import programs as program
-from torchbus_cli.parser import Parser
+from torchbus_cli.parser import Parser, complain
 from torchbus_cli.programs import Program
+
+USAGE = """torchbus run [OPTION]... SCRIPT [ARG]...
+       torchbus run [OPTION]... -m MODULE [ARG]..."""
+DESCRIPTION = """Run a training script on several devices without an edit: as
+`python SCRIPT ARG...` does, but inside a session.
+
+Put options before the script; everything after it goes to the script. The exit status is the
+script's. The command forks the other ranks before the script begins, or starts them by running the
+same command again. Only rank 0 prints.
+"""
+EXAMPLES = """  torchbus run train.py --lr 0.1              on all visible GPUs, or one rank on CPU
+  torchbus run --devices 2 train.py           two ranks (strategy ddp)
+  torchbus run --devices 0,2 -m pkg.train     GPUs 0 and 2, a module
+  torchbus run --accelerator cpu --devices 4 --print-all-ranks train.py
+  torchbus run --logger local -o log_dir=runs/a -o sync_loss=False train.py
+  torchbus run --config run.toml train.py     options from a file
+  torchbus run --verbose train.py             explains the session after the first epoch
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run a training script on several devices without an edit."""
+    parser = session_parser("run", DESCRIPTION, EXAMPLES, usage=USAGE)
+    try:
+        found, wanted = program_and_session(parser, argv)
+        active = found.start(wanted)
+    except SyntaxError as error:
+        sys.excepthook(SyntaxError, error.with_traceback(None), None)
+        return 1
+    except TorchbusError as error:
+        return complain("torchbus run", error)
+    found.run(active)
+    return 0
+
 
 PLUGINS = "plugins"
 
@@ -65,14 +99,14 @@ class Config:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        kept = [
+        retained = [
             f"{name}={value!r}"
             for name, value in self.options.items()
             if name not in self._overridden
         ]
         if self.plugins:
-            kept.append(f"{PLUGINS} {', '.join(self.plugins)}")
-        lines = [f"from {self._path}: {', '.join(kept) or 'nothing'}"]
+            retained.append(f"{PLUGINS} {', '.join(self.plugins)}")
+        lines = [f"from {self._path}: {', '.join(retained) or 'nothing'}"]
         lines += [
             f"from the command line: {name}={value!r}, not {self.options[name]!r} of {self._path}"
             for name, value in self._overridden.items()
@@ -149,7 +183,7 @@ class SessionParser(Parser):
     def unknown(self, word: str, following: str) -> str:
         name, _, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        told = super().unknown(word, following)
+        reported = super().unknown(word, following)
         if name in CORE_OPTIONS or not difflib.get_close_matches(word, self.flags(), 1, 0.8):
             try:
                 if name not in CORE_OPTIONS:
@@ -159,7 +193,7 @@ class SessionParser(Parser):
                 return str(error)
             except UsageError as error:
                 return f"{error}; options of plugins are written -o NAME=VALUE"
-        return told
+        return reported
 
 
 def session_parser(command: str, description: str, examples: str, usage: str) -> Parser:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchbus_compress.averaging import Averager, State
 
 
-class OwnModel(TypedDict):
+class LocalModel(TypedDict):
     """One optimizer's parameters, state and averager, as this rank has them."""
 
     parameters: list[Tensor]
@@ -23,10 +23,10 @@ class OwnModel(TypedDict):
 
 class Saved(TypedDict):
     stepped: bool
-    optimizers: list[OwnModel]
+    optimizers: list[LocalModel]
 
 
-class OwnModels:
+class LocalModels:
     """The averager of each optimizer, and what this rank has between two averages.
 
     A checkpoint has them in the order in which the optimizers were made.
@@ -67,7 +67,7 @@ class OwnModels:
             "optimizers": [self._of(optimizer) for optimizer in self._alive()],
         }
 
-    def _of(self, optimizer: Optimizer) -> OwnModel:
+    def _of(self, optimizer: Optimizer) -> LocalModel:
         averager = self._averagers.get(optimizer)
         parameters = [parameter.detach() for parameter in _parameters(optimizer)]
         return {
@@ -81,13 +81,13 @@ class OwnModels:
         """Load what this rank has written."""
         self.stepped = saved["stepped"]
         self._averagers.clear()
-        for optimizer, own in zip(self._alive(), saved["optimizers"], strict=True):
-            for parameter, value in zip(_parameters(optimizer), own["parameters"], strict=True):
+        for optimizer, mine in zip(self._alive(), saved["optimizers"], strict=True):
+            for parameter, value in zip(_parameters(optimizer), mine["parameters"], strict=True):
                 parameter.copy_(value)
-            optimizer.load_state_dict(own["state"])
-            if own["averager"] is not None:
+            optimizer.load_state_dict(mine["state"])
+            if mine["averager"] is not None:
                 averager = self._averagers[optimizer] = self._make(_parameters(optimizer))
-                averager.restore(own["averager"])
+                averager.restore(mine["averager"])
 
     def _alive(self) -> list[Optimizer]:
         return [

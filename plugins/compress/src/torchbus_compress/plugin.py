@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
-from torchbus_compress import hooks
+from torchbus_compress import codecs
 from torchbus_compress.averaging import AVERAGERS
 from torchbus_compress.codecs import Bfloat16, Bytes
-from torchbus_compress.memory import Memory
-from torchbus_compress.models import OwnModels
+from torchbus_compress.models import LocalModels
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
 
 HOOKS = ("fp16", "bf16", "powersgd", "bytegrad")
 AlgorithmName = Literal[
@@ -87,7 +90,7 @@ class Compress:
         self.algorithm = gradient_algorithm
         self._session: Context | None = None
         self._models = (
-            OwnModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
+            LocalModels(AVERAGERS[gradient_algorithm]) if gradient_algorithm in AVERAGERS else None
         )
         self._memory = Memory()
 
@@ -123,14 +126,14 @@ class Compress:
         hook, state = self._hook()
         if state is not None:
             self._memory.add(module, state)
-        ddp.register_comm_hook(state, hooks.with_exact(exact, hook))
+        ddp.register_comm_hook(state, codecs.with_exact(exact, hook))
         return ddp
 
-    def _hook(self) -> tuple[hooks.Hook, PowerSGDState | None]:
+    def _hook(self) -> tuple[codecs.Hook, PowerSGDState | None]:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         if self.algorithm in AVERAGERS:
-            return hooks.local, None
+            return codecs.local, None
         if self.algorithm == "fp16":
             return default_hooks.fp16_compress_hook, None
         if self.algorithm == "powersgd":
@@ -138,7 +141,7 @@ class Compress:
                 None, matrix_approximation_rank=2, start_powerSGD_iter=10
             )
             return powerSGD_hook.powerSGD_hook, state
-        return hooks.encoded(Bfloat16() if self.algorithm == "bf16" else Bytes()), None
+        return codecs.encoded(Bfloat16() if self.algorithm == "bf16" else Bytes()), None
 
     @hookimpl(optionalhook=True)
     def parameters_may_differ(self) -> bool | None:
@@ -190,8 +193,8 @@ class Compress:
 
         It has errors that are still to be sent, or a model that differs between ranks.
         """
-        own = self._memory.state_dict() if self._models is None else self._models.state_dict()
-        return {"algorithm": self.algorithm, "who": self._who, "own": own}
+        mine = self._memory.state_dict() if self._models is None else self._models.state_dict()
+        return {"algorithm": self.algorithm, "who": self._who, "own": mine}
 
     def load_state_dict(self, state: State) -> None:
         """Load the state of the same algorithm.
@@ -214,3 +217,74 @@ class Compress:
                 else f"{self.algorithm}: averaged over ranks"
             ]
         }
+
+
+class Saved(TypedDict):
+    """A state of torch's. ``random`` is that of its generator."""
+
+    steps: int
+    random: Any
+    errors: dict[int, Tensor]
+    ps: dict[int, Tensor]
+    qs: dict[int, Tensor]
+
+
+@dataclass
+class _Known:
+    parameters: frozenset[int]
+    state: PowerSGDState
+
+
+class Memory:
+    """torch's state of each set of parameters that is sent together, by their shapes.
+
+    A set of the same shapes gets the state that was saved. The errors are each rank's own, and mean
+    nothing to other ranks.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._loaded: dict[str, Saved] = {}
+
+    def add(self, module: nn.Module, state: PowerSGDState) -> None:
+        """Remember a state for the module's parameters.
+
+        The last one, which holds what ranks tell each other, does not count.
+        """
+        parameters = list(module.parameters())[:-1]
+        identity = frozenset(map(id, parameters))
+        key = base = ", ".join("x".join(map(str, one.shape)) for one in parameters)
+        number = 1
+        while key in self._known and self._known[key].parameters != identity:
+            number += 1
+            key = f"{base} #{number}"
+        self._known[key] = _Known(identity, state)
+        if key in self._loaded:
+            _fill(state, self._loaded.pop(key))
+
+    def state_dict(self) -> dict[str, Saved]:
+        return self._loaded | {key: _read(known.state) for key, known in self._known.items()}
+
+    def load_state_dict(self, saved: dict[str, Saved], own: bool) -> None:
+        """``own`` says whether this rank has written it."""
+        self._loaded = {key: one if own else {**one, "errors": {}} for key, one in saved.items()}
+        for key in [key for key in self._loaded if key in self._known]:
+            _fill(self._known[key].state, self._loaded.pop(key))
+
+
+def _read(state: PowerSGDState) -> Saved:
+    return {
+        "steps": state.iter,
+        "random": state.rng.get_state(),
+        "errors": dict(state.error_dict),
+        "ps": dict(state.p_memory_dict),
+        "qs": dict(state.q_memory_dict),
+    }
+
+
+def _fill(state: PowerSGDState, saved: Saved) -> None:
+    """Torch looks these up by the number of a bucket, and makes what it does not find."""
+    state.iter = saved["steps"]
+    state.rng.set_state(saved["random"])
+    state.error_dict = dict(saved["errors"])
+    state.p_memory_dict, state.q_memory_dict = dict(saved["ps"]), dict(saved["qs"])

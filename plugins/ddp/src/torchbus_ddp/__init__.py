@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_ddp.forms import DDPNotebook, DDPSpawn
-from torchbus_ddp.strategy import DDP
+from torchbus_ddp.strategy import DDP, DDPNotebook, DDPSpawn
 
 __all__ = ["DDP", "DDPNotebook", "DDPSpawn"]

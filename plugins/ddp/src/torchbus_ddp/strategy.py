@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, UsageError, expect
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_ddp import events
-from torchbus_ddp.backward.plans import Plans
+from torchbus_ddp.backward.plan import Plans
 from torchbus_ddp.backward.reducer import reducer_options
 from torchbus_strategy.parameters import trained as strategy_trained
 from torchbus_strategy.strategy import Strategy
@@ -68,3 +70,25 @@ class DDP(ByReducer):
 
     name = "ddp"
     engine = "gradients are averaged by torch's DDP reducer inside backward"
+
+
+class DDPSpawn(DDP):
+    """ddp for a decorated function, which new processes call too. It takes the arguments of DDP.
+
+    The caller's process is rank 0: its model is trained in place, and it gets the function's return
+    value.
+    """
+
+    name = "ddp_spawn"
+    form = "spawn"
+
+
+class DDPNotebook(DDP):
+    """ddp for a block in a notebook's cell. It takes the arguments of DDP.
+
+    The other ranks are forked when the block begins. They are silent, and end with the block. The
+    kernel is rank 0, so its model is trained in place.
+    """
+
+    name = "ddp_notebook"
+    form = "fork"

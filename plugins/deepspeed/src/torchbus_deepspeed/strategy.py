@@ -7,17 +7,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchbus.plugin import Context, UsageError, World, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
 from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.config.config import Config
-from torchbus_deepspeed.config.reading import Given
-from torchbus_deepspeed.config.release import require_deepspeed
+from torchbus_deepspeed.config.reading import Given, require_deepspeed
 from torchbus_deepspeed.training.backward import ShardedReductions, ShardedSync
-from torchbus_deepspeed.training.clipping import Clipping
-from torchbus_deepspeed.training.engines import Engines
-from torchbus_deepspeed.training.gradients import Gradients
-from torchbus_deepspeed.training.inputs import Inputs
+from torchbus_deepspeed.training.engines import Clipping, Engines, Inputs
+from torchbus_deepspeed.training.optimizer_states import Gradients
 from torchbus_deepspeed.training.steps import Intake, Steps
 from torchbus_launch.relaunch import environment_variables
 from torchbus_strategy import options

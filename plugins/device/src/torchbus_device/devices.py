@@ -229,7 +229,7 @@ def _free_devices(kind: str) -> list[int]:
     later fork.
     """
     if accelerators.is_initialized(kind) or kind not in OF_TORCH:
-        told = [
+        reported = [
             (index, *accelerators.memory_info(kind, index))
             for index in range(accelerators.count(kind))
         ]
@@ -238,5 +238,5 @@ def _free_devices(kind: str) -> list[int]:
             [sys.executable, "-c", _PROBE, kind], capture_output=True, text=True, check=True
         )
         numbers = iter(map(int, answer.stdout.split()))
-        told = list(zip(numbers, numbers, numbers, strict=True))
-    return [index for index, free, total in told if free > 0.95 * total]
+        reported = list(zip(numbers, numbers, numbers, strict=True))
+    return [index for index, free, total in reported if free > 0.95 * total]

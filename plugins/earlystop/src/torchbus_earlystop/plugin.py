@@ -8,7 +8,9 @@ from typing import Literal, TypedDict
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import UsageError, expect, hookimpl, needs
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect, needs
+from torchbus.errors import UsageError
 
 MODES = ("min", "max")
 

@@ -1,16 +1,91 @@
-"""The models of a loop, and which of their modules are frozen."""
+"""Which modules are frozen until when, as the options say it."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate, pairwise
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
 
-from torchbus_finetune import names
-from torchbus_finetune.schedule import Entry, Schedule
+
+def rate(factor: float) -> float:
+    """Return the option ``unfreeze_lr``, or raise UsageError."""
+    expect("unfreeze_lr", factor, (int, float), "what learning rates are multiplied by")
+    if not 0 < factor < float("inf"):
+        raise UsageError(f"unfreeze_lr={factor}: it must be positive")
+    return factor
+
+
+class FirstBackward:
+    """Checks the schedule against the models once, when the loop first calls backward.
+
+    ``problem`` returns what only the plugin knows to be wrong, or "".
+    """
+
+    def __init__(
+        self,
+        session: Context,
+        schedule: Schedule,
+        frozen: FrozenModels,
+        problem: Callable[[], str],
+    ) -> None:
+        self._session = session
+        self._schedule = schedule
+        self._frozen = frozen
+        self._problem = problem
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self) -> None:
+        self._session.bus.unregister(self)
+        refuse_unknown(self._schedule, self._frozen)
+        if self._problem():
+            raise UsageError(self._problem())
+
+
+def refuse_strategy(session: Context) -> None:
+    """Raise Unsupported under a strategy whose parameters stay frozen, if they ever were."""
+    if not all(getattr(plugin, "unfreezes", True) for _, plugin in session.bus.plugins()):
+        raise Unsupported(
+            f"unfreeze=... with strategy={session.options['strategy']!r}: it trains only parameters"
+            " that are not frozen at the first forward. Use strategy='ddp' or 'fsdp'"
+        )
+
+
+def refuse_unknown(schedule: Schedule, frozen: FrozenModels) -> None:
+    """Raise UsageError for an entry that names nothing in any model."""
+    named = [
+        entry for model in frozen.models for entry, mine in frozen.named(model).items() if mine
+    ]
+    for entry in schedule:
+        if entry not in named:
+            near = ", ".join(map(repr, nearest(entry.pattern, frozen.models)))
+            raise UsageError(
+                f"unfreeze={{{entry.pattern!r}: ...}} names no parameter of a model that an"
+                " optimizer trains, or none that other entries leave to it. The nearest modules:"
+                f" {near or 'none'}"
+            )
+
+
+def refuse_all_frozen(model: Module) -> None:
+    """Raise UsageError if nothing of a model would be trained: backward would raise."""
+    parameters = list(model.parameters())
+    if not any(one.requires_grad for one in parameters):
+        raise UsageError(
+            f"unfreeze=...: all {len(parameters)} parameter tensors of {type(model).__name__} are"
+            " frozen, so backward would find nothing to train. Leave out of the schedule what is"
+            " trained from the beginning, such as the head"
+        )
 
 
 class FrozenModels:
@@ -35,7 +110,7 @@ class FrozenModels:
 
     def named(self, model: Module) -> dict[Entry, dict[str, Parameter]]:
         """What each entry names in a model, frozen now or not."""
-        return names.parameters(model, self._schedule)
+        return parameters(model, self._schedule)
 
     def have(self, parameters: Iterable[Tensor]) -> bool:
         """Whether all of these parameters belong to models that are known."""
@@ -76,8 +151,154 @@ class FrozenModels:
     def _norms(self, model: Module) -> dict[Entry, list[Module]]:
         if not self._keeps_statistics:
             return {entry: [] for entry in self._schedule}
-        return names.norms(model, self._schedule)
+        return norms(model, self._schedule)
 
     def _plan(self) -> None:
         steps = [one.step for waiting in self._waiting.values() for one in waiting]
         self.next_step = min((one for one in steps if one is not None), default=math.inf)
+
+
+COMPILED = "_orig_mod."
+
+
+def parameters(model: Module, schedule: Schedule) -> dict[Entry, dict[str, Parameter]]:
+    """Return the parameters that each entry names, by name, each parameter once.
+
+    A parameter that a model uses in several places has several names. Of all entries that name it,
+    the one that spells out most decides.
+    """
+    held: dict[Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.is_floating_point() or parameter.is_complex():
+            held.setdefault(parameter, []).append(name)
+    parts: dict[Entry, dict[str, Parameter]] = {entry: {} for entry in schedule}
+    for parameter, known in held.items():
+        entry = _entry_of([one for name in known for one in _prefixes(name)], schedule)
+        if entry is not None:
+            parts[entry][known[0]] = parameter
+    return parts
+
+
+def norms(model: Module, schedule: Schedule) -> dict[Entry, list[Module]]:
+    """Return the layers with running statistics that each entry names."""
+    parts: dict[Entry, list[Module]] = {entry: [] for entry in schedule}
+    for name, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            entry = _entry_of(_prefixes(name), schedule)
+            if entry is not None:
+                parts[entry].append(module)
+    return parts
+
+
+def _prefixes(name: str) -> list[str]:
+    """Return ``a``, ``a.b`` and ``a.b.c`` of ``a.b.c``: the modules around it, and itself."""
+    parts = name.replace(COMPILED, "").split(".")
+    return list(accumulate(parts, "{}.{}".format))
+
+
+def _entry_of(names: list[str], schedule: Schedule) -> Entry | None:
+    """Return the entry that decides, or None. Raises UsageError if two say it differently."""
+    naming = [
+        entry for entry in schedule if any(fnmatchcase(name, entry.pattern) for name in names)
+    ]
+    naming.sort(key=lambda entry: -entry.detail)
+    if len(naming) > 1 and naming[0].detail == naming[1].detail:
+        one, other = naming[:2]
+        if one.when != other.when:
+            raise UsageError(
+                f"unfreeze: {one.pattern!r} at {one.when} and {other.pattern!r} at {other.when}"
+                f" both name {names[-1]}, and neither spells out more of it: write the name out for"
+                " one of them"
+            )
+    return naming[0] if naming else None
+
+
+def nearest(pattern: str, models: Iterable[Module]) -> list[str]:
+    """Return the names of modules that look most like the pattern."""
+    known = {name for model in models for name in _module_names(model)}
+    near = difflib.get_close_matches(pattern, sorted(known), n=3, cutoff=0.4)
+    return near or sorted(known, key=lambda name: (name.count("."), name))[:3]
+
+
+def _module_names(model: Module) -> Iterator[str]:
+    for name, _ in model.named_modules():
+        if name.replace(COMPILED, "").strip("."):
+            yield name.replace(COMPILED, "")
+
+
+EPOCH = re.compile(r"epoch (\d+)")
+WILD = re.compile(r"\*|\?|\[[^]]*\]")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Modules that are frozen until a step, or until an epoch.
+
+    ``pattern``: a name, or names by ``*``, ``?`` and ``[...]``. ``step``: the number of real steps
+    that the loop makes before. ``epoch``: the number that ``s.epochs`` gives, from 0. One of the
+    two is None.
+    """
+
+    pattern: str
+    step: int | None = None
+    epoch: int | None = None
+
+    @property
+    def when(self) -> str:
+        """The moment, in words."""
+        return f"epoch {self.epoch}" if self.step is None else f"step {self.step}"
+
+    @property
+    def detail(self) -> int:
+        """How much of a name the pattern spells out: the number of characters but wildcards."""
+        return len(WILD.sub("", self.pattern))
+
+    def is_due(self, steps: int, epoch: int) -> bool:
+        """Whether the loop has made the steps, or has begun the epoch."""
+        if self.step is not None:
+            return steps >= self.step
+        return self.epoch is not None and epoch >= self.epoch
+
+
+Schedule = tuple[Entry, ...]
+
+
+def read(unfreeze: Mapping[str, int | str] | None) -> Schedule:
+    """Return what the option says. Raises UsageError if it can't be right."""
+    if unfreeze is None:
+        return ()
+    expect(
+        "unfreeze",
+        unfreeze,
+        Mapping,
+        "a dict from names of modules to steps, such as {'backbone.*': 500}",
+    )
+    schedule = tuple(_entry(pattern, when) for pattern, when in unfreeze.items())
+    _refuse_unordered([one for one in schedule if one.step is not None])
+    _refuse_unordered([one for one in schedule if one.epoch is not None])
+    return schedule
+
+
+def _entry(pattern: object, when: object) -> Entry:
+    if not isinstance(pattern, str) or not pattern:
+        raise UsageError(
+            f"unfreeze={{{pattern!r}: {when!r}}}: the key must be the name of a module, such as"
+            " 'backbone.layer4', or a pattern, such as 'backbone.*'"
+        )
+    epoch = EPOCH.fullmatch(when) if isinstance(when, str) else None
+    number = int(epoch[1]) if epoch else when
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise UsageError(
+            f"unfreeze={{{pattern!r}: {when!r}}}: the value must be a number of real optimizer"
+            " steps from 1, such as 500, or an epoch of s.epochs from 1, such as 'epoch 2'"
+        )
+    return Entry(pattern, epoch=number) if epoch else Entry(pattern, step=number)
+
+
+def _refuse_unordered(entries: list[Entry]) -> None:
+    for one, other in pairwise(entries):
+        if (one.step or one.epoch or 0) > (other.step or other.epoch or 0):
+            raise UsageError(
+                f"unfreeze: {other.pattern!r} at {other.when} stands after {one.pattern!r} at"
+                f" {one.when}: list modules in the order in which they are unfrozen"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.plugin import hookspec
+from torchbus.bus.base import hookspec
 
 
 @hookspec

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from torchbus.plugin import Context, TorchbusError
+from torchbus.errors import TorchbusError
+from torchbus.runtime.context import Context
 
-from torchbus_gpu.diagnoses.idle import IdleGpu
-from torchbus_gpu.diagnoses.own_work import OwnWork
-from torchbus_gpu.diagnoses.slow_rank import SlowRank
+from torchbus_gpu.diagnoses import IdleGpu, LocalWork, SlowRank, Whereabouts
 from torchbus_gpu.notices import Notices
 from torchbus_gpu.sources.host import Host
-from torchbus_gpu.sources.own_gpu import OwnGpu
-from torchbus_gpu.ticker import Ticker
-from torchbus_gpu.whereabouts import Whereabouts
+from torchbus_gpu.sources.own_gpu import LocalGpu
 
 LOOKS_PER_INTERVAL = 20
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
@@ -42,18 +42,18 @@ class Monitor:
         self.notices = Notices()
         self.whereabouts = Whereabouts()
         self.latest: dict[str, float] = {}
-        self._gpu = OwnGpu(session, self.notices)
-        self._own_work = OwnWork(session.device) if session.world_size > 1 else None
+        self._gpu = LocalGpu(session, self.notices)
+        self._local_work = LocalWork(session.device) if session.world_size > 1 else None
         self._sources: list[Source] = [Host(), self.whereabouts, self._gpu]
         self._judges: list[Judge] = [IdleGpu(self._gpu, self.whereabouts, self.notices, interval_s)]
-        if self._own_work is not None:
-            self._sources.append(self._own_work)
+        if self._local_work is not None:
+            self._sources.append(self._local_work)
             self._judges.append(SlowRank(session, self.notices))
         self._ticker = Ticker(self._tick, pause_s)
 
     def listeners(self) -> list[tuple[str, object]]:
         """Return the listeners to the loop: with several ranks, the clock of own work."""
-        return [] if self._own_work is None else [("own_work", self._own_work)]
+        return [] if self._local_work is None else [("own_work", self._local_work)]
 
     def start(self) -> None:
         self._ticker.start()
@@ -108,3 +108,34 @@ class Monitor:
                 f"{type(source).__name__} is no longer measured: {error!r}. Training continues"
             )
             return {}
+
+
+STOP_WITHIN_S = 5.0
+
+
+class Ticker:
+    """Calls ``tick`` every ``period_s`` seconds from a daemon thread.
+
+    A forked child has no thread, and ``stop`` does nothing there.
+    """
+
+    def __init__(self, tick: Callable[[], None], period_s: float) -> None:
+        self._tick = tick
+        self._period_s = period_s
+        self._pid = os.getpid()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchbus-gpu", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait some seconds for it: a driver's call can hang."""
+        # a child that was forked while the thread held the event's lock would wait forever
+        if os.getpid() == self._pid:
+            self._stopped.set()
+            self._thread.join(STOP_WITHIN_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period_s):
+            self._tick()

@@ -86,15 +86,17 @@ class FairClock:
     def __init__(self, step_s: float = 1.0, task: str = "") -> None:
         self._step_s = step_s
         self._task = task
-        self._asked_s, self._kept_waiting_s = time.monotonic(), self._waiting_s()
+        self._asked_s, self._retained_waiting_s = time.monotonic(), self._waiting_s()
         self._passed_s = 0.0
 
     def seconds(self) -> float:
         """Return the seconds counted since the clock was made."""
-        now, kept_waiting_s = time.monotonic(), self._waiting_s()
-        passed_s = min(now - self._asked_s, self._step_s) - (kept_waiting_s - self._kept_waiting_s)
+        now, retained_waiting_s = time.monotonic(), self._waiting_s()
+        passed_s = min(now - self._asked_s, self._step_s) - (
+            retained_waiting_s - self._retained_waiting_s
+        )
         self._passed_s += max(passed_s, 0.0)
-        self._asked_s, self._kept_waiting_s = now, kept_waiting_s
+        self._asked_s, self._retained_waiting_s = now, retained_waiting_s
         return self._passed_s
 
     def _waiting_s(self) -> float:

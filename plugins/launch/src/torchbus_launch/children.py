@@ -141,8 +141,8 @@ def end_children(children: list[Child], in_peace: bool) -> None:
             file=sys.__stderr__,
         )
     for child in children:
-        told = child.last_errors()
-        start = told.find(f"torchbus: rank {child.rank} {FORCED}")
+        reported = child.last_errors()
+        start = reported.find(f"torchbus: rank {child.rank} {FORCED}")
         if start >= 0:
-            print(told[start:].rstrip(), file=sys.__stderr__)
+            print(reported[start:].rstrip(), file=sys.__stderr__)
         child.close()

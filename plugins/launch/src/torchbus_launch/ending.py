@@ -10,7 +10,7 @@ from torchbus.world import SharedStore, World
 
 from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, News
 from torchbus_launch.place import Place
-from torchbus_launch.store import RollCall
+from torchbus_launch.store import StoreBarrier
 
 
 class Ended(NamedTuple):
@@ -56,20 +56,20 @@ class Ending:
     The number of a rank's requests does not depend on the number of ranks.
     """
 
-    def __init__(self, world: World, store: SharedStore, news: News) -> None:
+    def __init__(self, world: World, store: SharedStore, log_entries: News) -> None:
         self._rank = world.rank
         self._store = store
-        self._news = news
-        self._ended = RollCall(store, "ended", world.rank, world.world_size)
-        self._left = RollCall(store, "left", world.rank, world.world_size)
+        self._news = log_entries
+        self._ended = StoreBarrier(store, "ended", world.rank, world.world_size)
+        self._left = StoreBarrier(store, "left", world.rank, world.world_size)
 
     def say(self, mine: Ended) -> None:
         """Say that this rank has reached its end.
 
         All ranks hear of it, unless they have heard of one that had done no more.
         """
-        told = map(Ended.read, self._news.all(ENDED))
-        if not any(other.is_no_more_than(mine) for other in told):
+        reported = map(Ended.read, self._news.all(ENDED))
+        if not any(other.is_no_more_than(mine) for other in reported):
             self._news.tell(self._store, ENDED + mine.written())
         if self._ended.say():
             self._news.tell(self._store, ALL_ENDED)

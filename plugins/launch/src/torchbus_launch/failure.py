@@ -56,10 +56,10 @@ def of(rank: int, error: BaseException) -> Failure:
     return Failure(rank, redacted(traceback.format_exception_only(error)[-1].strip()), text)
 
 
-def publish(store: SharedStore, news: News, failure: Failure) -> Failure:
+def publish(store: SharedStore, log_entries: News, failure: Failure) -> Failure:
     """Record a failure unless one is recorded already; return the recorded one."""
     recorded = parse(store.compare_set(KEY, "", json.dumps(asdict(failure))))
-    news.tell(store, FAILED)  # whoever recorded it may have died before it could tell
+    log_entries.tell(store, FAILED)  # whoever recorded it may have died before it could tell
     return recorded
 
 

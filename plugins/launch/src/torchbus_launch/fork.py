@@ -24,7 +24,7 @@ from torchbus_launch.job import Job
 from torchbus_launch.joining import find_nodes
 from torchbus_launch.relaunch import wait_until_joined
 from torchbus_launch.request import Request
-from torchbus_launch.store import RollCall
+from torchbus_launch.store import StoreBarrier
 
 JOINS_WITHIN_S = 60.0
 LATE = (
@@ -56,8 +56,8 @@ def start(request: Request) -> Job:
         errors = error_file()
         pid = fork()
         if pid == 0:
-            own = _become_a_rank(request, store, errors.fileno())
-            world = nodes.world(local_rank, request, own, "fork")
+            mine = _become_a_rank(request, store, errors.fileno())
+            world = nodes.world(local_rank, request, mine, "fork")
             return _join(world, request, parent_pid, store)
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))
     count_devices_for_backward()
@@ -69,7 +69,7 @@ def start(request: Request) -> Job:
 
 
 def _join(world: World, request: Request, parent_pid: int, keep: SharedStore) -> Job:
-    RollCall(world.shared, "joined", world.rank, world.world_size).say()
+    StoreBarrier(world.shared, "joined", world.rank, world.world_size).say()
     return Job(world, request, ends_with_block=True, forked=True, parent_pid=parent_pid, keep=keep)
 
 

@@ -15,9 +15,9 @@ from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.failure import Failure
 from torchbus_launch.guard import say
 from torchbus_launch.request import Request
-from torchbus_launch.stall import ENDED, STOPPED, Process, Standstill
+from torchbus_launch.stall import ENDED, STOPPED, Process, StallDetector
 
-FIRST_PAUSE_S, NEIGHBOURS_LONGEST_PAUSE_S = 0.1, 30.0
+FIRST_PAUSE_S, PROCESSES_LONGEST_PAUSE_S = 0.1, 30.0
 
 
 class Neighbours:
@@ -47,7 +47,7 @@ class Neighbours:
         if self._listed >= self._at_most or time.monotonic() < self._meets_next_s:
             return
         self._meets_next_s = time.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 1.5, NEIGHBOURS_LONGEST_PAUSE_S)
+        self._pause_s = min(self._pause_s * 1.5, PROCESSES_LONGEST_PAUSE_S)
         while self._listed < self._at_most and (there := self._store.read(self._entry())):
             self._take(there)
 
@@ -111,7 +111,7 @@ class Pulse:
         store: SharedStore,
         rank: int,
         next_rank: int,
-        heard: Sequence[int],
+        received: Sequence[int],
         clock: FairClock,
         freeze_timeout_s: float,
     ) -> None:
@@ -123,7 +123,7 @@ class Pulse:
         self._clock = clock
         self._next_s = 0.0
         self._beats = 0
-        self._last = dict.fromkeys(heard, (0, 0.0))
+        self._last = dict.fromkeys(received, (0, 0.0))
 
     def beat(self) -> bool:
         """Raise this rank's count and read the others' if the pause is over; call it often."""
@@ -138,12 +138,12 @@ class Pulse:
             if not hears_all and rank != self._next_rank:
                 self._last[rank] = (count, now_s)
                 continue
-            heard = int(self._store.read(f"pulse/{rank}") or 0)
-            if heard != count or heard == 0:  # a rank that has not begun is not frozen
-                self._last[rank] = (heard, now_s)
+            received = int(self._store.read(f"pulse/{rank}") or 0)
+            if received != count or received == 0:  # a rank that has not begun is not frozen
+                self._last[rank] = (received, now_s)
         return True
 
-    def hear_anew(self, rank: int) -> None:
+    def hear_again(self, rank: int) -> None:
         """Restart the time of silence of a rank that other evidence shows to be alive."""
         self._last[rank] = (self._last[rank][0], self._clock.seconds())
 
@@ -197,11 +197,11 @@ class Freeze:
         local = range(first, min(first + world.local_world_size, world.world_size))
         clock = FairClock()
         following = (world.rank + 1) % world.world_size
-        heard = sorted({*local, following} - {world.rank})
-        self._pulse = Pulse(store, world.rank, following, heard, clock, request.freeze_timeout_s)
-        self._standstill = Standstill(clock, request.freeze_timeout_s)
+        received = sorted({*local, following} - {world.rank})
+        self._pulse = Pulse(store, world.rank, following, received, clock, request.freeze_timeout_s)
+        self._stall = StallDetector(clock, request.freeze_timeout_s)
         self.neighbours = Neighbours(store, world.rank, len(local))
-        self.end_workers = self._standstill.end_workers
+        self.end_workers = self._stall.end_workers
 
     def beat(self) -> None:
         """Show that this rank lives, and check whether it stands still.
@@ -212,7 +212,7 @@ class Freeze:
         with contextlib.suppress(RuntimeError):
             self.neighbours.meet()
             if self._pulse.beat():
-                self._standstill.look(*self._waited())
+                self._stall.look(*self._waited())
 
     def look(self) -> Failure | None:
         """Return the failure of a frozen rank, if there is one.
@@ -222,7 +222,7 @@ class Freeze:
         """
         for rank in self._pulse.silent():
             if self.has_left(rank) or self.neighbours.is_debugged(rank):
-                self._pulse.hear_anew(rank)
+                self._pulse.hear_again(rank)
             else:
                 return Failure(
                     rank,
@@ -247,7 +247,7 @@ class Freeze:
     @property
     def stands(self) -> str:
         """What of this rank stands still, in words; "" if nothing does."""
-        return self._standstill.found
+        return self._stall.found
 
     def end(self, rank: int, summary: str) -> None:
         """End a frozen rank if it is on this host, and other frozen ranks of this host with it.

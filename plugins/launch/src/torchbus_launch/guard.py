@@ -50,7 +50,7 @@ if hasattr(os, "register_at_fork"):
 def of_thread(ident: int | None) -> list[FrameType]:
     """Return the frames from the innermost outwards; [] for a thread that has ended."""
     chain = []
-    with _nothing_collected():
+    with _empty_collected():
         frame = frames_of_threads().get(ident or 0)
         while frame is not None:
             chain.append(frame)
@@ -59,7 +59,7 @@ def of_thread(ident: int | None) -> list[FrameType]:
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def _empty_collected() -> Iterator[None]:
     with _one_at_a_time:
         was_enabled = sys.version_info < (3, 12) and gc.isenabled()
         if was_enabled:
@@ -231,10 +231,10 @@ class Guard:
             self._stop.wait(LOOK_EVERY_S)
             return None
         try:
-            heard = self._wakeup.recv(64)
+            received = self._wakeup.recv(64)
         except TimeoutError:
             return None
-        numbers = [n for n in heard if n in HEARD - self.handled]
+        numbers = [n for n in received if n in HEARD - self.handled]
         return numbers[-1] if numbers and self.reason is None else None
 
     def _listen_to_signals(self) -> None:

@@ -30,14 +30,14 @@ class Questions:
     def __init__(
         self,
         store: SharedStore,
-        news: News,
+        log_entries: News,
         rank: int,
         world_size: int,
         place: Callable[[], Place],
         beat: Callable[[], None],
     ) -> None:
         self._store = store
-        self._news = news
+        self._news = log_entries
         self._rank = rank
         self._world_size = world_size
         self._place = place
@@ -68,10 +68,10 @@ class Questions:
         mine = str(self._rank)
         if self._store.compare_set(f"asker/{number}", "", mine) != mine.encode():
             return None
-        own = self._place()
-        self._store.set(f"asked from/{number}", json.dumps(_call(own)))
+        ours = self._place()
+        self._store.set(f"asked from/{number}", json.dumps(_call(ours)))
         self._news.tell(self._store, f"{ASKED}{number}")
-        return self._all_places(number) if self.all_answer else [own, *self._other_places(number)]
+        return self._all_places(number) if self.all_answer else [ours, *self._other_places(number)]
 
     def _all_places(self, number: int) -> list[Place]:
         keys = [f"where/{number}/{rank}" for rank in range(self._world_size)]
@@ -202,7 +202,7 @@ class HangWatch:
     def __init__(
         self,
         store: SharedStore,
-        news: News,
+        log_entries: News,
         rank: int,
         world_size: int,
         hang_timeout_s: float,
@@ -212,14 +212,16 @@ class HangWatch:
         say: Callable[[str], None] = say,
     ) -> None:
         self._store = store
-        self._news = news
+        self._news = log_entries
         self._rank = rank
         self._world_size = world_size
         self._hang_timeout_s = hang_timeout_s
         self._place = place
         self._rest = rest
         self._say = say
-        self._questions = Questions(store, news, rank, world_size, self._place_at_rest, beat)
+        self._questions = Questions(
+            store, log_entries, rank, world_size, self._place_at_pause, beat
+        )
         self._waits: tuple[str, str] | None = None
         self._since_s = self._tried_s = time.monotonic()
         self._printed = 0
@@ -270,7 +272,7 @@ class HangWatch:
             and time.monotonic() - self._questions.asked_s >= pause_s
         )
 
-    def _place_at_rest(self) -> Place:
+    def _place_at_pause(self) -> Place:
         """Return this rank's place, with evidence that the rank can't go on by itself.
 
         A rank at the end has declared that it only waits. Any other rank needs the mark of rest.

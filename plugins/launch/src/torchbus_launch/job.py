@@ -23,13 +23,13 @@ from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
 from torchbus_launch.guard import Guard, say
-from torchbus_launch.lookout import GONE, Lookout, received
+from torchbus_launch.lookout import GONE, HealthChecks, received
 from torchbus_launch.place import END, Place, find, waited_workers
 from torchbus_launch.request import Request
-from torchbus_launch.store import RollCall
+from torchbus_launch.store import StoreBarrier
 from torchbus_redaction.redactor import redacted
 
-ENDED, GONE_ON = "ended", "gone on"
+ENDED, PASSED = "ended", "gone on"
 
 
 class Job:
@@ -65,7 +65,7 @@ class Job:
         self.guard.start()
         inherited.guarded()
         if ends_with_block and not forked:
-            RollCall(world.shared, "joined", world.rank, world.world_size).say()
+            StoreBarrier(world.shared, "joined", world.rank, world.world_size).say()
 
     def _watch_over(self, request: Request, parent_pid: int | None) -> None:
         """Begin to notice ranks that hang, freeze or leave, by a connection of the guard's own."""
@@ -75,7 +75,7 @@ class Job:
         self._ending = Ending(self.world, self._store, self._news)
         workers = partial(waited_workers, self._thread)
         self._freeze = Freeze(store, self.world, request, workers, parent_pid)
-        self._lookout = Lookout(
+        self._health_checks = HealthChecks(
             store,
             self._news,
             self.world.rank,
@@ -93,8 +93,8 @@ class Job:
         # Lambdas, not bound methods: part() drops the connection, and the guard may outlive it.
         guard = Guard(
             self.world.rank,
-            lambda: self._lookout.look(),
-            lambda number: self._lookout.report_signal(number),
+            lambda: self._health_checks.look(),
+            lambda number: self._health_checks.report_signal(number),
             beat=lambda: self._freeze.beat(),
             away=self._away,
         )
@@ -197,7 +197,9 @@ class Job:
         self.guard.leaving = True
         if error is None or (isinstance(error, SystemExit) and not error.code):
             return error
-        return Settling(self.world, self._store, self.guard, self._lookout).settle(error)
+        return FailureResolver(self.world, self._store, self.guard, self._health_checks).settle(
+            error
+        )
 
     def part(self, error: BaseException | None) -> None:
         """Leave the job: wait for the ranks that this one started, and stop the guard."""
@@ -211,7 +213,7 @@ class Job:
         self.world.shared.close()  # rank 0's port with it
         self.world = dataclasses.replace(self.world, store=None)
         # with their connections
-        del self._store, self._news, self._ending, self._lookout, self._freeze
+        del self._store, self._news, self._ending, self._health_checks, self._freeze
 
     def end_process(self, error: BaseException | None) -> None:
         """End the process of a rank that the session started, at the end of its block."""
@@ -279,17 +281,19 @@ def _how_past(answer: list[int], here: tuple[int, int]) -> str:
     ended, backwards, begun = answer
     if ended:
         return ENDED
-    return GONE_ON if backwards > here[0] or begun > here[1] else ""
+    return PASSED if backwards > here[0] or begun > here[1] else ""
 
 
-class Settling:
+class FailureResolver:
     """Settles what a rank that ends with an error raises and prints."""
 
-    def __init__(self, world: World, store: SharedStore, guard: Guard, lookout: Lookout) -> None:
+    def __init__(
+        self, world: World, store: SharedStore, guard: Guard, lookout: HealthChecks
+    ) -> None:
         self._world = world
         self._store = store
         self._guard = guard
-        self._lookout = lookout
+        self._health_checks = lookout
 
     def settle(self, error: BaseException) -> BaseException:
         """Find the first failure, publish it, end the collectives, and return what to raise.
@@ -342,14 +346,14 @@ class Settling:
         clock, within_s = FairClock(0.1), 3.0 if failure.is_consequence(error) else 0.0
         pause_s = store.pause_s(0.02, self._world.world_size)
         found = (
-            self._lookout.lost_rank()
+            self._health_checks.lost_rank()
             if self._guard.reason is None and (within_s or isinstance(error, SystemExit))
             else None
         )
         while found is None and clock.seconds() < within_s:
-            found = self._lookout.known_failure()
+            found = self._health_checks.known_failure()
             time.sleep(pause_s)
-        return found or self._lookout.publish(self._store, mine)
+        return found or self._health_checks.publish(self._store, mine)
 
     def _show(self, first: Failure) -> None:
         stream = sys.__stderr__ or sys.stderr

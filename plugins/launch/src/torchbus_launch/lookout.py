@@ -23,7 +23,7 @@ from torchbus_launch.place import END, Place
 GONE = "rank 0, which serves the store, has gone"
 
 
-class Lookout:
+class HealthChecks:
     """Finds this rank's reason to stop; ``look()`` returns it, or None.
 
     ``store`` is a connection that nothing else uses.
@@ -32,7 +32,7 @@ class Lookout:
     def __init__(
         self,
         store: SharedStore,
-        news: News,
+        log_entries: News,
         rank: int,
         world_size: int,
         hang_timeout_s: float,
@@ -44,7 +44,7 @@ class Lookout:
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
-        self._news = news
+        self._news = log_entries
         self._rank = rank
         self._place = place
         self._children = children
@@ -54,7 +54,7 @@ class Lookout:
         self._is_ours = bool(children) or parent_pid is not None
         self._hang = HangWatch(
             store,
-            news,
+            log_entries,
             rank,
             world_size,
             hang_timeout_s,
@@ -153,11 +153,11 @@ class Lookout:
         peer = next((end for end in ends if end.never_comes_to(place, begun)), None)
         if peer is None:
             return None
-        error = self._left_behind(peer.rank, peer.backwards)
+        error = self._left_source(peer.rank, peer.backwards)
         self.publish(self._store, failure.of(self._rank, error))
         return error
 
-    def _left_behind(self, rank: int, backwards: int) -> RanksDiverged:
+    def _left_source(self, rank: int, backwards: int) -> RanksDiverged:
         place = self._place()
         return RanksDiverged(
             f"rank {rank} ended its loop after {backwards} backward calls, while rank {self._rank}"

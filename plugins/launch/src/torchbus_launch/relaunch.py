@@ -25,7 +25,7 @@ from torchbus_launch.job import Job
 from torchbus_launch.joining import Nodes, find_nodes
 from torchbus_launch.places import Place
 from torchbus_launch.request import Request
-from torchbus_launch.store import RollCall
+from torchbus_launch.store import StoreBarrier
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def wait_until_joined(
     """
     if world.num_nodes > 1:
         _compare_keys(store, world, children)
-    joined = RollCall(store, "joined", world.rank, world.world_size)
+    joined = StoreBarrier(store, "joined", world.rank, world.world_size)
     joined.say()
     clock = FairClock(0.05)
     while not joined.is_complete():
@@ -155,28 +155,28 @@ def start_child(
     store: SharedStore,
     local_rank: int,
     request: Request,
-    told: bytes | None = None,
+    reported: bytes | None = None,
 ) -> Child:
     """Start the command as local rank ``local_rank`` of this node.
 
-    ``told``: what it reads from its standard input; None for nothing.
+    ``reported``: what it reads from its standard input; None for nothing.
     """
     place = _place(nodes, local_rank, store.port)
     errors, stdin = error_file(), standard_input()
     process = subprocess.Popen(
         words,
-        env=_environment(place, store, request, runs_again=told is None),
+        env=_environment(place, store, request, runs_again=reported is None),
         cwd=inherited.START_DIRECTORY,
-        stdin=stdin if told is None else subprocess.PIPE,
+        stdin=stdin if reported is None else subprocess.PIPE,
         stdout=None if request.print_all_ranks else subprocess.DEVNULL,
         stderr=None if request.print_all_ranks else errors,
         start_new_session=True,
     )
     os.close(stdin)
-    if told is not None and process.stdin is not None:
+    if reported is not None and process.stdin is not None:
         # if the child has died, wait_until_joined() reports it
         with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(told)
+            process.stdin.write(reported)
     return Child(place.rank, process.pid, process, errors)
 
 
@@ -200,16 +200,16 @@ def _environment(
     """Return this process's variables, and those that tell the rank its place and its device."""
     given = asdict(place)
     del given["launched_by"]
-    told = inherited.variable(given, store.key, request.devices.kind, runs_again=runs_again)
+    reported = inherited.variable(given, store.key, request.devices.kind, runs_again=runs_again)
     device = request.devices.device(place.local_rank)
     variable = accelerators.visible_variable(device.type)
     if device.index is not None and variable:
-        told[variable] = visible_device(device)
-    return os.environ | told
+        reported[variable] = visible_device(device)
+    return os.environ | reported
 
 
 def visible_device(device: torch.device) -> str:
     """Return the CUDA_VISIBLE_DEVICES, or its like, with which a process sees only this device."""
-    told = os.environ.get(accelerators.visible_variable(device.type) or "", "")
-    visible = [part.strip() for part in told.split(",") if part.strip()]
+    reported = os.environ.get(accelerators.visible_variable(device.type) or "", "")
+    visible = [part.strip() for part in reported.split(",") if part.strip()]
     return visible[device.index] if visible else str(device.index)

@@ -24,7 +24,7 @@ from torchbus.errors import LaunchError, UsageError
 from torchbus.world import SharedStore
 
 from torchbus_launch import store as launch_store
-from torchbus_launch.store import RollCall, SealedStore, tag
+from torchbus_launch.store import SealedStore, StoreBarrier, tag
 
 VARIABLE = "TORCHBUS_KEY"
 SHORTEST = 16
@@ -68,7 +68,7 @@ def compare(store: SharedStore, rank: int, ranks: Sequence[int], takes_seat: boo
         _take_seat(store, rank)
     elif rank == 0:
         store.set(_seat(0), "")
-    if RollCall(store, "has the key", ranks.index(rank), len(ranks)).say():
+    if StoreBarrier(store, "has the key", ranks.index(rank), len(ranks)).say():
         store.set(COMPARED, "")
     if rank == 0 and not _has_signed(store, COMPARED):
         raise _unlike(store.unsigned(COMPARED).decode(errors="replace"))
@@ -178,16 +178,16 @@ def _of_the_user(environ: Mapping[str, str]) -> bytes:
 
 
 def _in_file() -> bytes:
-    told = []
+    reported = []
     for file in places():
         try:
             if not file.exists():
                 _make(file)
             return _read(file)
         except OSError as error:
-            told.append(f"{file} ({error.strerror})")
+            reported.append(f"{file} ({error.strerror})")
     raise LaunchError(
-        f"the secret of this user's jobs can be kept neither in {' nor in '.join(told)}. {REMEDY}"
+        f"the secret of this user's jobs can be kept neither in {' nor in '.join(reported)}. {REMEDY}"
     )
 
 

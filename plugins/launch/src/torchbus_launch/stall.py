@@ -133,7 +133,7 @@ PATH = {
 }
 
 
-class Standstill:
+class StallDetector:
     """Finds what stands still in this rank.
 
     ``found``: what has stood still for ``freeze_timeout_s`` by the ``clock``, in words; "" if

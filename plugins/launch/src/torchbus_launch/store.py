@@ -230,7 +230,7 @@ def _bytes(value: str | bytes) -> bytes:
 NUMBER_BYTES = 5  # the sum of those of 2**23 ranks fits into the 64 bits of the store's counters
 
 
-class RollCall:
+class StoreBarrier:
     """Each rank adds a number to one counter. The rank that completes the sum tells all others.
 
     Only the job knows the numbers, so nobody else can complete it. A rank must say the word once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus_log.files.local import Local
+from torchbus_log.files import Local
 from torchbus_log.plugin import Log
 
 __all__ = ["Local", "Log"]

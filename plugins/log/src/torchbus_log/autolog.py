@@ -9,10 +9,11 @@ from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.patches.backward import BackwardCall
 
-from torchbus_log.metrics.records import Record
-from torchbus_log.metrics.values import Value
+from torchbus_log.metrics.exchange import Record
+from torchbus_log.metrics.totals import Value
 from torchbus_log.passes import Passes
 from torchbus_strategy.loss.held import unscaled
 

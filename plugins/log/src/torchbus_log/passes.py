@@ -7,11 +7,12 @@ import weakref
 
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, Share
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 from torchbus.tree import collect
+from torchbus.world import Share
 
-from torchbus_log.metrics.totals import Total
-from torchbus_log.metrics.values import Metric
+from torchbus_log.metrics.totals import Metric, Total
 
 
 class LoaderPass:
@@ -93,14 +94,14 @@ class Passes:
 
     def trained(self) -> None:
         """A backward has run."""
-        for taken in self._session.batches.feeding:
+        for consumed in self._session.batches.feeding:
             known = (
-                next((one for one in self._open if one.origin is taken.origin), None)
-                if taken.origin.ahead
+                next((one for one in self._open if one.origin is consumed.origin), None)
+                if consumed.origin.ahead
                 else None
             )
             if known is not None:  # the loop has taken another batch since
-                self._weigh(known, taken.rows, taken.share)
+                self._weigh(known, consumed.rows, consumed.share)
         if not self._fresh:
             return
         if not self._fresh[0].trains:
@@ -154,9 +155,9 @@ class Passes:
 
     def left(self) -> list[LoaderPass]:
         """Take out the passes that the loop has left without exhausting their loaders."""
-        gone = [one for one in self._open if one.was_left]
+        lost = [one for one in self._open if one.was_left]
         self._open = [one for one in self._open if not one.was_left]
-        return gone
+        return lost
 
     def _turn_to(self, iterator: LoaderIterator) -> None:
         known = next(

@@ -9,15 +9,17 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
 from torchbus.bus.registry import Listeners
 from torchbus.bus.verbs import refuse_outside
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog
-from torchbus_log.metrics.gatherer import Gatherer
-from torchbus_log.metrics.how import PLAINLY, LogOptions, how
-from torchbus_log.metrics.values import Metric, Value, check_name, kept
+from torchbus_log.metrics.gatherer import PLAINLY, Gatherer, LogOptions, how
+from torchbus_log.metrics.totals import Metric, Value, check_name, kept
 from torchbus_log.passes import Passes
 from torchbus_log.trackers.values import Image, Values
 from torchbus_strategy import sharding
@@ -138,7 +140,7 @@ class Log:
         if session.is_inside:
             return  # the first s.log of a session without a logger has created this plugin
         listens = any(session.all_gather_object(session.bus.heard("metrics_ready")))
-        refuse_unheard(session.options, listens)
+        refuse_unused(session.options, listens)
         monitored = {name for name in session.bus.hook.monitored_name() if name}
         if listens or monitored:
             session.batches.follow()
@@ -196,7 +198,7 @@ class Log:
         }
 
 
-def refuse_unheard(options: Mapping[str, object], listens: bool) -> None:
+def refuse_unused(options: Mapping[str, object], listens: bool) -> None:
     """Raise UsageError for options of log points if there are none.
 
     With ``logger=False`` the options are accepted.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from torchbus.bus.base import hookimpl
 from torchbus.bus.options import expect
@@ -17,7 +19,6 @@ from torchbus.runtime.user_code import warn
 
 from torchbus_log.trackers.tracker import Tracker, chosen_by_rank0
 from torchbus_log.trackers.values import Image
-from torchbus_neptune.series import Run, Series, storable
 
 MODES = ("async", "sync", "offline", "read-only", "debug")
 MARGIN_S = 5.0
@@ -106,8 +107,8 @@ class NeptuneLogger(Tracker):
     def _has_no_server(self) -> bool:
         """Whether the client would look for the hosted service, which is closed."""
         token = self._token or os.environ.get("NEPTUNE_API_TOKEN")
-        own = self._run is not None or self._client is not None
-        return not (own or token) and self.needs_network()
+        mine = self._run is not None or self._client is not None
+        return not (mine or token) and self.needs_network()
 
     def _stay_offline(self) -> None:
         if self._raises:
@@ -182,3 +183,60 @@ def _check_text(word: str, value: object) -> None:
         raise UsageError(
             f"NeptuneLogger({word}=...) is a {type(value).__name__}: it must be a text"
         )
+
+
+STEP_BETWEEN = 0.001
+
+
+class Field(Protocol):
+    """A series in a run."""
+
+    def append(self, value: float, *, step: float) -> object: ...
+
+
+class Run(Protocol):
+    """What is used of a run of the ``neptune`` client."""
+
+    def __getitem__(self, path: str) -> Field: ...
+
+    def __setitem__(self, path: str, value: object) -> None: ...
+
+    def stop(self, *, seconds: float) -> object: ...
+
+
+class Series:
+    """Appends to the series of a run.
+
+    A value whose step is not larger than the last one of its series gets a place a thousandth of a
+    step after that. The server refuses NaN and infinities, so these are counted instead.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self.not_finite: Counter[str] = Counter()
+
+    def append(self, run: Run, path: str, value: float, step: float) -> None:
+        """Append one number, unless it is not finite."""
+        if not math.isfinite(value):
+            self.not_finite[path] += 1
+            return
+        last = self._last.get(path)
+        self._last[path] = at = float(step) if last is None or step > last else last + STEP_BETWEEN
+        run[path].append(value, step=at)
+
+
+def storable(values: Mapping[str, object]) -> dict[str, object]:
+    """Plain JSON as Neptune stores it: nested dicts of strings, numbers and booleans.
+
+    Lists and None become text.
+    """
+    return {
+        key.replace("/", "_") or "_": (
+            storable(value)
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, str | int | float)
+            else str(value)
+        )
+        for key, value in values.items()
+    }

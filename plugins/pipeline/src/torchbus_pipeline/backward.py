@@ -7,24 +7,30 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged, Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
-from torchbus_pipeline._compat import is_view
+from torchbus_pipeline._compat import buffers, is_view
 from torchbus_pipeline.calls import Calls
 from torchbus_pipeline.lazily.backward import LaterBackward
+from torchbus_pipeline.lazily.deferred import batch_of
 from torchbus_pipeline.lazily.later import Later
-from torchbus_pipeline.lazily.seen import batch_of
-from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.model.cut import mark_of
 from torchbus_pipeline.model.models import Models
-from torchbus_pipeline.replicas import Replicas
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header as strategy_header
 from torchbus_strategy.backward import loss_counts
 from torchbus_strategy.backward.header import INPUT, PROGRESS, agrees, constants_agree, numbers
 from torchbus_strategy.checks import divergence, first_steps
 from torchbus_strategy.checks.constants import Constants
-from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.loss.gradients import isolated_gradients
 from torchbus_strategy.loss.terms import Count
+from torchbus_strategy.parameters import averaging
 
 DISCOVERY_BACKWARDS = 3
 FAILED = INPUT
@@ -42,14 +48,14 @@ class PipelineBackward:
         session: Context,
         models: Models,
         calls: Calls,
-        meeting: Meeting,
+        rendezvous: Meeting,
         replicas: Replicas,
         counts: loss_counts.LossCounts,
         later: LaterBackward,
     ) -> None:
         assert session.job is not None
         self._later = later
-        self._session, self._job, self._meeting = session, session.job, meeting
+        self._session, self._job, self._meeting = session, session.job, rendezvous
         self._models, self._calls, self._replicas, self._counts = models, calls, replicas, counts
         self._constants = Constants(session, models.optimizer_settings)
         self._parts = session.world.data.parts
@@ -71,7 +77,7 @@ class PipelineBackward:
                 call.weight = self._session.share.weight  # it is a mean, or a sum, over samples
             count = self._counts.meet(self._counts.of(call, lambda: self._replicas.remain))
             trained = self._models.trained()
-            with made_anew(trained) if count.anew else nullcontext():
+            with isolated_gradients(trained) if count.anew else nullcontext():
                 error = self._run(call, engine, count, trained)
                 header = self._tell(call, count, error)
                 if call.sync and self._parts > 1:
@@ -86,7 +92,7 @@ class PipelineBackward:
         """Meet all ranks. Those of one pipeline must have the same batch."""
         batch = f" of {batch_of(loss)}" if isinstance(loss, Later) else ""
         if batch and self._parts > 1:
-            self._meeting.meet_in_pipeline(what + batch)
+            self._meeting.sync_in_pipeline(what + batch)
         self._meeting.meet(what if self._parts > 1 else what + batch)
 
     def _run(
@@ -98,7 +104,7 @@ class PipelineBackward:
     ) -> Exception | None:
         """Run the graph, and the stages inside it. Returns the error of this rank."""
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
-        kept = [one.grad for one in trained] if count.is_zero else []
+        retained = [one.grad for one in trained] if count.is_zero else []
         error: Exception | None = None
         with self._calls.driven(bool(call.retain_graph)) as runs:
             try:
@@ -109,7 +115,7 @@ class PipelineBackward:
                     engine(tensors, gradients, call.retain_graph, False)
             except Exception as raised:
                 error = raised
-        for one, before in zip(trained, kept, strict=False):
+        for one, before in zip(trained, retained, strict=False):
             one.grad = before
         found = [error, *(run.error for run in runs)]
         return next((one for one in found if one is not None), None)
@@ -128,9 +134,9 @@ class PipelineBackward:
         constants = self._constants.number(loss, share.weight, progress)
         slots = numbers(count, progress, share.position, float(error is not None), constants)
         header.begin(slots)
-        told = header.tell(_known(call) if error is None else None, place, [])
-        dist.all_reduce(told)
-        told /= self._session.world_size
+        reported = header.tell(_known(call) if error is None else None, place, [])
+        dist.all_reduce(reported)
+        reported /= self._session.world_size
         self._compare(header.mean(), [float(slot or 0.0) for slot in header.slots], error)
         return header
 
@@ -194,3 +200,61 @@ def _scalar(call: BackwardCall) -> Tensor | None:
     loss = call.loss
     is_number = loss is not None and loss.dim() == 0 and loss.is_floating_point()
     return loss if is_number else None
+
+
+class Replicas:
+    """Averages gradients, and copies the buffers of the first pipeline to the others."""
+
+    def __init__(self, session: Context, models: Models, team: Team) -> None:
+        self._session, self._models, self._team = session, models, team
+        self._first = team.place  # the global rank of this place in the first pipeline
+        self.remain = False
+
+    def note(self, sync: bool) -> None:
+        """Note whether the backward that has ended left gradients that are not averaged."""
+        self.remain = not sync and self._team.parts > 1
+
+    @torch.no_grad()
+    def average(self, trained: list[Tensor]) -> None:
+        """Average the gradients. One that no pipeline has stays None. All ranks call it."""
+        group = self._team.replicas
+        if group is None or not trained:
+            return
+        present = torch.tensor([float(one.grad is not None) for one in trained])
+        present = present.to(self._session.device)
+        dist.all_reduce(present, group=group)
+        made = [one for one, count in zip(trained, present.tolist(), strict=True) if count]
+        for one in made:
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+        averaging.mean_over([one.grad for one in made if one.grad is not None], group)
+
+    def copy_buffers(self) -> None:
+        """Give all pipelines the buffers of the first. All ranks call it."""
+        group = self._team.replicas
+        for buffer in self._buffers() if group is not None else ():
+            dist.broadcast(buffer, self._first, group=group)
+
+    def _buffers(self) -> list[Tensor]:
+        found = [
+            buffer
+            for module in self._modules()
+            for buffer in buffers(module).values()
+            if buffer is not None and buffer.numel()
+        ]
+        return list({id(one): one for one in found}.values())
+
+    def _modules(self) -> list[Module]:
+        models = [model for cut in self._models if (model := cut.model()) is not None]
+        modules = [module for model in models for module in model.modules()]
+        return [
+            module
+            for module in modules
+            if (mark := mark_of(module)) is None or mark.place == self._team.place
+        ]
+
+    @hookimpl(tryfirst=True)
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        """Average before a step what backwards under ``s.no_sync()`` have left."""
+        if self.remain and self._session.captures(optimizer):
+            self.average(self._models.trained())
+            self.remain = False

@@ -10,22 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Context, Surround, Unsupported
+from torchbus.errors import Unsupported
+from torchbus.patches.modules import Surround
+from torchbus.runtime.context import Context
 
 from torchbus_pipeline.lazily.deferred import Deferred
 from torchbus_pipeline.lazily.later import Later, number, output
-from torchbus_pipeline.meeting import Meeting
-from torchbus_pipeline.model.between import Between, after
-from torchbus_pipeline.model.cut import Cut
+from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.model.cut import Between, Cut, after
 from torchbus_pipeline.options import GPIPE, PipelineOptions
-from torchbus_pipeline.schedule import gpipe
+from torchbus_pipeline.schedule import stream
 from torchbus_pipeline.schedule.inputs import NO_EXTRA, Extra, Inputs, check, given_by_loop, rows_in
-from torchbus_pipeline.schedule.messages import Link
 from torchbus_pipeline.schedule.objects import refuse_reading
-from torchbus_pipeline.schedule.passes import Pass
-from torchbus_pipeline.schedule.run import Run
-from torchbus_pipeline.schedule.stream import OwnStream
-from torchbus_pipeline.team import Team
+from torchbus_pipeline.schedule.run import Link, Run
+from torchbus_pipeline.schedule.stream import LocalStream, Pass
 
 
 @dataclass
@@ -44,12 +42,12 @@ class Calls:
     """Surrounds the layers of cut models, and the nn.Sequential that holds them."""
 
     def __init__(
-        self, session: Context, team: Team, meeting: Meeting, options: PipelineOptions
+        self, session: Context, team: Team, rendezvous: Meeting, options: PipelineOptions
     ) -> None:
-        self._session, self._team, self._meeting = session, team, meeting
+        self._session, self._team, self._meeting = session, team, rendezvous
         self._options = options
         self._forms: dict[tuple[object, ...], tuple[torch.Size, torch.dtype]] = {}
-        self._stream = OwnStream(session)
+        self._stream = LocalStream(session)
         self._surround = Surround(self._around, traced=False)
         session.on_close.callback(self._surround.close)
         self._holders: dict[int, Cut] = {}
@@ -129,7 +127,7 @@ class Calls:
         cut.forwards += 1
         trains = torch.is_grad_enabled() and self._is_trained(cut, x)
         kind = "training" if trains else "without gradients"
-        self._meeting.meet_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
+        self._meeting.sync_in_pipeline(f"forward {cut.forwards} of {cut.name} ({kind})")
         by_rows = self._rows_of(cut, x, row.extras)
         inputs = given_by_loop(x, row.extras, by_rows)
         for one in {id(one): one for some in inputs.own for one in some}.values():
@@ -143,7 +141,7 @@ class Calls:
         """The output, after all forwards. All ranks of the pipeline call it."""
         before, self._computes = self._computes, True
         try:
-            whole = gpipe.forward(one)
+            whole = stream.forward(one)
         finally:
             self._computes = before
         if whole is None:
@@ -151,7 +149,7 @@ class Calls:
             raise AssertionError("some rank has had an error")
         if not one.run.trains:
             return whole
-        made: Tensor = gpipe.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
+        made: Tensor = stream.Chain.apply(one, whole, self._anchor, one.run.inputs.x)  # type: ignore[no-untyped-call]
         return made
 
     def _may_wait(self, cut: Cut) -> bool:
@@ -169,7 +167,7 @@ class Calls:
         """
         x = inputs.x
         source = Deferred(
-            lambda: self._pass(cut, inputs, True), self._compute, self._meeting.meet_in_pipeline
+            lambda: self._pass(cut, inputs, True), self._compute, self._meeting.sync_in_pipeline
         )
         form = (id(cut), x.shape[1:], x.dtype)
         if form not in self._forms or cut.loss_kind is None:

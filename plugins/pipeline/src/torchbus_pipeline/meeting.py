@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torchbus.plugin import Context, RanksDiverged, hookimpl
+from torch import Tensor
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged
+from torchbus.runtime.context import Context
 
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.groups import guarded_groups
@@ -50,7 +54,7 @@ class Meeting:
         """
         return self._meet(what, fails, *self._groups[0])
 
-    def meet_in_pipeline(self, what: str) -> None:
+    def sync_in_pipeline(self, what: str) -> None:
         """Meet the other ranks of this pipeline."""
         self._meet(what, False, *self._groups[-1])
 
@@ -59,22 +63,22 @@ class Meeting:
         waits_already = self._job.waiting is not None
         if not waits_already:
             self._job.wait_in(what)
-        told = torch.empty(len(ranks), 2, dtype=torch.int64)
+        reported = torch.empty(len(ranks), 2, dtype=torch.int64)
         mine = torch.tensor([crc32(what.encode()), fails])
-        dist.all_gather(list(told), mine, group=group)
+        dist.all_gather(list(reported), mine, group=group)
         if not waits_already:
             self._job.go_on()
-        digests, failures = told.T.tolist()
+        digests, failures = reported.T.tolist()
         if len(set(digests)) > 1:
             self._raise(what, group, ranks)
         return any(failures)
 
-    def told_in_pipeline(self, what: object) -> list[Any]:
+    def reported_in_pipeline(self, what: object) -> list[Any]:
         """What every rank of this pipeline tells, by place. All of them call it."""
         group, ranks = self._groups[-1]
         return list(all_gather_object(what, len(ranks), group))
 
-    def told_by_first(self, what: Any) -> Any:
+    def reported_by_first(self, what: Any) -> Any:
         """What rank 0 tells all ranks. All of them call it."""
         group, ranks = self._groups[0]
         return all_gather_object(what, len(ranks), group)[0]
@@ -84,14 +88,16 @@ class Meeting:
         call it: that of the first rank that has one.
         """
         group, ranks = self._groups[0 if everywhere else -1]
-        told = all_gather_object(None if error is None else _sendable(error), len(ranks), group)
+        reported = all_gather_object(None if error is None else _sendable(error), len(ranks), group)
         if error is not None:
             raise error
-        raise next(one for one in told if isinstance(one, BaseException))
+        raise next(one for one in reported if isinstance(one, BaseException))
 
     def _raise(self, what: str, group: dist.ProcessGroup, ranks: list[int]) -> None:
-        told = all_gather_object(what, len(ranks), group)
-        places = "; ".join(f"rank {rank} at {one}" for rank, one in zip(ranks, told, strict=True))
+        reported = all_gather_object(what, len(ranks), group)
+        places = "; ".join(
+            f"rank {rank} at {one}" for rank, one in zip(ranks, reported, strict=True)
+        )
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")
 
 
@@ -103,3 +109,50 @@ def _sendable(error: BaseException) -> BaseException:
     except Exception:
         made = RuntimeError(f"{type(error).__name__}: {error}")
     return made
+
+
+@dataclass(frozen=True)
+class Team:
+    """The ranks of one pipeline. This process is at ``place`` in it.
+
+    ``ranks``: the global ranks by place. ``group``: these ranks, None for all of the session.
+    ``replicas``: the ranks at the same place of all pipelines, None if there is one pipeline.
+    """
+
+    place: int
+    ranks: tuple[int, ...]
+    parts: int
+    group: dist.ProcessGroup | None
+    replicas: dist.ProcessGroup | None
+
+    @property
+    def pipelines(self) -> list[list[int]]:
+        """The global ranks of each pipeline."""
+        return [list(range(part * self.size, (part + 1) * self.size)) for part in range(self.parts)]
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def spread(self, tensor: Tensor, place: int) -> Tensor:
+        """Send a tensor from one place to the others, which give one like it to write to.
+
+        All ranks of the pipeline call it. Returns the tensor.
+        """
+        dist.broadcast(tensor, self.ranks[place], group=self.group)
+        return tensor
+
+
+def make_team(session: Context, size: int) -> Team:
+    """Pipelines of ``size`` consecutive ranks. All ranks call it."""
+    world, place = session.world_size, session.world.member
+    part, parts = session.world.data
+    if parts == 1:
+        return Team(place, tuple(range(world)), 1, None, None)
+    pipelines = [list(range(part * size, (part + 1) * size)) for part in range(parts)]
+    replicas = [list(range(place, world, size)) for place in range(size)]
+    with guarded_groups(session):
+        groups = [
+            dist.new_group(ranks, timeout=session.timeout) for ranks in [*pipelines, *replicas]
+        ]
+    return Team(place, tuple(pipelines[part]), parts, groups[part], groups[parts + place])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.nn import Module
-from torchbus.plugin import UsageError, expect
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
 
 from torchbus_pipeline.model import balance as balances
 

@@ -6,21 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch.amp.grad_scaler import GradScaler
-from torchbus.plugin import Context, Unsupported, UsageError, World, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
-from torchbus_pipeline.backward import PipelineBackward
+from torchbus_pipeline.backward import PipelineBackward, Replicas
 from torchbus_pipeline.calls import Calls
-from torchbus_pipeline.lazily.backward import LaterBackward
-from torchbus_pipeline.lazily.orders import Orders
-from torchbus_pipeline.meeting import Meeting
+from torchbus_pipeline.lazily.backward import LaterBackward, Orders
+from torchbus_pipeline.meeting import Meeting, make_team
 from torchbus_pipeline.model.models import Models
 from torchbus_pipeline.options import PipelineOptions, read_balance
-from torchbus_pipeline.replicas import Replicas
-from torchbus_pipeline.states.end import End
-from torchbus_pipeline.states.modules import WholeModules
-from torchbus_pipeline.states.norm import WholeNorm
-from torchbus_pipeline.states.optimizers import WholeOptimizers
-from torchbus_pipeline.team import make_team
+from torchbus_pipeline.states import End, WholeModules, WholeNorm, WholeOptimizers
 from torchbus_strategy.backward import loss_counts
 from torchbus_strategy.strategy import Strategy
 
@@ -94,13 +91,13 @@ class Pipeline(Strategy):
         refuse_options(session)
         session.replace(GradScaler, "scale", refuse_scaling)
         team = make_team(session, self.pipeline.ranks_of_pipeline(session.world_size))
-        meeting = Meeting(session, team.pipelines)
-        models = Models(session, self.pipeline, team, meeting)
-        calls = Calls(session, team, meeting, self.pipeline)
+        rendezvous = Meeting(session, team.pipelines)
+        models = Models(session, self.pipeline, team, rendezvous)
+        calls = Calls(session, team, rendezvous, self.pipeline)
         later = LaterBackward(self.pipeline.schedule, Orders(team), session.is_main)
-        modules = WholeModules(session, team, meeting)
-        optimizers = WholeOptimizers(session, meeting)
-        models.on_cut += [modules.add, calls.add, optimizers.keep_own]
+        modules = WholeModules(session, team, rendezvous)
+        optimizers = WholeOptimizers(session, rendezvous)
+        models.on_cut += [modules.add, calls.add, optimizers.keep_local]
         replicas = Replicas(session, models, team)
         counts = loss_counts.LossCounts(
             session, self.name, self.loss_reduction, self.loss_weight, 1.0
@@ -110,8 +107,10 @@ class Pipeline(Strategy):
             "optimizers": optimizers,
             "norm": WholeNorm(session, models, team),
             "replicas": replicas,
-            "backward": PipelineBackward(session, models, calls, meeting, replicas, counts, later),
-            "end": End(session, meeting, models, modules, optimizers),
+            "backward": PipelineBackward(
+                session, models, calls, rendezvous, replicas, counts, later
+            ),
+            "end": End(session, rendezvous, models, modules, optimizers),
         }
         for name, part in parts.items():
             session.bus.register(part, f"{self.name}.{name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchbus_profile.plugin import Profile
-from torchbus_profile.result import Operator, Profiled
-from torchbus_profile.shares import Shares
+from torchbus_profile.result import Operator, Profiled, Shares
 
 __all__ = ["Operator", "Profile", "Profiled", "Shares"]

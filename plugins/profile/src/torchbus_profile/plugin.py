@@ -11,16 +11,18 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.profiler import profile as Profiler
 from torch.profiler import record_function
-from torchbus.plugin import Context, UsageError, expect, hookimpl, needs, warn
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect, needs
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
 from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
 from torchbus_log.trackers.values import Table
-from torchbus_profile import _compat, showing
-from torchbus_profile.plan import plan
+from torchbus_profile import _compat, result
+from torchbus_profile.plan import Recording, plan
 from torchbus_profile.reading import read
-from torchbus_profile.recording import Recording
-from torchbus_profile.result import Profiled
-from torchbus_profile.told import Told
+from torchbus_profile.result import Profiled, Told
 
 MOST_RANGES = 1000  # a loop may make a name for each step
 
@@ -165,9 +167,9 @@ class Profile:
                 self._write_snapshot(str(found.last_step))
         self._found = found
         self._told.tell(found)
-        self._send("profile: operators", showing.of_operators("operator", found.operators))
+        self._send("profile: operators", result.of_operators("operator", found.operators))
         if found.ranges:
-            self._send("profile: ranges", showing.of_operators("range", found.ranges))
+            self._send("profile: ranges", result.of_operators("range", found.ranges))
 
     def _write_snapshot(self, word: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -204,5 +206,5 @@ class Profile:
         if self._found is None:
             return
         parts = self._told.known(self._found)
-        self._send("profile: ranks", showing.of_ranks(parts))
-        print(showing.text(self._found, parts))
+        self._send("profile: ranks", result.of_ranks(parts))
+        print(result.text(self._found, parts))

@@ -9,8 +9,7 @@ from typing import Any
 from torch.autograd import DeviceType
 from torch.profiler import profile
 
-from torchbus_profile.result import Operator, Profiled
-from torchbus_profile.shares import Span, shares
+from torchbus_profile.result import Operator, Profiled, Span, shares
 
 MOST_OPERATORS = 10
 STEP = "ProfilerStep*"  # the profiler's own name of all its steps
@@ -108,7 +107,7 @@ def _summed(found: Iterable[tuple[str, float]], seconds: float) -> list[Operator
     for name, time_us in found:
         times_us[name].append(time_us)
     return [
-        Operator(name, len(all_us), took_s, took_s / seconds if seconds else 0.0)
+        Operator(name, len(all_us), elapsed_s, elapsed_s / seconds if seconds else 0.0)
         for name, all_us in times_us.items()
-        for took_s in (sum(all_us) / US_PER_S,)
+        for elapsed_s in (sum(all_us) / US_PER_S,)
     ]

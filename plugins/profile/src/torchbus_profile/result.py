@@ -1,11 +1,84 @@
-"""What one recording shows, on one rank."""
+"""What the time of some steps went to: computing, waiting for ranks, for data, or for the host."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from torchbus_profile.shares import Shares
+from torchbus.runtime.context import Context
+from torchbus.world import SharedStore
+
+from torchbus_cli.parser import table
+
+Row = tuple[str, ...]
+
+
+def of_ranks(parts: Mapping[int, tuple[float, Shares]]) -> list[Row]:
+    """A row for each rank, below the heads."""
+    heads = ("rank", "ms", *Shares._fields)
+    return [
+        heads,
+        *(
+            (str(rank), f"{1e3 * seconds:.1f}", *map(_percent, shares))
+            for rank, (seconds, shares) in parts.items()
+        ),
+    ]
+
+
+def of_operators(word: str, operators: Sequence[Operator]) -> list[Row]:
+    """A row for each operator or range, below the heads."""
+    return [
+        (word, "calls", "ms", "share"),
+        *(
+            (one.name, str(one.calls), f"{1e3 * one.seconds:.3f}", _percent(one.share))
+            for one in operators
+        ),
+    ]
+
+
+def text(found: Profiled, parts: Mapping[int, tuple[float, Shares]]) -> str:
+    """What is printed at the end of the session."""
+    tables = [of_ranks(parts), of_operators("operator", found.operators)]
+    tables += [of_operators("range", found.ranges)] if found.ranges else []
+    where = f"; traces beside {found.trace}" if found.trace else ""
+    heading = f"profile: steps {found.first_step} to {found.last_step}{where}"
+    return "\n".join((heading, *(table(rows) for rows in tables if rows[1:])))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+class Told:
+    """Each rank writes how long its steps took, and their shares. Rank 0 reads them all."""
+
+    def __init__(self, session: Context) -> None:
+        self._rank, self._count = session.rank, session.world_size
+        self._store: SharedStore | None = (
+            session.world.shared.within("profile") if session.world_size > 1 else None
+        )
+
+    def tell(self, found: Profiled) -> None:
+        """Write this rank's part. Does not wait."""
+        if self._store is not None:
+            reported = json.dumps([found.last_step, found.seconds, *found.shares])
+            self._store.set(str(self._rank), reported)
+
+    def known(self, own: Profiled) -> dict[int, tuple[float, Shares]]:
+        """Return seconds and shares of the same steps, by rank, once all ranks have told.
+
+        Until then, it returns this rank's. Rank 0 asks for all others at once.
+        """
+        keys = [str(rank) for rank in range(self._count)]
+        reported = None if self._store is None else self._store.read_all(keys)
+        found = {self._rank: (own.seconds, own.shares)}
+        for rank, (step, seconds, *parts) in enumerate(map(json.loads, reported or ())):
+            if step == own.last_step:
+                found[rank] = seconds, Shares(*parts)
+        return dict(sorted(found.items()))
 
 
 class Operator(NamedTuple):
@@ -38,3 +111,52 @@ class Profiled:
     operators: tuple[Operator, ...]
     ranges: tuple[Operator, ...]
     trace: str
+
+
+class Span(NamedTuple):
+    """A stretch of time, in microseconds of the profiler's clock."""
+
+    start_us: float
+    end_us: float
+
+
+class Shares(NamedTuple):
+    """Parts of the time, from 0 to 1, which add up to 1.
+
+    ``compute``: operations ran. ``ranks``: only a collective ran. ``data``: the loop waited for its
+    loader. ``host``: none of these, so Python ran, or the device waited for it.
+    """
+
+    compute: float
+    ranks: float
+    data: float
+    host: float
+
+
+def shares(window: Span, spans: Mapping[str, Iterable[Span]]) -> Shares:
+    """Share the time of a window out. If several kinds of spans overlap, the first one counts.
+
+    ``spans``: of kinds "compute", "ranks" and "data", the most important first.
+    """
+    elapsed = dict.fromkeys(Shares._fields, 0.0)
+    for length_us, kinds in _stretches(window, spans):
+        elapsed[next((kind for kind in spans if kind in kinds), "host")] += length_us
+    whole = sum(elapsed.values())
+    return Shares(**{kind: part / whole if whole else 0.0 for kind, part in elapsed.items()})
+
+
+def _stretches(
+    window: Span, spans: Mapping[str, Iterable[Span]]
+) -> Iterator[tuple[float, set[str]]]:
+    """Yield the length of each stretch in which the same kinds run, and these kinds."""
+    changes: list[tuple[float, str, int]] = [(edge, "", 0) for edge in window]
+    for kind, found in spans.items():
+        for start, end in found:
+            start, end = max(start, window.start_us), min(end, window.end_us)
+            if start < end:
+                changes += [(start, kind, 1), (end, kind, -1)]
+    running = dict.fromkeys(spans, 0)
+    for (time_us, kind, change), (next_us, _, _) in pairwise(sorted(changes)):
+        if kind:
+            running[kind] += change
+        yield next_us - time_us, {kind for kind, count in running.items() if count}

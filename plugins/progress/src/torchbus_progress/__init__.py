@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torchbus_progress.plugin import Progress
+from torchbus_progress.listener import Progress
 
 __all__ = ["Progress"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
@@ -10,14 +11,65 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import BackwardCall, LoaderIterator, hookimpl, warn
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 from torchbus.runtime.steps import Steps
+from torchbus.runtime.user_code import warn
 
-from torchbus_progress.loss import Loss, MeanLoss
-from torchbus_progress.outputs import Output
+from torchbus_device import accelerators
+from torchbus_progress.outputs import Output, choose
 from torchbus_progress.passes import Passes, Rate
-from torchbus_progress.snapshot import Snapshot
+from torchbus_progress.words import Snapshot
 from torchbus_strategy.loss.held import unscaled
+
+
+class Progress:
+    """A progress bar on rank 0: the pass, its batches, speed, time left, loss and metrics.
+
+    It shows the metrics of ``s.log(..., prog_bar=True)``. In a terminal it is a line at the bottom,
+    in a notebook an output of its own. Elsewhere it is a line on stderr now and then.
+
+    Args:
+        progress: False shows nothing.
+        every_s: seconds between two lines, if there is no terminal.
+
+    An error in the bar ends the bar with one warning, and never the training.
+    """
+
+    owns = ("progress bar",)
+
+    def __init__(self, progress: bool = True, *, every_s: float = 30.0) -> None:
+        expect("progress", progress, bool, "True or False")
+        expect("every_s", every_s, (int, float), "a number of seconds")
+        if not every_s > 0:
+            raise UsageError(f"every_s={every_s}: it must be positive")
+        # it brings the metrics of `s.log(..., prog_bar=True)`
+        self.companions = ("log",) if progress else ()
+        self._active = progress
+        self._every_s = float(every_s)
+        self._place = ""
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if self._active and session.is_main:
+            output = choose(self._every_s, shared=session.options["print_all_ranks"])
+            session.on_close.callback(_close, output)
+            session.bus.register(Listener(output, session.steps.follow()), "progress.listener")
+            self._place = output.place
+
+    @hookimpl
+    def explain_lines(self) -> dict[str, list[str]] | None:
+        return {"progress": [self._place]} if self._place else None
+
+
+def _close(output: Output) -> None:
+    with contextlib.suppress(OSError):
+        output.close()
+
 
 LARGEST_PART, LONGEST_PAUSE_S = 0.01, 5.0
 F = TypeVar("F", bound=Callable[..., object])
@@ -165,5 +217,77 @@ class Listener:
             self._output.draw(self._snapshot())
         ended_s = time.monotonic()
         # if the process was suspended, drawing was not slow
-        rest_s = min((ended_s - begun_s) / LARGEST_PART, LONGEST_PAUSE_S)
-        self._next_s = ended_s + max(self._output.pause_s, rest_s)
+        pause_s_ = min((ended_s - begun_s) / LARGEST_PART, LONGEST_PAUSE_S)
+        self._next_s = ended_s + max(self._output.pause_s, pause_s_)
+
+
+RETAINED_AT_MOST = 64
+
+
+class MeanLoss:
+    """The mean over the backwards of an epoch. Only ``value`` waits for a GPU."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sum = 0.0
+        self._kept: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+
+    def add(self, loss: torch.Tensor | None) -> None:
+        """Add the loss of a backward. Every step calls it."""
+        if loss is None or loss.numel() != 1 or loss.is_complex():
+            return
+        if loss.device.type == "cpu":
+            self._sum += loss.item()
+        elif accelerators.is_capturing(loss.device):
+            return
+        else:
+            self._kept.append(loss.detach().reshape(()).float())
+            if len(self._kept) == RETAINED_AT_MOST:
+                self._sum_retained()
+        self._count += 1
+
+    @property
+    def value(self) -> float | None:
+        self._sum_retained()
+        self._sum += sum(float(one) for one in self._sums)
+        self._sums.clear()
+        return self._sum / self._count if self._count else None
+
+    def _sum_retained(self) -> None:
+        if self._kept:
+            self._sums.append(torch.stack(self._kept).sum())
+            self._kept.clear()
+
+
+class Loss:
+    """The latest loss. The listener calls ``show`` a few times per second.
+
+    On a GPU, ``show`` begins a copy, whose value is known at a later call.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._copy: torch.Tensor | None = None
+        self._copied: accelerators.Event | None = None
+
+    def show(self, loss: torch.Tensor | None) -> None:
+        if loss is None or loss.numel() != 1 or loss.is_complex():
+            return
+        if loss.device.type != "cpu":
+            self._show_later(loss.detach())
+        else:
+            self.value = float(loss.detach())
+
+    def _show_later(self, loss: torch.Tensor) -> None:
+        if accelerators.is_capturing(loss.device):
+            return
+        if self._copied is None or self._copy is None:
+            self._copy = torch.empty(1, dtype=torch.float32, pin_memory=True)
+            self._copied = accelerators.event(loss.device)
+        elif not self._copied.query():
+            return
+        else:
+            self.value = float(self._copy)
+        self._copy.copy_(loss.reshape(1).float(), non_blocking=True)
+        self._copied.record()

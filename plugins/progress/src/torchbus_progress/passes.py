@@ -9,9 +9,9 @@ from collections.abc import Sized
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import LoaderIterator
+from torchbus.patches.loaders import LoaderIterator
 
-from torchbus_progress.snapshot import Snapshot
+from torchbus_progress.words import Snapshot
 
 RATE_OVER_S = 10.0
 

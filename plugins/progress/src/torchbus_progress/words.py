@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from torchbus_progress.snapshot import Snapshot
+from dataclasses import dataclass, field
 
 
 def duration(seconds: float) -> str:
@@ -68,3 +67,30 @@ def summary(snapshot: Snapshot) -> str:
         f"{snapshot.label}: {', '.join([done, *mean, *metrics(snapshot)])}, in"
         f" {duration(snapshot.elapsed_s)}"
     )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """``done`` of ``total`` batches, or another ``unit``, after ``elapsed_s``.
+
+    ``rate`` is per second. ``total`` and ``rate`` are None if they are not known.
+    """
+
+    label: str
+    done: int
+    total: int | None = None
+    elapsed_s: float = 0.0
+    rate: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    unit: str = "batches"
+
+    @property
+    def left_s(self) -> float | None:
+        if self.total is None or not self.rate:
+            return None
+        return max(0, self.total - self.done) / self.rate
+
+    @property
+    def part(self) -> float | None:
+        """From 0 to 1."""
+        return None if not self.total else min(1.0, self.done / self.total)

@@ -6,15 +6,14 @@ import torch
 from torch.utils.data import DataLoader
 from torchbus import session
 
-from torchbus_progress import listener
-from torchbus_progress.outputs import terminal
-from torchbus_progress.plugin import Progress
+from torchbus_progress import listener, outputs
+from torchbus_progress.listener import Progress
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 
 listener.LARGEST_PART = 1e6  # so that every batch is drawn, however slow the machine is
-terminal.Terminal.pause_s = 0.0
-terminal.LONG_PASS_S = 1e6
+outputs.Terminal.pause_s = 0.0
+outputs.LONG_PASS_S = 1e6
 
 
 def train(loader, net, optimizer, each=lambda step: None):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_quantize.choice import trained
-from torchbus_quantize.report import Done, few, reasons
 
 
 class FirstBackward:
@@ -28,9 +30,9 @@ class FirstBackward:
         self._session.bus.unregister(self)
         refuse_unknown(self._skip, list(self._done))
         if not any(done.layers for done in self._done.values()):
-            self._refuse_nothing()
+            self._refuse_empty()
 
-    def _refuse_nothing(self) -> None:
+    def _refuse_empty(self) -> None:
         """Raise UsageError: no layer is quantised."""
         found = "; ".join(
             f"{type(model).__name__}: {_why(model, done)}" for model, done in self._done.items()
@@ -88,3 +90,52 @@ def refuse_not_finite(weight: Tensor, path: str, name: str) -> None:
             f"quantize={name!r}: {path}.weight has numbers that are not finite, so no scale fits"
             " it. Look at how it was loaded"
         )
+
+
+SHOWN = 4
+
+
+@dataclass
+class Done:
+    """The layers of a model that are quantised, those that are left, and bytes."""
+
+    layers: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+    before: int = 0
+    after: int = 0
+
+    def add(self, path: str, before: int, after: int) -> None:
+        self.layers.append(path)
+        self.before += before
+        self.after += after
+
+    def words(self, name: str, library: str) -> str:
+        """For ``explain()``."""
+        if not self.layers:
+            return "nothing quantised: no frozen linear layer"
+        sizes = f"{_bytes(self.before)} are now {_bytes(self.after)}"
+        retained = reasons({path: why for path, why in self.left.items() if why != "trained"})
+        remaining = f"; left as they are: {retained}" if retained else ""
+        many = f"{len(self.layers)} frozen layer{'s' if len(self.layers) > 1 else ''}"
+        return f"weights of {many} in {name} by {library}: {sizes}{remaining}"
+
+
+def reasons(left: dict[str, str]) -> str:
+    """The layers by reason, the first few of them."""
+    by_reason: dict[str, list[str]] = {}
+    for path, why in left.items():
+        by_reason.setdefault(why, []).append(path or "the model itself")
+    return "; ".join(f"{few(paths)} ({why})" for why, paths in by_reason.items())
+
+
+def few(paths: list[str]) -> str:
+    more = len(paths) - SHOWN
+    return ", ".join(paths[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -10,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torchbus.plugin import Unsupported, UsageError
+from torchbus.errors import Unsupported, UsageError
 
 from torchbus_quantize import libraries
 from torchbus_quantize._compat import LoadingLinear
-from torchbus_quantize.packing import HEAD, Part, head_of, layout, pack, unpack
 
 
 class Form(NamedTuple):
@@ -131,3 +132,50 @@ def dequantize(model: Module) -> None:
 
 def _size(form: Form) -> str:
     return f"shape {form.shape} in {str(form.dtype).removeprefix('torch.')}"
+
+
+ALIGNED = 16
+HEAD = 16
+
+
+class Part(NamedTuple):
+    """Where one of the tensors is."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + prod(self.shape) * self.dtype.itemsize
+
+
+def layout(tensors: Mapping[str, Tensor]) -> tuple[Part, ...]:
+    """Where each tensor will be. All begin at an address at which every dtype may."""
+    parts: list[Part] = []
+    start = HEAD
+    for name, tensor in tensors.items():
+        parts.append(Part(name, tensor.dtype, tuple(tensor.shape), start))
+        start = -(-parts[-1].end // ALIGNED) * ALIGNED
+    return tuple(parts)
+
+
+def pack(tensors: Mapping[str, Tensor], parts: tuple[Part, ...], head: bytes) -> Tensor:
+    first = next(iter(tensors.values()))
+    packed = torch.zeros(parts[-1].end, dtype=torch.uint8, device=first.device)
+    packed[: len(head)] = torch.tensor(list(head), dtype=torch.uint8, device=first.device)
+    for name, place in unpack(packed, parts).items():
+        place.copy_(tensors[name])
+    return packed
+
+
+def unpack(packed: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+    """Views of the tensors."""
+    return {
+        part.name: packed[part.start : part.end].view(part.dtype).view(part.shape) for part in parts
+    }
+
+
+def head_of(packed: Tensor) -> bytes:
+    return bytes(packed[:HEAD].tolist())

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect, needs
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_quantize import checks, libraries
+from torchbus_quantize.checks import Done
 from torchbus_quantize.choice import choose
 from torchbus_quantize.layers import quantize_layer
-from torchbus_quantize.report import Done
 
 Name = Literal["nf4", "int8"]
 LibraryName = Literal["auto", "torchao", "bitsandbytes"]

@@ -13,13 +13,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchbus.plugin import users_frame, warn
+from torchbus.runtime.user_code import users_frame, warn
 
 from torchbus_launch.job import ENDED
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context, SharedStore
+    from torchbus.runtime.context import Context
     from torchbus.runtime.services import JobService
+    from torchbus.world import SharedStore
 
 WAIT_FOR_RANK0_S = 20.0
 ASKS_AFTER_S = 0.1
@@ -43,13 +44,13 @@ class Change(NamedTuple):
 class Found(NamedTuple):
     """What a rank found out about a change that it came to.
 
-    ``change``: rank 0's. Without one, ``is_own``: whether it is this rank's own. If not, rank 0
+    ``change``: rank 0's. Without one, ``is_local``: whether it is this rank's own. If not, rank 0
     has changed the path in another way: this rank acted on what it saw of that. ``number``: of
     rank 0's change. ``why``: how this rank knows that rank 0 has passed this place.
     """
 
     change: Change | None
-    is_own: bool
+    is_local: bool
     number: int = 0
     why: str = ""
 
@@ -62,7 +63,7 @@ class Changes:
         self._made: dict[str, tuple[int, list[Change]]] = {}  # by rank 0
         self._at_line: Counter[tuple[str, int]] = Counter()
         self._next: Counter[str] = Counter()
-        self._own_lines: set[str] = set()
+        self._local_lines: set[str] = set()
 
     def publish(
         self, kind: str, path: str, failure: tuple[int, str] | str | None, is_open: bool = False
@@ -100,14 +101,14 @@ class Changes:
         def is_known(store: SharedStore) -> bool:
             nonlocal found
             waited_s = time.monotonic() - began_s
-            patient = waited_s < ASKS_AFTER_S and line not in self._own_lines
+            patient = waited_s < ASKS_AFTER_S and line not in self._local_lines
             passed = "" if patient else self._why_passed(store, line, mine) or next(asked)
             found = self._look(store, kind, path, mine)._replace(why=passed)
             return bool(found.change or passed) or self._is_later(store, path, mine)
 
         self._job.wait_until(is_known, WAIT_FOR_RANK0_S)
-        if found.is_own and line not in self._own_lines:
-            self._own_lines.add(line)
+        if found.is_local and line not in self._local_lines:
+            self._local_lines.add(line)
             self._say(kind, path, found.why)
         return found
 
@@ -134,7 +135,7 @@ class Changes:
             if change.kind == kind and change.backwards == mine:
                 self._next[path] = number + 1
                 return Found(change, False, number)
-        return Found(None, is_own=total <= self._next[path])
+        return Found(None, is_local=total <= self._next[path])
 
     def _is_later(self, store: SharedStore, path: str, mine: int) -> bool:
         """Whether rank 0 has changed the path after a backward that this rank has not come to."""

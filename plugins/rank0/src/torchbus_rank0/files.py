@@ -96,14 +96,14 @@ class SharedFiles:
 
     def _change(self, kind: str, paths: list[str], make: Callable[[], Any]) -> Any:
         """Make a change on rank 0; let the others wait for it."""
-        if self._is_inside() or self._is_own(paths[0]):
+        if self._is_inside() or self._is_local(paths[0]):
             return self._make(make)
         if self._session.is_main:
             return self._make_for_all(kind, paths, make)
         found = self._changes.find(kind, paths[0])
-        if found.change is None and found.is_own:
+        if found.change is None and found.is_local:
             self._own.update(paths)
-        if found.is_own or _raise(found, paths):
+        if found.is_local or _raise(found, paths):
             return self._make(make)
         return paths[-1] if kind in ("copy", "move", "copytree") else None
 
@@ -135,15 +135,15 @@ class SharedFiles:
                 or is_special(path)
                 or kwargs.get("opener") is not None
                 or self._is_inside()
-                or self._is_own(path)
+                or self._is_local(path)
             ):
                 return original(file, mode, *args, **kwargs)
             if self._session.is_main:
                 return self._open_for_all(path, lambda: original(file, mode, *args, **kwargs))
             found = self._changes.find("open", path)
-            if found.change is None and found.is_own:
+            if found.change is None and found.is_local:
                 self._own.add(path)
-            if found.is_own or _raise(found, [path]):
+            if found.is_local or _raise(found, [path]):
                 return original(file, mode, *args, **kwargs)
             unnamed = _unnamed(path if "r" in mode else None)
             stream = original(file, mode, *args, opener=lambda *_: unnamed, **kwargs)
@@ -173,7 +173,7 @@ class SharedFiles:
             return False
         return path in self._saved or (self._launched and not is_private(path))
 
-    def _is_own(self, path: str) -> bool:
+    def _is_local(self, path: str) -> bool:
         return bool(self._own) and any(
             parent in self._own for parent in (path, *map(str, pathlib.PurePath(path).parents))
         )

@@ -106,10 +106,10 @@ def pattern(values: Iterable[str]) -> re.Pattern[str] | None:
 
     It finds short values, and those of only letters or only digits, only as whole words.
     """
-    told = sorted(
+    reported = sorted(
         {spelling for value in values for spelling in spellings(value)}, key=len, reverse=True
     )
-    return re.compile("|".join(map(_one, told))) if told else None
+    return re.compile("|".join(map(_one, reported))) if reported else None
 
 
 def _one(value: str) -> str:
@@ -196,7 +196,7 @@ class Redactor:
         self._finds = pattern(())
         self._seen: dict[str, str] = {}
         self.learn(secrets)
-        self._learn_words(sys.orig_argv[1:])
+        self._learn_phrases(sys.orig_argv[1:])
 
     def learn(self, secrets: Iterable[str | None], sure: bool = True) -> None:
         """Hide these values from now on."""
@@ -253,7 +253,7 @@ class Redactor:
         if number is not None:
             return number
         if isinstance(value, str):
-            self._learn_words([value])
+            self._learn_phrases([value])
             return self.text(value)
         if id(value) in around or len(around) >= DEEPEST:
             return "..."
@@ -277,7 +277,7 @@ class Redactor:
             return self.text(text_of(value))
         words = [item for item in items if isinstance(item, str)]
         if words and len(words) == len(items) and not hides(name, "x"):
-            self._learn_words(words)
+            self._learn_phrases(words)
             return self.words(words)
         return [self._built(item, around, name) for item in items]
 
@@ -300,7 +300,7 @@ class Redactor:
             for item in items_of(value) or (fields.values() if fields is not None else ()):
                 self._learn_all(item, sure, (*around, id(value)))
 
-    def _learn_words(self, words: Sequence[str]) -> None:
+    def _learn_phrases(self, words: Sequence[str]) -> None:
         """Learn the secrets of words such as those of a command line.
 
         It knows ``--api-key=x``, ``--api-key x``, ``wandb.key=x``, ``https://user:x@host``, and

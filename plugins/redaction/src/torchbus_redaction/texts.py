@@ -75,20 +75,20 @@ def without_assigned(text: str) -> str:
 
 def without_literals(code: str) -> str:
     """Hide texts that lines of code give to such names; ``login(key=key)`` stays."""
-    told, done = [], 0
+    reported, done = [], 0
     for found, value in _assigned(code):
         if value != _bare(value) and any(map(str.isalnum, value)):
-            told += [code[done : found.end()], _in_quotes(value)]
+            reported += [code[done : found.end()], _in_quotes(value)]
             done = found.end() + len(value)
-    return "".join([*told, code[done:]])
+    return "".join([*reported, code[done:]])
 
 
 def _without_plain(text: str) -> str:
-    told, done = [], 0
+    reported, done = [], 0
     for found, value in _assigned(text):
-        told += [text[done : found.end()], _in_quotes(value)]
+        reported += [text[done : found.end()], _in_quotes(value)]
         done = found.end() + len(value)
-    return FLAG.sub(_flagged, "".join([*told, text[done:]]))
+    return FLAG.sub(_flagged, "".join([*reported, text[done:]]))
 
 
 def without_given_away(text: str) -> str:
@@ -269,7 +269,7 @@ def _bearer(found: re.Match[str]) -> str:
 
 HIDDEN = "(hidden)"
 BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # wandbKey, APIKey
-WORDS_BETWEEN = re.compile(r"[\W_]+|(?<=[^\W\d_])\d+(?=[\W_]|$)")
+PHRASES_BETWEEN = re.compile(r"[\W_]+|(?<=[^\W\d_])\d+(?=[\W_]|$)")
 STEMS = re.compile(
     "passw|passphrase|passcode|secret|credential|webhook|(?:api|access|auth|private)_?(?:key|token)s?"
 )
@@ -335,7 +335,7 @@ def is_place(value: str) -> bool:
 @functools.lru_cache(4096)
 def speaks(name: str) -> Speaks:
     """Return how surely a value of this name is a secret."""
-    words = [word for word in WORDS_BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
+    words = [word for word in PHRASES_BETWEEN.split(BOUNDARY.sub("_", name[-200:]).lower()) if word]
     if not words or words[-1] in PLACES | PROBLEMS:
         return Speaks.NOT
     if any(
@@ -361,6 +361,6 @@ def hides(name: str, value: object) -> bool:
     if isinstance(value, Real):
         long = isinstance(value, Integral) and abs(int(value)) >= 10**6
         return (sure is Speaks.SURELY or long) and not COUNTS & set(
-            WORDS_BETWEEN.split(BOUNDARY.sub("_", name).lower())
+            PHRASES_BETWEEN.split(BOUNDARY.sub("_", name).lower())
         )
     return sure is Speaks.SURELY or not isinstance(value, dict | list | tuple | set | frozenset)

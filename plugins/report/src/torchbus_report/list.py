@@ -6,11 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-from torchbus.plugin import TorchbusError
+from torchbus.errors import TorchbusError
 
 from torchbus_cli.parser import Parser, complain, table
-from torchbus_report.runs import finding, reading, summary
-from torchbus_report.runs.run import Run
+from torchbus_report.runs import reading, summary
+from torchbus_report.runs.summary import Run
 
 DESCRIPTION = """List the runs that session(logger="local") has written, oldest first."""
 EXAMPLES = """  torchbus runs
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     """List the runs that the local logger has written."""
     given = _parser().parse(argv)
     try:
-        found = [summary.of(_read(folder)) for folder in finding.all_runs(given.folder)]
+        found = [summary.of(_read(folder)) for folder in reading.all_runs(given.folder)]
     except TorchbusError as error:
         return complain("torchbus runs", error)
     if given.json:
@@ -43,8 +43,8 @@ def _parser() -> Parser:
         "folder",
         nargs="?",
         type=Path,
-        default=Path(finding.FOLDER),
-        help=f"the folder with the runs (default: {finding.FOLDER})",
+        default=Path(reading.FOLDER),
+        help=f"the folder with the runs (default: {reading.FOLDER})",
     )
     parser.add_argument(
         "--json", action="store_true", help="print a JSON list of objects instead of a table"
@@ -53,7 +53,7 @@ def _parser() -> Parser:
 
 
 def _read(folder: Path) -> Run:
-    return reading.elsewhere(folder) if finding.leads_out(folder) else reading.read(folder)
+    return reading.elsewhere(folder) if reading.leads_out(folder) else reading.read(folder)
 
 
 def _print(text: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchbus.plugin import TorchbusError, UsageError
+from torchbus.errors import TorchbusError, UsageError
 
 from torchbus_cli.parser import Parser, complain
 from torchbus_report.page import page
-from torchbus_report.runs import finding, reading
+from torchbus_report.runs import reading
 
 DESCRIPTION = """Write one HTML page about one or several runs: losses, learning rates, throughput,
 each rank's GPU and CPU, configuration.
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """Write one HTML page about one or several runs."""
     given = _parser().parse(argv)
     try:
-        folders = list(dict.fromkeys(finding.find(word, given.folder) for word in given.runs))
+        folders = list(dict.fromkeys(reading.find(word, given.folder) for word in given.runs))
         if len(folders) > MOST_RUNS:
             raise UsageError(
                 f"{len(folders)} runs on one page can't be told apart: name at most {MOST_RUNS}"
@@ -59,8 +59,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--folder",
         type=Path,
-        default=Path(finding.FOLDER),
-        help=f"the folder in which names are looked up (default: {finding.FOLDER})",
+        default=Path(reading.FOLDER),
+        help=f"the folder in which names are looked up (default: {reading.FOLDER})",
     )
     return parser
 

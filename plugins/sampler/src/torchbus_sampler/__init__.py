@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from torchbus_sampler.order import share_sizes
 from torchbus_sampler.plugin import Sampler
-from torchbus_sampler.shares import share_sizes
 
 __all__ = ["Sampler", "share_sizes"]

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
+import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus.plugin import (
-    BackwardCall,
-    Context,
-    LoaderIterator,
-    Origin,
-    Pass,
-    Unsupported,
-    hookimpl,
-)
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.loaders import LoaderIterator, Origin, Pass
+from torchbus.runtime import builtin
+from torchbus.runtime.context import Context
 
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import OWN, Contents
 from torchbus_sampler.content.first_item import begin, left_whole
-from torchbus_sampler.decision.decisions import BYPASSED, Decision, decide
-from torchbus_sampler.decision.feeding import Feeding
-from torchbus_sampler.decision.models import DecidingModels
+from torchbus_sampler.decision import BYPASSED, DecidingModels, Decision, Feeding, decide
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.order import length_of
-from torchbus_sampler.orders.anew import AnewOrder, in_words, refuse_stream
-from torchbus_sampler.orders.memory import memory_of
-from torchbus_sampler.passes import divided_order, unpack
+from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stream
+from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import kind_of_order, settle
-from torchbus_sampler.stream import divided_stream
-from torchbus_sampler.workers import seeds_of_workers
+from torchbus_sampler.stream import divided_order, divided_stream, unpack
 
 
 class Divider:
@@ -89,8 +84,8 @@ class Divider:
         """Return this rank's share. In evaluation, return the whole order from the same stream."""
         batched, pad = auto_collation(loader), not decision.evaluation
         if self._session.world.divides_anew and decision.divide:
-            anew = AnewOrder(self._session, loader, batched, self._global, self._ledger)
-            return {"batch_sampler" if batched else "sampler": anew}
+            again = ElasticIndices(self._session, loader, batched, self._global, self._ledger)
+            return {"batch_sampler" if batched else "sampler": again}
         world, batches = self._session.world, self._batches_per_step
         part, parts, batches = (*world.data, batches) if decision.divide else (0, 1, 1)
         order = kind_of_order(loader, self._memory)(
@@ -216,14 +211,16 @@ class Divider:
             return
         if self._session.batches.waiting(latest):
             self._feeding.wait_for(type(loader.dataset), latest)
-        elif not self._session.batches.may_have_fed(loader):
+        elif not self._session.batches.may_have_been_used(loader):
             self._feeding.say_unfed(type(loader.dataset))
 
     @hookimpl
     def session_end(self, error: BaseException | None) -> None:
         if error is None:
             for loader in self._parts:
-                if loader not in self._feeding and not self._session.batches.may_have_fed(loader):
+                if loader not in self._feeding and not self._session.batches.may_have_been_used(
+                    loader
+                ):
                     self._feeding.say_unfed(type(loader.dataset))
             self._feeding.say_waited_for()
 
@@ -240,9 +237,37 @@ class Divider:
             )
         if not decision.divide or decision.evaluation:
             return decision.why
-        return in_words(self._session, self._global, thing.batch_size)
+        return in_phrases(self._session, self._global, thing.batch_size)
 
     def _decide(self, loader: DataLoader[object]) -> Decision:
-        if self._contents.are_own(loader):
+        if self._contents.are_local(loader):
             return Decision(False, OWN)
         return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)
+
+
+STRIDE = 2**20
+
+
+class SeedWorker:
+    """A ``worker_init_fn`` that seeds by rank, and then calls the user's own.
+
+    All ranks draw the same base seed for the workers, so the stream that the order of the data is
+    drawn from stays equal.
+    """
+
+    def __init__(self, rank: int, user: Callable[[int], None] | None) -> None:
+        self._rank = rank
+        self._user = user
+
+    def __call__(self, worker_id: int) -> None:
+        if self._rank:
+            builtin.seed(torch.initial_seed() + STRIDE * self._rank)
+        if self._user is not None:
+            self._user(worker_id)
+
+
+def seeds_of_workers(loader: DataLoader[object], rank: int) -> dict[str, object]:
+    """Return the attribute with which the loader's workers, if it has any, are seeded by rank."""
+    if not loader.num_workers:
+        return {}
+    return {"worker_init_fn": SeedWorker(rank, loader.worker_init_fn)}

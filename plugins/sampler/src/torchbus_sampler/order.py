@@ -17,12 +17,11 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torchbus.plugin import Share
 from torchbus.runtime.services import RandomService
+from torchbus.world import Share
 
 from torchbus_sampler._compat import index_sampler
-from torchbus_sampler.orders.array import checksum_of, digest
-from torchbus_sampler.shares import one_each, share_out
+from torchbus_sampler.orders.shared import checksum_of, digest
 
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # the attributes in which a part of a data set holds its samples
@@ -59,7 +58,7 @@ class DividedOrder:
         self._random = random
         self._pad = pad
         self._dataset = dataset
-        self._first_own = first_own
+        self._first_local = first_own
         self.began_whole = True
         # whether the user's sampler draws one index at a time, not batches of them
         self._single = False
@@ -72,7 +71,7 @@ class DividedOrder:
         last: list[object] = []
         first = True
         for batches in self._steps():
-            shares = one_each(batches, self._num_ranks) if first and self._first_own else []
+            shares = one_each(batches, self._num_ranks) if first and self._first_local else []
             shares = shares or share_out(
                 batches, self._num_ranks, self._batch_size(), 1 if self._single else 2
             )
@@ -109,10 +108,10 @@ class DividedOrder:
         if self._num_ranks == 1 or not self._pad or not is_plain(inner):
             return False
         try:
-            rest = _length(inner.sampler) % (inner.batch_size * self._batches_per_step)
+            remaining = _length(inner.sampler) % (inner.batch_size * self._batches_per_step)
         except TypeError:
             return False
-        return self._first_own or bool(rest and not inner.drop_last)
+        return self._first_local or bool(remaining and not inner.drop_last)
 
     def _batch_size(self) -> int | None:
         return self._inner.batch_size if is_plain(self._inner) else None
@@ -165,8 +164,8 @@ def steps_in(inner: Iterable[object], num_ranks: int, batches_per_step: int) -> 
         global_size = inner.batch_size * batches_per_step
         return samples // global_size if inner.drop_last else -(-samples // global_size)
     batches = _length(inner)
-    whole, rest = divmod(batches, batches_per_step)
-    return whole + bool(rest and not getattr(inner, "drop_last", False))
+    whole, remaining = divmod(batches, batches_per_step)
+    return whole + bool(remaining and not getattr(inner, "drop_last", False))
 
 
 def length_of(loader: DataLoader[object], parts: int, batches_per_step: int) -> int:
@@ -197,3 +196,56 @@ def chosen(dataset: object) -> int:
                 number = checksum_of(indices, number)
         dataset = held.get("dataset")
     return number
+
+
+def share_sizes(num_samples: int, num_ranks: int, at_least: int = 2) -> list[int]:
+    """Return the sizes of the ranks' shares, rank 0 first.
+
+    They are as even as possible. Each rank gets at least two samples where possible, because
+    BatchNorm rejects a batch of one. If there are too few samples, the last ranks get none.
+
+    >>> share_sizes(7, 3), share_sizes(5, 3), share_sizes(1, 2)
+    ([3, 2, 2], [3, 2, 0], [1, 0])
+    """
+    sharers = min(num_ranks, max(1, num_samples // at_least)) if num_samples else 0
+    if not sharers:
+        return [0] * num_ranks
+    size, remaining = divmod(num_samples, sharers)
+    return [size + (rank < remaining) if rank < sharers else 0 for rank in range(num_ranks)]
+
+
+def share_out(
+    batches: Sequence[Sequence[object]], num_ranks: int, batch_size: int | None, at_least: int = 2
+) -> list[list[object]]:
+    """Return each rank's indices, from consecutive batches of the user's order.
+
+    If there is a full batch for each rank, rank r gets batch r. Otherwise each rank gets a
+    contiguous share, which is no larger than the script's batch. That happens at the ragged end,
+    and with one batch for all ranks. If ``batch_size`` is None, the user's batches vary in size.
+    """
+    if len(batches) == num_ranks and all(
+        batch_size is None or len(batch) == batch_size for batch in batches
+    ):
+        return [list(batch) for batch in batches]
+    indices = [index for batch in batches for index in batch]
+    sizes = share_sizes(len(indices), num_ranks, at_least)
+    if batch_size is not None and max(sizes) > batch_size:
+        sizes = share_sizes(len(indices), num_ranks, 1)
+    shares, start = [], 0
+    for size in sizes:
+        shares.append(indices[start : start + size])
+        start += size
+    return shares
+
+
+def one_each(batches: Sequence[Sequence[object]], num_ranks: int) -> list[list[object]]:
+    """Give each rank one of the script's batches, as long as there are some.
+
+    Returns [] if one of them has only one sample.
+
+    >>> one_each([[0, 1, 2], [3, 4]], 3), one_each([[0, 1, 2], [3]], 3)
+    ([[0, 1, 2], [3, 4], []], [])
+    """
+    if len(batches) > 1 and any(len(batch) < 2 for batch in batches):
+        return []
+    return [*map(list, batches), *([] for _ in range(num_ranks - len(batches)))]

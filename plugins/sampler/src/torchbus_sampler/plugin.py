@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
-from torchbus_sampler.decision import unheard
+from torchbus_sampler import decision
 from torchbus_sampler.divider import Divider
 from torchbus_sampler.ledger import Ledger
 from torchbus_sampler.sharding import shard
@@ -51,7 +54,7 @@ class Sampler:
         )
         if batch not in BATCH:
             raise UsageError(f"batch={batch!r} is unknown: use 'per_device' or 'global'")
-        self._divided_only = unheard.checked(
+        self._divided_only = decision.checked(
             replace_sampler, shard_eval=shard_eval, sample_ledger=sample_ledger
         )
         self._replace = replace_sampler
@@ -66,7 +69,7 @@ class Sampler:
     def session_start(self, session: Context) -> None:
         self._session = session
         divides = any(getattr(plugin, "divides_data", False) for _, plugin in session.bus.plugins())
-        unheard.look(session, self._divided_only, divides)
+        decision.look(session, self._divided_only, divides)
         if session.world.divides_anew and self._shard_eval:
             raise UsageError(SHARDS_EVAL)
         several = session.world_size > 1 or session.world.divides_anew

@@ -8,10 +8,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, Origin, Share, UsageError
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import Origin
+from torchbus.runtime.context import Context
 from torchbus.tree import is_dataclass, leaves, map_tensors
+from torchbus.world import Share
 
-from torchbus_sampler.orders.portions import even
+from torchbus_sampler.orders.sliced import even
 from torchbus_strategy.batches import Taken
 
 Take = Callable[[Taken], None]
@@ -115,8 +118,8 @@ class ShardedItems:
         )
 
     def __len__(self) -> int:
-        whole, rest = divmod(cast(Sized, self._items).__len__(), self._num_ranks)
-        return whole + bool(rest if self._repeat else self._rank < rest)
+        whole, remaining = divmod(cast(Sized, self._items).__len__(), self._num_ranks)
+        return whole + bool(remaining if self._repeat else self._rank < remaining)
 
 
 def is_batch(value: object) -> bool:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from torchbus_sampler._compat import check, on_the_way
 from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.shared import Memory
 from torchbus_sampler.orders.sliced import SlicedOrder
 
 STEPS = "torchbus_steps"

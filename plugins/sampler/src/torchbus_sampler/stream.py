@@ -8,13 +8,31 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torchbus.plugin import DataPlace, Share
+from torchbus.patches.loaders import Pass
 from torchbus.runtime.services import RandomService
+from torchbus.world import DataPlace, Share
 
 from torchbus_sampler._compat import auto_collation, pin_memory
 from torchbus_sampler.content.first_item import Beginning
-from torchbus_sampler.shares import share_out, share_sizes
+from torchbus_sampler.order import DividedOrder, share_out, share_sizes
 from torchbus_strategy.random_streams import RandomStreams
+
+
+def unpack(batch: object, divided: DividedOrder | None) -> tuple[Share, object]:
+    """Return the share of a batch, and what the loop gets instead of the batch, if anything."""
+    if isinstance(batch, SharedBatch):
+        return batch.share, batch.batch
+    return (Share() if divided is None else divided.take()), None
+
+
+def divided_order(order: Pass | None) -> DividedOrder | None:
+    """Return the divided order that a pass draws from, if there is one."""
+    found = (
+        None
+        if order is None
+        else order.replacements.get("batch_sampler", order.replacements.get("sampler"))
+    )
+    return found if isinstance(found, DividedOrder) else None
 
 
 class SharedBatch:

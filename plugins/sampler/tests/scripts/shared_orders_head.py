@@ -16,7 +16,7 @@ from torch.utils.data import (
 from torchbus import session
 from torchbus.errors import RanksDiverged
 
-from torchbus_sampler.orders.memory import SHARED_FROM
+from torchbus_sampler.orders.shared import SHARED_FROM
 
 N = SHARED_FROM + 5
 

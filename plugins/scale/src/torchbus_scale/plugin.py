@@ -6,19 +6,21 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect, needs
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_scale import range_test, rates
-from torchbus_scale.groups import batch_size_of, parts_of_step, refuse_without_rate, scale_rates
 from torchbus_scale.rates import LearningRates
-from torchbus_scale.search import search
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
 LARGE_BATCH = 8192  # where Goyal et al. see the linear rule end
@@ -238,3 +240,88 @@ class Scale:
                 f" step){warm}{size}"
             ]
         }
+
+
+def refuse_without_rate(optimizer: Optimizer) -> None:
+    """Raise UsageError for an optimizer that has no rate to scale, or finds its own."""
+    if not all(
+        isinstance(group.get("lr"), int | float | torch.Tensor) for group in optimizer.param_groups
+    ):
+        raise UsageError(
+            f"scale_lr=... with {type(optimizer).__name__}: its groups have no number 'lr' that"
+            " could be scaled; leave scale_lr out, or give it one"
+        )
+
+
+def scale_rates(optimizer: Optimizer, done: int, factor: float) -> None:
+    """Scale the rates of the groups from number ``done`` on, and those of existing schedulers."""
+    for group in optimizer.param_groups[done:]:
+        for name in ("lr", "initial_lr"):
+            if name in group:
+                group[name] = group[name] * factor
+    if not done:
+        for scheduler in objects.alive(LRScheduler):
+            if scheduler.optimizer is optimizer:
+                scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+
+def parts_of_step(session: Context) -> int:
+    """How many of the script's batches the ranks take in one step.
+
+    One, if they divide the script's own batch, or compute it together.
+    """
+    plugins = [plugin for _, plugin in session.bus.plugins()]
+    whole = any(getattr(plugin, "divides_own_batch", False) for plugin in plugins)
+    return 1 if whole else session.world.data.parts
+
+
+def batch_size_of(loader: DataLoader[object]) -> int | None:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+Function = Callable[[int], object]
+OUT_OF_MEMORY = "CUDA out of memory."  # what accelerate takes for a reason to go on with less
+
+
+def search(
+    function: Function,
+    start: int,
+    session: Context,
+    unsynchronised: Callable[[], AbstractContextManager[object]],
+) -> int:
+    """accelerate's find_executable_batch_size, which tries less if any rank runs out of memory."""
+    try:
+        from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
+    except ImportError:
+        raise UsageError(
+            "find_batch_size needs accelerate: pip install torchbus-scale[search]"
+        ) from None
+    _check(function, start)
+
+    def attempt(batch_size: int) -> int:
+        error: BaseException | None = None
+        try:
+            with unsynchronised():
+                function(batch_size)
+        except Exception as raised:
+            if not (isinstance(raised, torch.OutOfMemoryError) or should_reduce_batch_size(raised)):
+                raise
+            error = raised
+        if float(session.reduce(float(error is not None), "max")):
+            raise RuntimeError(OUT_OF_MEMORY) from error
+        return batch_size
+
+    return int(find_executable_batch_size(attempt, starting_batch_size=start)())
+
+
+def _check(function: object, start: object) -> None:
+    if not callable(function):
+        raise UsageError(
+            f"find_batch_size({function!r}): pass a function of the batch size that makes a forward"
+            " and a backward"
+        )
+    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+        raise UsageError(
+            f"find_batch_size(start={start!r}): it must be a number of samples, at least 1"
+        )

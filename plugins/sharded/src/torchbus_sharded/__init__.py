@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchbus_sharded.fsdp.strategy import FSDP
-from torchbus_sharded.zero1.stages import ShardedGradients, ddp_sharded
-from torchbus_sharded.zero1.strategy import ShardedOptimizer
+from torchbus_sharded.zero1 import ShardedGradients, ShardedOptimizer, ddp_sharded
 
 __all__ = ["FSDP", "ShardedGradients", "ShardedOptimizer", "ddp_sharded"]

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torchbus.bus.base import hookimpl
 from torchbus.compat.torch_names import use_count
-from torchbus.patches.loaders import Counting
-from torchbus.plugin import Context, Origin, Share, UsageError, hookimpl
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import Counting, Origin
+from torchbus.runtime.context import Context
 from torchbus.tree import collect
+from torchbus.world import Share
 
 
 class Taken:
@@ -76,16 +79,16 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
 
 
-def share_of(feeding: Sequence[Taken]) -> Share | None:
+def share_of(in_use: Sequence[Taken]) -> Share | None:
     """Return the share of the batch that was taken last. A batch of evaluation is whole."""
-    shared = [one for one in feeding if one.share is not None]
+    shared = [one for one in in_use if one.share is not None]
     if shared:
         return max(shared, key=lambda one: one.serial).share
-    return Share() if only_evaluate(feeding) else None
+    return Share() if only_evaluate(in_use) else None
 
 
-def only_evaluate(feeding: Sequence[Taken]) -> bool:
-    return bool(feeding) and all(one.origin.evaluates for one in feeding)
+def only_evaluate(in_use: Sequence[Taken]) -> bool:
+    return bool(in_use) and all(one.origin.evaluates for one in in_use)
 
 
 def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
@@ -101,16 +104,16 @@ def first_of_each_pass(found: Sequence[Taken]) -> list[Taken]:
     return list(first.values())
 
 
-def without_gone(fresh: Sequence[Taken]) -> list[Taken]:
+def drop_collected(fresh: Sequence[Taken]) -> list[Taken]:
     """Drop batches that are gone, but for two of each pass: they show that there were several."""
-    kept: list[Taken] = []
-    gone: dict[int, int] = {}
+    retained: list[Taken] = []
+    lost: dict[int, int] = {}
     for one in reversed(fresh):
         if not one.lives:
-            gone[id(one.origin)] = gone.get(id(one.origin), 0) + 1
-        if one.lives or gone[id(one.origin)] <= 2:
-            kept.append(one)
-    return kept[::-1]
+            lost[id(one.origin)] = lost.get(id(one.origin), 0) + 1
+        if one.lives or lost[id(one.origin)] <= 2:
+            retained.append(one)
+    return retained[::-1]
 
 
 # at so many entries, look for those whose tensors are gone; then at twice as many as are left
@@ -134,15 +137,15 @@ class Kept:
     def clear(self) -> None:
         self.fresh, self.used = [], {}
 
-    def add(self, taken: Taken) -> None:
+    def add(self, consumed: Taken) -> None:
         """Add a batch. Other threads than the loop's may call it."""
         with self._lock:
             if len(self.fresh) >= self._room["fresh"]:
-                self.fresh = without_gone(self.fresh)
+                self.fresh = drop_collected(self.fresh)
                 self._room["fresh"] = max(KEPT, 2 * len(self.fresh))
             self.count += 1
-            taken.serial = self.count
-            self.fresh.append(taken)
+            consumed.serial = self.count
+            self.fresh.append(consumed)
 
     def snapshot(self) -> list[Taken]:
         """Copy the fresh ones, which other threads may add to."""
@@ -154,7 +157,7 @@ class Kept:
         with self._lock:
             self.fresh.remove(one)
         self.used[one.key] = one
-        self._forget_gone_if_many()
+        self._forget_lost_if_many()
 
     def use(self, chosen: tuple[Taken, ...]) -> None:
         """Take these out of the fresh ones, and what is gone with them."""
@@ -163,15 +166,15 @@ class Kept:
                 self.fresh.clear()
             else:
                 self.fresh = [one for one in self.fresh if one not in chosen and one.lives]
-        self._forget_gone_if_many()
+        self._forget_lost_if_many()
 
-    def forget_gone(self) -> None:
+    def forget_lost(self) -> None:
         self.used = {key: one for key, one in self.used.items() if one.lives}
         self._room["used"] = max(KEPT, 2 * len(self.used))
 
-    def _forget_gone_if_many(self) -> None:
+    def _forget_lost_if_many(self) -> None:
         if len(self.used) >= self._room["used"]:
-            self.forget_gone()
+            self.forget_lost()
 
     # Which of them wait ---------------------------------------------------------------------------
 
@@ -189,10 +192,12 @@ class Kept:
             tensor for one in list(self.fresh) if self.waiting(one.origin) for tensor in one.tensors
         ]
 
-    def held(self, origin: Origin, feeding: Iterable[Taken]) -> int:
+    def held(self, origin: Origin, in_use: Iterable[Taken]) -> int:
         """Return how many batches of a pass are alive, apart from those that feed now."""
-        kept, feeding = [*self.snapshot(), *self.used.values()], list(feeding)
-        living = [one for one in kept if one.origin is origin and one.lives and one not in feeding]
+        retained, in_use = [*self.snapshot(), *self.used.values()], list(in_use)
+        living = [
+            one for one in retained if one.origin is origin and one.lives and one not in in_use
+        ]
         return _ahead(origin, living)
 
 
@@ -210,14 +215,16 @@ UNKNOWN = (
 )
 
 
-def refuse(taken: Sequence[Taken], dependents: Sequence[str]) -> None:
+def refuse(consumed: Sequence[Taken], dependents: Sequence[str]) -> None:
     """Raise UsageError if the batches' shares differ, or if there are ``dependents``, in words."""
-    origin = taken[-1].origin
-    unlike = origin.ragged or len({one.share.weight for one in taken if one.share is not None}) > 1
+    origin = consumed[-1].origin
+    unlike = (
+        origin.ragged or len({one.share.weight for one in consumed if one.share is not None}) > 1
+    )
     needs = [*(["the weight of the ragged end"] if unlike else []), *dependents]
     if needs:
         last = ", or use drop_last=True" if needs == needs[:unlike] else ""
-        raise UsageError(UNKNOWN.format(len(taken), origin.name, " and ".join(needs), last))
+        raise UsageError(UNKNOWN.format(len(consumed), origin.name, " and ".join(needs), last))
 
 
 class Copies:
@@ -302,16 +309,16 @@ class Batches:
         if torch.is_grad_enabled() or (origin.trains and not origin.evaluates):
             self.took(Taken(origin, iterator.taken, origin.share, batch))
 
-    def took(self, taken: Taken) -> None:
+    def took(self, consumed: Taken) -> None:
         """Note a batch that the loop, or a wrapper of its loader, was handed."""
         if not self._follows:
-            self._session.share = share_of([taken]) or self._session.share
+            self._session.share = share_of([consumed]) or self._session.share
             return
-        self._kept.add(taken)
+        self._kept.add(consumed)
         if threading.get_ident() != self._thread:
-            taken.origin.threaded = True
-        elif taken.share is not None:
-            self._session.share = taken.share
+            consumed.origin.threaded = True
+        elif consumed.share is not None:
+            self._session.share = consumed.share
 
     @hookimpl(tryfirst=True)
     def before_backward(self) -> None:
@@ -372,7 +379,7 @@ class Batches:
     def _look(self) -> None:
         """Choose among several batches."""
         fresh = self._kept.snapshot()
-        self._kept.forget_gone()
+        self._kept.forget_lost()
         # a data set may give the same tensors again
         candidates = {**self._kept.used, **{one.key: one for one in fresh}}
         found = first_of_each_pass(
@@ -413,8 +420,8 @@ class Batches:
             and (len(newest) > 1 or (not newest and self.held(origin)))
             and self._gives_again(origin)
         ):
-            taken = [one for one in [*newest, *self._kept.used.values()] if one.origin is origin]
-            refuse(taken, self._dependents)
+            consumed = [one for one in [*newest, *self._kept.used.values()] if one.origin is origin]
+            refuse(consumed, self._dependents)
         elif not newest or (
             current is not None and current.origin is origin and origin.ahead and current.lives
         ):
@@ -437,7 +444,7 @@ class Batches:
             > 1
         )
 
-    def may_have_fed(self, loader: object) -> bool:
+    def may_have_been_used(self, loader: object) -> bool:
         """Whether a batch of the loader came before a backward, without enough evidence."""
         return self._copies.has(loader)
 

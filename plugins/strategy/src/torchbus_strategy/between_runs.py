@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import hookimpl, warn
+from torchbus.bus.base import hookimpl
+from torchbus.runtime.user_code import warn
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context
+    from torchbus.runtime.context import Context
 
 EVALUATED = (
     "a new model is trained, and random numbers (a split, its weights) were drawn while one that "
@@ -26,7 +27,7 @@ EVALUATED = (
 )
 
 
-class RestBetweenRuns:
+class SharedRngBetweenRuns:
     """Watches the models that optimizers train, and these, and sees the end of the last one.
 
     What is in a reference cycle counts as alive for good. The garbage collector would free it at
@@ -51,14 +52,14 @@ class RestBetweenRuns:
             return
         models = objects.models_of(parameters)
         if any(id(model) not in self._trained for model in models):
-            self._begin_anew()
+            self._begin_again()
         elif not self._optimizers:
             self._session.random.resume()
         for model in models:
             self._trained.setdefault(id(model), weakref.ref(model, self._ended))
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer, self._optimizer_ended))
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Let a new model draw its own values, maybe in its first forward, until a backward."""
         random = self._session.random
         if (self._drew or (self._trained and random.draws_in_evaluation)) and not self._has_said:
@@ -94,4 +95,4 @@ class RestBetweenRuns:
 
 def always(session: Context) -> list[object]:
     """Return what watches the end of a training run, for a session of several ranks."""
-    return [RestBetweenRuns(session)] if session.world_size > 1 else []
+    return [SharedRngBetweenRuns(session)] if session.world_size > 1 else []

@@ -211,7 +211,7 @@ def is_divided(tensor: Tensor) -> bool:
     return divided is not None and isinstance(tensor, divided)
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, which shares its memory, or a plain tensor itself."""
     divided: Any = tensor
     part: Tensor = divided.to_local() if is_divided(tensor) else tensor

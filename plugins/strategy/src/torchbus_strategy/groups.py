@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torchbus.compat.python import keep
-from torchbus.plugin import Context, UsageError, World
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
 from torchbus_launch.broadcast_log import shut, sockets_opened
 from torchbus_launch.listening import gloo_on_loopback
-from torchbus_launch.store import RollCall
+from torchbus_launch.store import StoreBarrier
 from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.compat import engines_of_groups, forget_meshes
 
@@ -40,12 +42,12 @@ def close_groups() -> None:
     with contextlib.suppress(RuntimeError):
         if dist.is_initialized():
             engines = engines_of_groups()
-            if not _come_to_rest():
+            if not _come_to_pause():
                 keep(engines)
             dist.destroy_process_group()
 
 
-def _come_to_rest() -> bool:
+def _come_to_pause() -> bool:
     """Wait until no thread runs a collective any more. Returns whether that came about."""
     deadline = time.monotonic() + USUALLY_WITHIN_S
     while any(map(_is_in_a_collective, Path("/proc/self/task").glob("*"))):
@@ -79,12 +81,12 @@ def guarded_groups(session: Context) -> Iterator[None]:
     before = sockets_opened()
     with gloo_on_loopback(session.world.one_host):
         yield
-    own = sockets_opened() - before
+    mine = sockets_opened() - before
     assert session.job is not None
-    session.job.on_release(lambda: shut(own))
+    session.job.on_release(lambda: shut(mine))
 
 
-class MeetingPlace:
+class Rendezvous:
     """A gloo group with connections of its own, made when the ranks first meet.
 
     There, a collective never meets another one of a rank that is elsewhere in the loop, which would
@@ -110,7 +112,7 @@ class MeetingPlace:
     def _wait_for_all(self) -> None:
         """Wait where the guard can interrupt. Torch makes groups in native code."""
         world = self._session.world
-        call = RollCall(world.shared, "meeting", world.rank, world.world_size)
+        call = StoreBarrier(world.shared, "meeting", world.rank, world.world_size)
         call.say()
         self._job.wait_until(lambda _: call.is_complete(), math.inf)
 
@@ -127,11 +129,11 @@ def offer_mesh(session: Context) -> None:
 def _open(session: Context, world: World) -> DeviceMesh:
     """All ranks call it. Raises UsageError, on all of them, if they expect different meshes."""
     sizes = world.mesh_sizes
-    told = all_gather_object(sizes, world.world_size)
-    if any(theirs != told[0] for theirs in told):
-        rank = next(rank for rank, theirs in enumerate(told) if theirs != told[0])
+    reported = all_gather_object(sizes, world.world_size)
+    if any(theirs != reported[0] for theirs in reported):
+        rank = next(rank for rank, theirs in enumerate(reported) if theirs != reported[0])
         raise UsageError(
-            f"world.mesh: rank 0 expects {told[0]}, and rank {rank} {told[rank]}. Give every node"
+            f"world.mesh: rank 0 expects {reported[0]}, and rank {rank} {reported[rank]}. Give every node"
             " as many ranks, and every rank the same options"
         )
     session.on_close.callback(_forget)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.plugin import Context, Share
+from torchbus.runtime.context import Context
+from torchbus.world import Share
 
 from torchbus_strategy import compat
 from torchbus_strategy.batches import Taken, is_plain
@@ -24,13 +25,13 @@ class Behind:
     """The batches behind a loss.
 
     ``unlike``: the weights of those of several loaders, in words; "" if all weigh the same.
-    ``is_told``: the graph shows which of them each term reads.
+    ``is_reported``: the graph shows which of them each term reads.
     """
 
     def __init__(self, session: Context) -> None:
         self._session = session
         self.unlike = ""
-        self.is_told = True
+        self.is_reported = True
 
     def find(
         self, loss: Tensor | None, needs_counts: bool, in_window: bool
@@ -39,15 +40,15 @@ class Behind:
 
         It returns terms if they read batches of several loaders whose shares differ.
         """
-        share, fed = self._session.share, apart(self._session.batches.feeding)
-        self.unlike, self.is_told = "", True
-        if not fed or loss is None:
+        share, used = self._session.share, apart(self._session.batches.feeding)
+        self.unlike, self.is_reported = "", True
+        if not used or loss is None:
             return share, None
-        self.unlike = ", ".join(f"{one.share.weight:.3g}" for one in fed if one.share is not None)
+        self.unlike = ", ".join(f"{one.share.weight:.3g}" for one in used if one.share is not None)
         terms = unique(terms_of(loss))
         fit = not in_window and not (needs_counts and any(term.number is None for term in terms))
-        found = sources(terms, fed, self._session.world.data.parts) if fit else None
-        self.is_told = found is not None
+        found = sources(terms, used, self._session.world.data.parts) if fit else None
+        self.is_reported = found is not None
         if found is None:
             return share, None
         shares = [one.share or share for one in found]
@@ -56,19 +57,19 @@ class Behind:
         return share, of_batches(loss, terms, found, shares)
 
 
-def apart(feeding: Sequence[Taken]) -> list[Taken]:
+def apart(current: Sequence[Taken]) -> list[Taken]:
     """Return the last batch of each loader that feeds a backward.
 
     Return nothing if all weigh the same.
     """
-    if len(feeding) < 2:
+    if len(current) < 2:
         return []
-    shared = sorted((one for one in feeding if one.share is not None), key=lambda one: one.serial)
+    shared = sorted((one for one in current if one.share is not None), key=lambda one: one.serial)
     last = list({id(one.origin.source()): one for one in shared}.values())
     return last if len({one.share.weight for one in last if one.share is not None}) > 1 else []
 
 
-def sources(terms: Sequence[Term], fed: list[Taken], parts: int) -> list[Taken] | None:
+def sources(terms: Sequence[Term], used: list[Taken], parts: int) -> list[Taken] | None:
     """Return the batch behind each term, or one for all if they read it together.
 
     None if a term's batch is unknown. A graph shows the tensors that it has saved. If a term has
@@ -78,31 +79,31 @@ def sources(terms: Sequence[Term], fed: list[Taken], parts: int) -> list[Taken] 
     if not terms or any(term.node is None for term in terms):
         return None
     nodes = {term.reduced_by for term in terms}
-    found = [_source(term, fed, nodes - {term.reduced_by}, parts) for term in terms]
+    found = [_source(term, used, nodes - {term.reduced_by}, parts) for term in terms]
     if found.count(None) == 1:
-        _by_elimination(terms, found, fed)
+        _by_elimination(terms, found, used)
     known = [one for one in found if one is not None]
     return known if len(known) == len(found) else None
 
 
-def _by_elimination(terms: Sequence[Term], found: list[Taken | None], fed: list[Taken]) -> None:
+def _by_elimination(terms: Sequence[Term], found: list[Taken | None], used: list[Taken]) -> None:
     """Give the one remaining batch to the one remaining term, if it has as many rows."""
-    place, left = found.index(None), [one for one in fed if one not in found]
+    place, left = found.index(None), [one for one in used if one not in found]
     if len(left) == 1 and left[0].rows == rows_of(terms[place]):
         found[place] = left[0]
 
 
-def _source(term: Term, fed: list[Taken], others: set[Node], parts: int) -> Taken | None:
+def _source(term: Term, used: list[Taken], others: set[Node], parts: int) -> Taken | None:
     storages = _saved(term.reduced_by, others)
     if storages is None:
         return None
-    read = [one for one in fed if not storages.isdisjoint(one.storages())]
+    read = [one for one in used if not storages.isdisjoint(one.storages())]
     length = rows_of(term)
-    fits = [one for one in fed if one.rows == length]
+    fits = [one for one in used if one.rows == length]
     if len({one.share for one in read or fits}) == 1:
         only = (read or fits)[0]
         return only if only in fits or not fits else None
-    both = read or fed
+    both = read or used
     if length == sum(one.rows for one in both) and all(
         one.share is not None and one.share.weight for one in both
     ):
@@ -162,5 +163,5 @@ def _saved(root: Node, others: set[Node]) -> set[int] | None:
 def _tensors(node: Node) -> list[object]:
     held = [getattr(node, name) for name in compat.tensor_names(node)]
     lists = [value for value in held if isinstance(value, list | tuple)]
-    own = getattr(node, "saved_tensors", ())  # of an autograd.Function
-    return [*held, *own, *[value for values in lists for value in values]]
+    mine = getattr(node, "saved_tensors", ())  # of an autograd.Function
+    return [*held, *mine, *[value for values in lists for value in values]]

@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 # imported any later, its functions' defaults would hold on to the process group for good
 import torch.distributed.nn
-from torchbus.plugin import Context, LaunchError, UsageError, expect
+from torchbus.bus.options import expect
+from torchbus.errors import LaunchError, UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank
@@ -139,8 +141,8 @@ def open_group(session: Context, backend: str) -> None:
         ) from error
     finally:
         sys.excepthook = hook  # torch replaces it and does not put it back
-    own = sockets_opened() - before
-    session.job.on_release(lambda: _release(own))
+    mine = sockets_opened() - before
+    session.job.on_release(lambda: _release(mine))
     session.on_close.callback(close_groups)
 
 
@@ -152,11 +154,11 @@ def make_group(session: Context, backend: str, store: dist.Store, timeout: timed
     return True
 
 
-def _release(own_sockets: set[int]) -> None:
+def _release(local_sockets: set[int]) -> None:
     """End this rank's collectives.
 
     Closing the connections ends gloo's at once; NCCL has an abort of its own.
     """
-    shut(own_sockets)
+    shut(local_sockets)
     if dist.is_initialized() and dist.get_backend() == "nccl":
         abort_all_groups()

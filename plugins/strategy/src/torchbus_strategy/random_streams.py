@@ -15,7 +15,7 @@ from torchbus_device import accelerators
 from torchbus_strategy.collectives import broadcast_object
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context
+    from torchbus.runtime.context import Context
 
 
 class RandomStreams:

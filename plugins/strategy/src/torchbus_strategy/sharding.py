@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Unsupported
+from torchbus.errors import Unsupported
+from torchbus.runtime.context import Context
 
-from torchbus_strategy.compat import READ, forget_meshes, handlers, own_part
+from torchbus_strategy.compat import READ, forget_meshes, handlers, local_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,10 +31,10 @@ def whole(value: object) -> Any:
     """
     if not isinstance(value, DTensor):
         return value
-    own = value.detach()
-    assert isinstance(own, DTensor)
-    is_whole = all(isinstance(placement, Replicate) for placement in own.placements)
-    return own.to_local() if is_whole else own.full_tensor()
+    local_one = value.detach()
+    assert isinstance(local_one, DTensor)
+    is_whole = all(isinstance(placement, Replicate) for placement in local_one.placements)
+    return local_one.to_local() if is_whole else local_one.full_tensor()
 
 
 @torch.no_grad()
@@ -123,14 +124,14 @@ def places_of(error: BaseException) -> list[tuple[FrameType, int]]:
 
 def line_of(error: BaseException) -> str:
     """The line of the loop that failed. Its frame may have gone on since."""
-    own = [
+    local_one = [
         (frame.f_code.co_filename, number)
         for frame, number in places_of(error)
         if "torchbus" not in (frame.f_globals.get("__name__") or "")
     ]
-    if not own:
+    if not local_one:
         return "something"
-    file, number = own[-1]
+    file, number = local_one[-1]
     return f"{file}:{number} ({linecache.getline(file, number).strip()})"
 
 
@@ -248,7 +249,7 @@ def as_whole(
 
 
 @contextmanager
-def torchs_own(operator: object) -> Iterator[None]:
+def default_operator(operator: object) -> Iterator[None]:
     """Within, DTensor runs the operator as torch does, also if a session has given it another."""
     known = handlers()
     ours = known.pop(operator, None)
@@ -329,13 +330,13 @@ def _on_parts(original: Callable[..., None]) -> Callable[..., None]:
         if torch.is_grad_enabled() or not _divided_alike(lists):
             return original(params, *args, **kwargs)
         parts = {id(tensors): [_part(tensor) for tensor in tensors] for tensors in lists}
-        given = [list(own) for own in parts.values()]
+        given = [list(local_one) for local_one in parts.values()]
         original(
             *(parts.get(id(value), value) for value in (params, *args)),
             **{name: parts.get(id(value), value) for name, value in kwargs.items()},
         )
-        for tensors, own, before in zip(lists, parts.values(), given, strict=True):
-            for index, made in enumerate(own):
+        for tensors, local_one, before in zip(lists, parts.values(), given, strict=True):
+            for index, made in enumerate(local_one):
                 if made is not before[index]:
                     tensors[index] = _divided_like(made, params[index])
 
@@ -357,7 +358,7 @@ def _divided_alike(lists: list[list[object]]) -> bool:
 
 
 def _part(value: object) -> object:
-    return own_part(value) if isinstance(value, Tensor) else value
+    return local_part(value) if isinstance(value, Tensor) else value
 
 
 def _divided_like(made: object, parameter: object) -> object:

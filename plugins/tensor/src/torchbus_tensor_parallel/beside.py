@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
+from torchbus.bus.base import Plugin, hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
+from torchbus_strategy import compat, sharding
 from torchbus_tensor_parallel.checks import refuse_graphs
-from torchbus_tensor_parallel.clipping import clip_by_mesh
 from torchbus_tensor_parallel.dtensor import gradients
-from torchbus_tensor_parallel.dtensor.implicit import Mixing
+from torchbus_tensor_parallel.dtensor.gradients import Mixing
 from torchbus_tensor_parallel.dtensor.install import compute_divided
 from torchbus_tensor_parallel.dtensor.loss import divide_losses, refuse_divided_loss
 from torchbus_tensor_parallel.layers import Layers, gathered_copy
-from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
+from torchbus_tensor_parallel.plans import Plan, PlanOption
 
 
 class TensorLayers(Plugin):
@@ -107,3 +113,55 @@ class TensorLayers(Plugin):
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
         return {"plan": self._plan.lines()}
+
+
+Run = Callable[[float], Tensor]
+
+
+@torch.no_grad()
+def clip_by_mesh(
+    parameters: Sequence[Tensor], max_norm: float, norm_type: float, run: Run
+) -> Tensor | None:
+    """The norm over all gradients, by which they were clipped. All ranks call it.
+
+    ``run(max_norm)`` does what torch does. None if there is nothing to do but that.
+    """
+    meshes = list(dict.fromkeys(_mesh(one) for one in parameters if one.grad is not None))
+    if not any(meshes):
+        return None
+    if len(meshes) == 1:
+        return _plain(run(max_norm))
+    norms = [_norm_on(mesh, parameters, run) for mesh in meshes]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for one in parameters:
+        if one.grad is not None:
+            mine = compat.local_part(one.grad)
+            mine.mul_(factor.to(mine.device, mine.dtype))
+    return total
+
+
+def _mesh(parameter: Tensor) -> object:
+    return parameter.device_mesh if isinstance(parameter, DTensor) else None
+
+
+def _norm_on(mesh: object, parameters: Sequence[Tensor], run: Run) -> Tensor:
+    with _hidden([one for one in parameters if _mesh(one) != mesh]):
+        return _plain(run(math.inf))
+
+
+def _plain(norm: Tensor) -> Tensor:
+    plain: Tensor = sharding.whole(norm)
+    return plain
+
+
+@contextmanager
+def _hidden(parameters: Sequence[Tensor]) -> Iterator[None]:
+    gradients = [one.grad for one in parameters]
+    for one in parameters:
+        one.grad = None
+    try:
+        yield
+    finally:
+        for one, gradient in zip(parameters, gradients, strict=True):
+            one.grad = gradient

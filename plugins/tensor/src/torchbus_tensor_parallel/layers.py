@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import Module
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_tensor_parallel._compat import forget_distribution, hooks_after, hooks_before
@@ -20,9 +20,8 @@ from torchbus_tensor_parallel.checks import (
     refuse_local_dropout,
     refuse_shared,
 )
-from torchbus_tensor_parallel.dtensor.gradients import gathered
-from torchbus_tensor_parallel.dtensor.sequence import divide_between
-from torchbus_tensor_parallel.plans.plan import Plan
+from torchbus_tensor_parallel.dtensor.gradients import divide_between, gathered
+from torchbus_tensor_parallel.plans import Plan
 
 
 class Layers:

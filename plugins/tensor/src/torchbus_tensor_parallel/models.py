@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,24 +17,31 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import BackwardCall, Context, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
-from torchbus_strategy import sharding
-from torchbus_strategy.parameters import rank0_values
-from torchbus_tensor_parallel._compat import parameters
+from torchbus_strategy import compat, sharding
+from torchbus_strategy.parameters import averaging, rank0_values
+from torchbus_tensor_parallel._compat import (
+    forget_distribution,
+    hooks_after,
+    hooks_before,
+    load_hooks,
+    parameters,
+    state_hooks,
+)
 from torchbus_tensor_parallel.checks import (
     refuse_derivatives,
     refuse_graphs,
     refuse_optimizer,
     refuse_second_derivatives,
 )
-from torchbus_tensor_parallel.copies import hooks_of, make_copies_whole
 from torchbus_tensor_parallel.dtensor import gradients
 from torchbus_tensor_parallel.dtensor.loss import PlainLoss, refuse_divided_loss
 from torchbus_tensor_parallel.layers import Layers
-from torchbus_tensor_parallel.plans.plan import Plan
-from torchbus_tensor_parallel.ranks import Ranks
-from torchbus_tensor_parallel.translation import translate
+from torchbus_tensor_parallel.plans import Plan
 
 
 class DividedModels:
@@ -180,3 +191,108 @@ def _make_whole(model: Module) -> dict[int, nn.Parameter]:
                 new.grad = sharding.whole(held.grad)
                 parameters(module)[name] = made[id(held)] = new
     return made
+
+
+PUT = ("__deepcopy__", "__reduce_ex__")
+TABLES = (hooks_before, hooks_after, state_hooks, load_hooks)
+Keys = list[set[int]]
+
+
+def hooks_of(model: Module) -> dict[Module, Keys]:
+    """For each module, the keys of its hooks now."""
+    return {module: [set(table(module)) for table in TABLES] for module in model.modules()}
+
+
+def make_copies_whole(before: dict[Module, Keys]) -> Callable[[], None]:
+    """Let these modules be copied without the hooks that they have got since ``before``.
+
+    Returns a function that undoes this.
+    """
+    modules = weakref.WeakSet(before)
+    for module, old in before.items():
+        put = [set(table(module)) - keys for table, keys in zip(TABLES, old, strict=True)]
+        vars(module)["__deepcopy__"] = partial(_copied, weakref.ref(module), put)
+        vars(module)["__reduce_ex__"] = partial(_no_pickle, type(module).__name__)
+
+    def undo() -> None:
+        for module in modules:
+            for name in PUT:
+                vars(module).pop(name, None)
+
+    return undo
+
+
+def _no_pickle(name: str, protocol: object) -> NoReturn:
+    raise Unsupported(
+        f"pickling {name} under strategy='tp' (torch.save(model), or a process that gets it): a"
+        " rank has only parts of its layers. Save model.state_dict(), which is whole, or save the"
+        " model after the block"
+    )
+
+
+def _copied(held: weakref.ref[Module], put: Keys, memo: dict[int, object]) -> Module:
+    module = held()
+    assert module is not None
+    ours = {name: vars(module).pop(name) for name in PUT}
+    for table, keys in zip(TABLES, put, strict=True):
+        # the hooks themselves are not copied, nor the session that they lead to
+        memo.update((id(hook), hook) for key, hook in table(module).items() if key in keys)
+    try:
+        made = copy.deepcopy(module, memo)
+    finally:
+        vars(module).update(ours)
+    for table, keys in zip(TABLES, put, strict=True):
+        for key in keys:
+            table(made).pop(key, None)
+    forget_distribution(made)
+    return made
+
+
+class Ranks:
+    """All ranks call the constructor, which opens process groups.
+
+    ``mesh`` has two dimensions: "dp", with the number of parts of the data, and "tp", with the
+    number of ranks that share a layer. ``tensor`` is the second.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self.parts, self.mesh = session.world.data.parts, session.world.mesh
+        self.tensor = self.mesh["tp"]
+        self.size = self.tensor.size()
+
+    @torch.no_grad()
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each by its mean over all ranks or, of shards, over those with the same shard.
+
+        In place. All ranks call it with tensors of the same shapes, dtypes and devices.
+        """
+        shards = [compat.local_part(one) for one in tensors if compat.is_sharded(one)]
+        copies = [compat.local_part(one) for one in tensors if not compat.is_sharded(one)]
+        averaging.mean_over(copies)
+        if self.parts > 1:
+            averaging.mean_over(shards, self.mesh.get_group("dp"))
+
+
+DTENSORS = "torch.distributed.tensor"
+
+
+def translate(error: BaseException | None) -> Unsupported | None:
+    """What to say instead of torch's own words, if these are about divided tensors."""
+    if error is None or not (sharding.has_sign(error) or _is_asserted(error)):
+        return sharding.no_entry(error, "that strategy='tp' has divided")
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return Unsupported(
+        f"{sharding.line_of(error)} computes with a divided parameter or gradient in a way that"
+        f" torch does not offer (it says: {said[0]}). Under strategy='tp', take"
+        " tensor.full_tensor() there, leave the layer out of the plan, or use strategy='ddp'"
+    )
+
+
+def _is_asserted(error: BaseException) -> bool:
+    """Whether it is an assertion of DTensor's own, which has no text."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return (
+        isinstance(error, AssertionError)
+        and bool(frames)
+        and str(frames[-1].f_globals.get("__name__")).startswith(DTENSORS)
+    )

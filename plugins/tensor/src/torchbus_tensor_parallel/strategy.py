@@ -5,17 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from torchbus.plugin import Context, UsageError, World, expect, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
+from torchbus_strategy import options
 from torchbus_strategy.backward import gradients, reduction
+from torchbus_strategy.checks import first_steps, replicas
 from torchbus_strategy.parameters import averaging
 from torchbus_strategy.strategy import Strategy
-from torchbus_tensor_parallel.division import divide
 from torchbus_tensor_parallel.dtensor.install import as_whole
 from torchbus_tensor_parallel.dtensor.loss import divide_losses
-from torchbus_tensor_parallel.models import DividedModels
-from torchbus_tensor_parallel.plans.plan import Plan, PlanOption
-from torchbus_tensor_parallel.ranks import Ranks
+from torchbus_tensor_parallel.models import DividedModels, Ranks
+from torchbus_tensor_parallel.plans import Plan, PlanOption
 
 
 class TensorParallel(Strategy):
@@ -114,3 +118,20 @@ class TensorParallel(Strategy):
                 " form groups of tp ranks, so tp must divide their number. Change devices= or tp="
             )
         return self._size
+
+
+WORDS = "the ranks of a tensor group", "the same batch"
+
+
+def divide(session: Context) -> options.Division:
+    """The division among tensor groups, of which each has a part of the data.
+
+    The ranks of a group draw the same random numbers. A single group draws those of one process.
+    """
+    data = session.world.data
+    has_parts = data.parts > 1
+    return options.Division(
+        replicas.watch_replicas(session) if has_parts else first_steps.SameLoss("tp", *WORDS),
+        stream=data.part if has_parts else None,
+        has_parts=has_parts,
+    )

@@ -56,13 +56,13 @@ def rules_file() -> Path:
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """List what was refused: it passed, and a reader should know."""
-    told = [
+    reported = [
         f"{report.nodeid.rpartition('::')[2]}: {value}"
         for report in terminalreporter.stats.get("passed", [])
         for name, value in report.user_properties
         if name == REFUSED
     ]
-    if told:
+    if reported:
         terminalreporter.section("torchbus: refused, not wrong")
-        for line in told:
+        for line in reported:
             terminalreporter.line(line)

@@ -52,11 +52,11 @@ class ForkServer:
         After ``kill_after_s``, it sends SIGKILL to the script (``whom`` is 0), or to its
         ``whom``-th child, counted from 1.
         """
-        with tempfile.TemporaryDirectory() as own:
-            script = source if isinstance(source, Path) else write_script(own, source)
-            folder = Path(cwd or own).resolve()
+        with tempfile.TemporaryDirectory() as mine:
+            script = source if isinstance(source, Path) else write_script(mine, source)
+            folder = Path(cwd or mine).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            places = {"script": str(script.resolve()), "folder": str(folder), "told": own}
+            places = {"script": str(script.resolve()), "folder": str(folder), "told": mine}
             found = self._ask(
                 args=[str(arg) for arg in args],
                 timeout_s=timeout_s,

@@ -30,7 +30,7 @@ def orphans(marker: str) -> list[str]:
     return [_command(pid) for pid in marked(marker)]
 
 
-def until_gone(marker: str, seconds: float) -> list[str]:
+def until_lost(marker: str, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
     while (left := orphans(marker)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -67,7 +67,7 @@ def kill(pid: int) -> None:
 
 def listening_ports() -> list[int]:
     """Return the TCP ports on which this process listens (Linux)."""
-    own = {os.readlink(entry) for entry in Path("/proc/self/fd").glob("*") if entry.is_symlink()}
+    mine = {os.readlink(entry) for entry in Path("/proc/self/fd").glob("*") if entry.is_symlink()}
     lines = [
         line.split()
         for table in ("tcp", "tcp6")
@@ -77,6 +77,6 @@ def listening_ports() -> list[int]:
         {
             int(line[1].split(":")[1], 16)
             for line in lines
-            if line[3] == "0A" and f"socket:[{line[9]}]" in own
+            if line[3] == "0A" and f"socket:[{line[9]}]" in mine
         }
     )

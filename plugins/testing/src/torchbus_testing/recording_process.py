@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace"),
         )
         body = parsed(text)
-        told = type(self).answer(url.path, body, f"http://{self.headers['Host']}")
+        reported = type(self).answer(url.path, body, f"http://{self.headers['Host']}")
         self.note(
             {
                 "path": url.path,
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
                 "body": body,
             }
         )
-        self.tell(404 if told is None else 200, json.dumps(told).encode())
+        self.tell(404 if reported is None else 200, json.dumps(reported).encode())
 
     do_POST = do_PUT = do_GET
 

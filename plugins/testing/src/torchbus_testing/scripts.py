@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus_testing.processes import MARKER, kill, marked, take_ctrl_c, until_gone
+from torchbus_testing.processes import MARKER, kill, marked, take_ctrl_c, until_lost
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Script:
             raise TimeoutError(
                 f"no end within {timeout_s:g} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
             ) from None
-        left = until_gone(self.marker, orphans_s)
+        left = until_lost(self.marker, orphans_s)
         seconds = time.monotonic() - self._begun
         self.kill()
         return Result(status, *self._written(), seconds, left)

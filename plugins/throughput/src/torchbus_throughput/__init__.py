@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchbus_throughput.plugin import Throughput
-from torchbus_throughput.summary.plugin import ModelSummary
+from torchbus_throughput.summary import ModelSummary
 from torchbus_throughput.windows import Rates, Window
 
 __all__ = ["ModelSummary", "Rates", "Throughput", "Window"]

@@ -6,16 +6,14 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from torchbus.plugin import Context, warn
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
-from torchbus_throughput.measures.clock import Clock, Span
+from torchbus_throughput.measures.clock import Clock, Power, Span
 from torchbus_throughput.measures.counts import Counts, Tally
 from torchbus_throughput.measures.flops import Flops
 from torchbus_throughput.measures.peaks import Peak
-from torchbus_throughput.measures.power import Power
-from torchbus_throughput.ranks import END, KEPT, Told
-from torchbus_throughput.sending import Sending
-from torchbus_throughput.windows import Part, Window, per, window
+from torchbus_throughput.windows import END, KEPT, Part, Sending, Told, Window, per, window
 
 NO_STEPS = Tally()
 
@@ -95,10 +93,10 @@ class Meter:
 
     def last(self) -> Window | None:
         """Return the last window that all ranks have told of, or None."""
-        for ended, own, device in reversed(self._sent):
+        for ended, mine, device in reversed(self._sent):
             if self._last is not None and self._last.step == ended.step:
                 break
-            parts = self._told.parts(ended.number, own)
+            parts = self._told.parts(ended.number, mine)
             if parts is not None:
                 self._last = window(ended.step, ended.tally.steps, parts, device)
                 break
@@ -117,17 +115,17 @@ class Meter:
         return f"throughput: {'; '.join(facts)}"
 
     def _send(self, ended: Ended) -> None:
-        device, own = Part(), Part()
+        device, mine = Part(), Part()
         try:
-            device, own = self._part(ended, own=False), self._part(ended, own=True)
+            device, mine = self._part(ended, own=False), self._part(ended, own=True)
             if self._told.tells(ended.number):
-                self._told.tell(ended.number, own)
-                self._sent.append((ended, own, device))
+                self._told.tell(ended.number, mine)
+                self._sent.append((ended, mine, device))
         except Exception as error:
             # what is sent is NaN then: ranks that send different names would differ
             self._warn_once(error)
         if self._sending is not None:
-            self._sending.send(ended.step, ended.tally.steps, own, device)
+            self._sending.send(ended.step, ended.tally.steps, mine, device)
 
     def _part(self, ended: Ended, own: bool) -> Part:
         seconds = sum(span.seconds for span in ended.spans)
@@ -148,6 +146,6 @@ def _counted(seconds: float, tally: Tally, own: bool) -> Part:
     """``own``: without what another rank counts."""
     if not tally.batches:
         return Part(seconds)
-    samples = tally.own_samples if own else tally.samples
-    tokens = tally.own_tokens if own else tally.tokens
+    samples = tally.local_samples if own else tally.samples
+    tokens = tally.local_tokens if own else tally.tokens
     return Part(seconds, samples, math.nan if tally.silent else tokens)

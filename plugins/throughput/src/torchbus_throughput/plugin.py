@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from types import TracebackType
 
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, hookimpl, needs
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect, needs
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 
-from torchbus_throughput import options
 from torchbus_throughput.measures.clock import Mark
-from torchbus_throughput.measures.counts import Counts
+from torchbus_throughput.measures.counts import Counts, Tokens
 from torchbus_throughput.measures.flops import Flops
 from torchbus_throughput.measures.peaks import Peak
-from torchbus_throughput.measures.tokens import Tokens
 from torchbus_throughput.meter import Meter
-from torchbus_throughput.sending import Sending
-from torchbus_throughput.windows import Window
+from torchbus_throughput.windows import Sending, Window
 
 
 @needs("flops", "peak_flops")
@@ -53,7 +55,7 @@ class Throughput:
         flops: bool | float | None = False,
         peak_flops: float | None = None,
     ) -> None:
-        options.check(throughput_every, tokens, flops, peak_flops)
+        check(throughput_every, tokens, flops, peak_flops)
         self._every = throughput_every
         self._tokens = tokens
         self._wants_flops = flops
@@ -174,3 +176,32 @@ def _measures_power(session: Context) -> bool:
     """Whether a monitor may measure power: on all ranks, or on the only one."""
     monitors = [one for _, one in session.bus.plugins() if "monitor" in getattr(one, "owns", ())]
     return bool(monitors) and (session.world_size == 1 or session.device.type == "cuda")
+
+
+def check(
+    throughput_every: int,
+    tokens: Tokens | None,
+    flops: bool | float | None,
+    peak_flops: float | None,
+) -> None:
+    """Raise UsageError if an option has a wrong type or value."""
+    expect("throughput_every", throughput_every, int, "a number of optimizer steps")
+    if throughput_every < 1:
+        raise UsageError(f"throughput_every={throughput_every}: it must be 1 or more steps")
+    if isinstance(tokens, bool) or not (
+        tokens is None or isinstance(tokens, str | int) or callable(tokens)
+    ):
+        raise UsageError(
+            f"tokens={tokens!r}: it must be a key, an attribute or an index of the batch, or a"
+            " function from the batch to an int"
+        )
+    kinds = (bool, int, float, type(None))
+    expect("flops", flops, kinds, "True, False, or a number of FLOPs per sample")
+    if flops is not None and not isinstance(flops, bool) and not 0 < flops < math.inf:
+        raise UsageError(f"flops={flops}: FLOPs per sample must be more than 0")
+    expect("peak_flops", peak_flops, (int, float, type(None)), "FLOPs per second of one device")
+    if peak_flops is not None and not 0 < peak_flops < math.inf:
+        raise UsageError(
+            f"peak_flops={peak_flops}: FLOPs per second of one device must be more than 0, such as"
+            " 989e12"
+        )

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
-from torchbus_verify.report import as_json
-from torchbus_verify.report.verdict import Verdict
+from torchbus_verify import report
+from torchbus_verify.report import Verdict
 
 
 def verify(
@@ -54,4 +54,4 @@ def verify(
         raise UsageError(
             (ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
         )
-    return as_json.loads(ended.stdout)
+    return report.loads(ended.stdout)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import words
-from torchbus_verify.compare import files, printed, ranks, samples
+from torchbus_verify.compare import difference, files, printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.printed import Line
 from torchbus_verify.compare.samples import Samples
 from torchbus_verify.laboratory import Laboratory
-from torchbus_verify.runs import reference
+from torchbus_verify.runs import inside
 from torchbus_verify.runs.run import Run
 
 SHOWN = 3
@@ -32,48 +32,52 @@ def look_beside(lab: Laboratory, plain: Run, ours: Run, found: Comparison, diffe
     """Samples, work done twice, ranks among themselves, prints and files. ``differs``: the numbers
     do, so that what is printed and saved differs too.
     """
-    told = Beside()
-    if reference.same_backwards(lab.request):
-        _add_samples(told, lab, samples_of(lab, ours, plain), ranks.replicas(ours.ranks))
+    reported = Beside()
+    if inside.same_backwards(lab.request):
+        _add_samples(reported, lab, samples_of(lab, ours, plain), difference.replicas(ours.ranks))
     else:
-        told.notes.append(
+        reported.notes.append(
             "samples, losses and prints are not compared: the plain run has other batches"
         )
     if not differs and found.losses_beyond():
-        _add_losses(told, plain, ours, found.losses_beyond()[0])
-    unequal = ranks.different(ours.ranks) if not ranks.own_rows(ours.ranks, plain.first) else ""
+        _add_losses(reported, plain, ours, found.losses_beyond()[0])
+    unequal = (
+        difference.different(ours.ranks)
+        if not difference.local_rows(ours.ranks, plain.first)
+        else ""
+    )
     if unequal:
-        told.causes.append(cause.ranks(unequal))
-    if not differs and reference.same_backwards(lab.request):
-        _add_prints(told, lab, plain, ours, 10 * found.tolerated)
+        reported.causes.append(cause.ranks(unequal))
+    if not differs and inside.same_backwards(lab.request):
+        _add_prints(reported, lab, plain, ours, 10 * found.tolerated)
     tolerated = max([found.tolerated * 10, *(one.allowed for one in found.places[-1:])])
-    _add_files(told, lab, plain, ours, float("inf") if differs else tolerated)
-    if ranks.hide_gradients(ours.ranks):
-        told.notes.append("gradients are not compared: the strategy keeps them to itself")
-    unseen = ranks.unseen(ours.ranks)
+    _add_files(reported, lab, plain, ours, float("inf") if differs else tolerated)
+    if difference.hide_gradients(ours.ranks):
+        reported.notes.append("gradients are not compared: the strategy keeps them to itself")
+    unseen = difference.unseen(ours.ranks)
     if unseen:
-        told.notes.append(f"values that rank 0 does not have are not compared: {_some(unseen)}")
+        reported.notes.append(f"values that rank 0 does not have are not compared: {_some(unseen)}")
     if not found.models:
-        told.notes.append(
+        reported.notes.append(
             "losses and prints were compared, and no parameters: no model and no optimizer has any"
         )
     if found.thinned:
-        told.notes.append(
+        reported.notes.append(
             f"of {len(found.thinned)} large tensors a part was compared, and the norm:"
             f" {_some(found.thinned)}"
         )
-    return told
+    return reported
 
 
-def _add_files(told: Beside, lab: Laboratory, plain: Run, ours: Run, allowed: float) -> None:
+def _add_files(reported: Beside, lab: Laboratory, plain: Run, ours: Run, allowed: float) -> None:
     again = lab.plain(again=1) if ours.written != plain.written else None
     chance = files.by_chance(plain, again) if again is not None else []
     if chance:
-        told.notes.append(
+        reported.notes.append(
             f"files named by the clock or by chance are not compared: {_some(chance)}"
         )
     for one in files.compare(ours, plain, again, allowed):
-        told.causes.append(cause.files(f"{one.name} {one.words}"))
+        reported.causes.append(cause.files(f"{one.name} {one.words}"))
 
 
 def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
@@ -83,47 +87,47 @@ def samples_of(lab: Laboratory, ours: Run, plain: Run) -> Samples:
     seen = samples.compare(ours.ranks, plain.first)
     if not seen.problems:
         return seen
-    taken = lab.suspects
-    return samples.compare(lab.session(taken).ranks, lab.plain(taken).first)
+    consumed = lab.suspects
+    return samples.compare(lab.session(consumed).ranks, lab.plain(consumed).first)
 
 
-def _add_samples(told: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:
+def _add_samples(reported: Beside, lab: Laboratory, seen: Samples, replicas: bool) -> None:
     by_strategy = lab.request.options.get("strategy") in WHOLE_BATCHES
     if seen.problems:
-        told.causes.append(cause.samples(seen.problems))
+        reported.causes.append(cause.samples(seen.problems))
     if (seen.twice or replicas) and not by_strategy and not seen.divided:
         data = (
             f"all of {_some(list(seen.twice))}"
             if seen.twice
             else "batches that the script makes itself"
         )
-        told.notes.append(
+        reported.notes.append(
             f"nothing was gained: every rank computed the same, on {data}. Divide the batches by"
             " s.shard(...) (torchbus.current().shard(...) under torchbus run), or use"
             " --strategy dp"
         )
     elif seen.twice and not by_strategy:
-        told.notes.append(
+        reported.notes.append(
             f"work was done twice: every rank trained on all of {_some(list(seen.twice))}"
         )
 
 
-def _add_losses(told: Beside, plain: Run, ours: Run, first: Difference) -> None:
+def _add_losses(reported: Beside, plain: Run, ours: Run, first: Difference) -> None:
     """Gradients are the same, and what the loop reads as its loss is not."""
     mine = [record.of("backward")[first.step]["own"] for record in ours.ranks]
     whole = plain.first.of("backward")[first.step]["loss"]
     read = ours.first.of("backward")[first.step]["loss"]
     if read == mine[0] and None not in mine and min(mine) <= whole <= max(mine):
-        told.notes.append(
+        reported.notes.append(
             f"from backward {first.step + 1} on the loss that the loop reads is the rank's own, and"
             " gradients are the global ones: its graph is kept (retain_graph, create_graph), it is"
             " a leaf, or sync_loss=False"
         )
     else:
-        told.causes.append(cause.unexplained(words(first), first.kind))
+        reported.causes.append(cause.unexplained(words(first), first.kind))
 
 
-def _add_prints(told: Beside, lab: Laboratory, plain: Run, ours: Run, near: float) -> None:
+def _add_prints(reported: Beside, lab: Laboratory, plain: Run, ours: Run, near: float) -> None:
     found = _different_lines(lab, plain, ours, near)
     if not found:
         return
@@ -131,12 +135,12 @@ def _add_prints(told: Beside, lab: Laboratory, plain: Run, ours: Run, near: floa
         whole = lab.session(shard_eval=False)
         if not whole.status and not _different_lines(lab, plain, whole, near):
             parts = samples.compare(ours.ranks, plain.first).parts
-            told.causes.append(cause.evaluation(_some(list(parts)) or "the data"))
+            reported.causes.append(cause.evaluation(_some(list(parts)) or "the data"))
             return
     of_ranks = [printed.lines_of(record) for record in ours.ranks]
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     adds_up = all(printed.sums(line, of_ranks) for line in found)
-    told.causes.append(cause.own_number(_quoted(found[0]) + more, adds_up))
+    reported.causes.append(cause.local_number(_quoted(found[0]) + more, adds_up))
 
 
 def _different_lines(lab: Laboratory, plain: Run, ours: Run, near: float) -> list[Line]:

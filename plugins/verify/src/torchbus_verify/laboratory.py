@@ -7,19 +7,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from torchbus_verify.causes import augmentation, draws, statistics, weights
-from torchbus_verify.compare import ranks, steps
+from torchbus_verify.causes import augmentation, draws, weights
+from torchbus_verify.compare import difference, steps
 from torchbus_verify.compare.difference import Comparison
 from torchbus_verify.compare.steps import Drift
-from torchbus_verify.runs import reference
-from torchbus_verify.runs.request import Change, Request
+from torchbus_verify.runs import inside
+from torchbus_verify.runs.inside import Change, Request
 from torchbus_verify.runs.run import Run, run
 
-TAKEN_AWAY: dict[str, Change] = {
+CONSUMED_AWAY: dict[str, Change] = {
     "draws": draws.take_away,
     "streams": draws.make_common,
-    "statistics": statistics.take_away,
-    "augmentation": augmentation.take_away,
+    "statistics": augmentation.statistics_take_away,
+    "augmentation": augmentation.augmentation_take_away,
     "weights": weights.note,
 }
 CAUSES = frozenset({"draws", "statistics", "augmentation"})
@@ -61,23 +61,23 @@ class Laboratory:
         return sum(one.seconds for one in list(self._runs.values())[:2])
 
     def plain(
-        self, taken: frozenset[str] = NOTHING, *, again: int = 0, change: Change | None = None
+        self, consumed: frozenset[str] = NOTHING, *, again: int = 0, change: Change | None = None
     ) -> Run:
         """The script by itself. ``again``: the number of a repetition."""
-        request, changes = reference.of(self.request)
+        request, changes = inside.of(self.request)
         changes = (
             *changes,
-            *(TAKEN_AWAY[name] for name in sorted(taken)),
+            *(CONSUMED_AWAY[name] for name in sorted(consumed)),
             *([change] if change else []),
         )
-        key = ("plain", self.request.float64, taken, again, change is not None)
-        alone = reference.is_plain(self.request)
+        key = ("plain", self.request.float64, consumed, again, change is not None)
+        alone = inside.is_plain(self.request)
         return self._run(key, "plain run", request, alone, changes)
 
     def session(self, taken: frozenset[str] = NOTHING, **options: object) -> Run:
         """The script under the session, with other options where they are given."""
         key = ("session", self.request.float64, taken, tuple(sorted(options.items())))
-        changes = tuple(TAKEN_AWAY[name] for name in sorted(taken))
+        changes = tuple(CONSUMED_AWAY[name] for name in sorted(taken))
         return self._run(key, "run under the session", self._with(options), False, changes)
 
     @property
@@ -92,10 +92,12 @@ class Laboratory:
         return None if ours.status or plain.status else self.compared(ours, plain)
 
     def compared(self, ours: Run, plain: Run) -> Comparison:
-        same = reference.same_backwards(self.request)
+        same = inside.same_backwards(self.request)
         found = steps.compare(ours.first, plain.first, self.drift, backwards=same)
-        found = found.without_gradients() if ranks.hide_gradients(ours.ranks) else found
-        return found.without(ranks.own_rows(ours.ranks, plain.first), ranks.elsewhere(ours.ranks))
+        found = found.without_gradients() if difference.hide_gradients(ours.ranks) else found
+        return found.without(
+            difference.local_rows(ours.ranks, plain.first), difference.elsewhere(ours.ranks)
+        )
 
     def _with(self, options: dict[str, object]) -> Request:
         if options == WHOLE_BATCHES:
@@ -107,9 +109,9 @@ class Laboratory:
         self.request = self.request.in_float64()
         return self
 
-    def in_own_precision(self) -> None:
+    def in_local_precision(self) -> None:
         """From here on both runs compute in the script's own precision."""
-        self.request = self.request.in_own_precision()
+        self.request = self.request.in_local_precision()
 
     def _run(
         self, key: object, name: str, request: Request, alone: bool, changes: tuple[Change, ...]

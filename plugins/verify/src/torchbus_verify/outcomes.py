@@ -6,8 +6,8 @@ from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import words
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.laboratory import Laboratory
-from torchbus_verify.report.verdict import INHERENT, NOT_COMPARED, SAME, WRONG, Verdict
-from torchbus_verify.runs import reference
+from torchbus_verify.report import INHERENT, NOT_COMPARED, SAME, WRONG, Verdict
+from torchbus_verify.runs import inside
 from torchbus_verify.runs.run import Run
 
 DRIFTED = (
@@ -120,7 +120,7 @@ def _headline(
     lab: Laboratory, found: Comparison, first: Difference | None, causes: list[Cause]
 ) -> str:
     if first is not None:
-        versus = reference.words(lab.request)
+        versus = inside.words(lab.request)
         return (
             f"different from {versus} from {words(first)} ({found.dtype}; rounding explains"
             f" {first.allowed:.0e})"

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from torchbus_verify import outcomes
 from torchbus_verify.beside import look_beside, samples_of
-from torchbus_verify.causes import cause, rounding
+from torchbus_verify.causes import cause, search
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.search import Search
 from torchbus_verify.compare import printed, samples
 from torchbus_verify.compare.difference import Comparison, Difference
 from torchbus_verify.compare.steps import Drift
 from torchbus_verify.laboratory import NOTHING, WHOLE_BATCHES, Laboratory, Say
-from torchbus_verify.report.verdict import Verdict
-from torchbus_verify.runs.request import Request
+from torchbus_verify.report import Verdict
+from torchbus_verify.runs.inside import Request
 from torchbus_verify.runs.run import Run
 
 FLOATS_OF_32_BITS = ("float32",)
@@ -101,7 +101,7 @@ class _Two:
             if double is not None and double.steps == found.steps and double.beyond():
                 found = double
             else:
-                self.lab.in_own_precision()
+                self.lab.in_local_precision()
                 if double is not None and double.steps == found.steps:
                     return double, outcomes.amplified(found, double)
         self.lab.drift = self._drift(found)
@@ -110,7 +110,7 @@ class _Two:
 
     def _drift(self, found: Comparison) -> Drift:
         terms = max((event["terms"] for event in self.plain.first.of("backward")), default=1)
-        disturbed = self.lab.plain(change=rounding.disturb(terms))
+        disturbed = self.lab.plain(change=search.disturb(terms))
         if disturbed.status:
             return {}
-        return rounding.drift(self.lab.compared(disturbed, self.lab.plain()))
+        return search.drift(self.lab.compared(disturbed, self.lab.plain()))

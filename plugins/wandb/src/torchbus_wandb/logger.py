@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torchbus.bus.base import hookimpl
 from torchbus.bus.options import expect
 from torchbus.errors import UsageError
@@ -16,11 +18,58 @@ from torchbus.runtime.context import Context
 
 from torchbus_log.trackers.tracker import Nothing, Tracker, chosen_by_rank0
 from torchbus_log.trackers.values import Histogram, Image
-from torchbus_wandb.checkpoints import Checkpoints
-from torchbus_wandb.devices import physical_gpu
 
 if TYPE_CHECKING:
     import wandb
+
+
+class OneRun:
+    """Disables wandb on the other ranks until the session ends, as ``WANDB_MODE=disabled`` does.
+
+    There ``wandb.log`` and everything else still work, and do nothing. If the script has imported
+    wandb before the block, this holds also for calls with another ``mode=``.
+
+    Source: https://docs.wandb.ai/models/track/environment-variables
+    """
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.is_main or _reported_by_all(session):
+            return
+        session.on_close.callback(_restore, os.environ.get("WANDB_MODE"))
+        os.environ["WANDB_MODE"] = "disabled"
+        wandb = sys.modules.get("wandb")
+        if wandb is not None:
+            session.replace(wandb, "init", _disabled)
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
+        if session.world_size == 1 or _reported_by_all(session):
+            return None
+        return {"loggers": ["wandb: where the script calls it itself, rank 0's calls count"]}
+
+
+def _reported_by_all(session: Context) -> bool:
+    """Whether a logger lets every rank write into the run."""
+    return any(
+        isinstance(plugin, WandbLogger) and plugin.on_all_ranks
+        for _, plugin in session.bus.plugins()
+    )
+
+
+def _disabled(original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
+    def init(*args: object, **kwargs: object) -> wandb.Run:
+        return original(*args, **{**kwargs, "mode": "disabled"})
+
+    return init
+
+
+def _restore(mode: str | None) -> None:
+    if mode is None:
+        os.environ.pop("WANDB_MODE", None)
+    else:
+        os.environ["WANDB_MODE"] = mode
+
 
 MODES = ("online", "offline", "disabled", "shared")
 MARGIN_S = 5.0
@@ -173,11 +222,11 @@ class WandbLogger(Tracker):
             run.finish(exit_code=int(failed))
         except TimeoutError as error:
             done, settings = self._calls.made - self._calls.failures, run.settings
-            told = (
+            reported = (
                 f"not all was sent within {settings.finish_timeout:g} s. {done} calls are kept:"
                 f" wandb sync {settings.sync_dir}"
             )
-            raise TimeoutError(told) from error
+            raise TimeoutError(reported) from error
 
     def folder(self) -> str | None:
         return getattr(getattr(self.experiment, "settings", None), "sync_dir", None) or None
@@ -208,7 +257,7 @@ class WandbLogger(Tracker):
         import wandb
 
         given = self._settings if isinstance(self._settings, dict) else {}
-        settings = wandb.Settings(**{**self._limits(), **self._own_settings(session), **given})
+        settings = wandb.Settings(**{**self._limits(), **self._local_settings(session), **given})
         if isinstance(self._settings, wandb.Settings):
             settings.update_from_settings(self._settings)
         return settings
@@ -222,19 +271,61 @@ class WandbLogger(Tracker):
             "finish_timeout_raises": True,
         }
 
-    def _own_settings(self, session: Context) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+    def _local_settings(self, session: Context) -> dict[str, Any]:
+        mine: dict[str, Any] = {}
         gpu = physical_gpu(session.device)
         if session.redactor.words(sys.argv) != sys.argv:
             # wandb would store the command line as it is; the run's configuration has it without
             # secrets
-            own["x_disable_meta"] = True
+            mine["x_disable_meta"] = True
         if gpu is not None:
-            own["x_stats_gpu_device_ids"] = [gpu]
+            mine["x_stats_gpu_device_ids"] = [gpu]
         if self._id is not None:
-            own |= {
+            mine |= {
                 "x_label": f"rank_{session.rank}",
                 "x_primary": session.is_main,
                 "x_update_finish_state": session.is_main,
             }
-        return own
+        return mine
+
+
+class Checkpoints:
+    """Notes the files that ``torch.save`` writes, and uploads each once, when the run ends.
+
+    So a run has one version of each file, however often it was overwritten.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+
+    @hookimpl(tryfirst=True)
+    def save_file(self, path: str) -> None:
+        self._paths[os.path.abspath(path)] = None
+
+    def upload(self, run: wandb.Run) -> None:
+        import wandb
+
+        for path in filter(os.path.isfile, self._paths):
+            name = re.sub(r"[^\w.-]", "_", f"{run.id}-{os.path.basename(path)}")
+            artifact = wandb.Artifact(name, type="model")
+            artifact.add_file(path)
+            run.log_artifact(artifact)
+
+
+def physical_gpu(device: torch.device) -> int | None:
+    """The driver's number of a rank's GPU.
+
+    None for a CPU, or if CUDA_VISIBLE_DEVICES does not hold numbers.
+    """
+    if device.type != "cuda" or device.index is None:
+        return None
+    visible = [
+        word.strip()
+        for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if word.strip()
+    ]
+    if not visible:
+        return device.index
+    if device.index >= len(visible) or not visible[device.index].isdigit():
+        return None
+    return int(visible[device.index])

@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, Unsupported, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.runtime.context import Context
 
 from torchbus_ft.live import Live
 from torchbus_ft.meeting.averaging import SharedBuffers, over_replicas
@@ -78,15 +80,15 @@ class AcrossShards:
     def _average(self, parameters: list[Tensor], numbers: list[float]) -> list[float]:
         trained = [one for one in parameters if one.requires_grad]
         reached = [float(one.grad is not None) for one in trained]
-        told = torch.tensor([*numbers, *reached], dtype=torch.float64)
+        reported = torch.tensor([*numbers, *reached], dtype=torch.float64)
         gradients = [averaging.settled(one) for one in trained]
-        over_replicas(self._replicas, [told, *map(compat.own_part, gradients)])
-        shares = told[len(numbers) :].tolist()
+        over_replicas(self._replicas, [reported, *map(compat.local_part, gradients)])
+        shares = reported[len(numbers) :].tolist()
         for one, gradient, share in zip(trained, gradients, shares, strict=True):
             one.grad = gradient if share else None
         self._buffers.copy_from_rank0()
         self._averaged()
-        means: list[float] = told[: len(numbers)].tolist()
+        means: list[float] = reported[: len(numbers)].tolist()
         return means
 
 
@@ -113,7 +115,7 @@ def packed(state: Any) -> Any:
     """The state with a ``Shard`` for each DTensor."""
     if isinstance(state, DTensor):
         return Shard(
-            compat.own_part(state.detach()), tuple(state.placements), state.shape, state.stride()
+            compat.local_part(state.detach()), tuple(state.placements), state.shape, state.stride()
         )
     return _changed(state, packed)
 

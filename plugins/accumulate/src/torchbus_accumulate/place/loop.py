@@ -6,7 +6,8 @@ from collections.abc import Sized
 
 from torch.utils.data import BatchSampler
 from torchbus import objects
-from torchbus.plugin import Context, UsageError
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_accumulate._compat import DATA_ITERATOR, yielded
 from torchbus_strategy.batches import Taken
@@ -35,8 +36,8 @@ class Place:
 
         None in a loop without a loader, and after the end of a pass.
         """
-        feeding = self._batches.feeding
-        return None if feeding is self._left else _of_loader(feeding)
+        current = self._batches.feeding
+        return None if current is self._left else _of_loader(current)
 
     @property
     def at_hand(self) -> Taken | None:
@@ -44,63 +45,63 @@ class Place:
         at_hand = self._batches.at_hand
         return None if at_hand is self._left else _of_loader(at_hand)
 
-    def is_new(self, taken: Taken) -> bool:
+    def is_new(self, consumed: Taken) -> bool:
         """Whether the batch differs from the last new one.
 
         A batch that was taken together with that one is not new.
         """
         counted = self.counted
-        if counted is taken or (
+        if counted is consumed or (
             counted is not None
-            and taken.origin is not counted.origin
-            and taken.serial <= self._taken
+            and consumed.origin is not counted.origin
+            and consumed.serial <= self._taken
         ):
             return False
-        serial = taken.serial if taken.origin.ahead else self._batches.count
-        self.counted, self._taken = taken, max(serial, self._taken)
+        serial = consumed.serial if consumed.origin.ahead else self._batches.count
+        self.counted, self._taken = consumed, max(serial, self._taken)
         return True
 
     @property
     def is_last(self) -> bool:
         """Whether one of the batches that were taken together is the last of its pass."""
-        return any(taken.is_last for taken in self._batches.together)
+        return any(consumed.is_last for consumed in self._batches.together)
 
     def ends_pass(self) -> bool:
         """Whether one of the present batches is the last of its pass.
 
         It looks ahead in the loader if nothing has done so before.
         """
-        for taken in self._batches.at_hand:
-            iterator = taken.origin.iterator() if taken.origin.iterator is not None else None
+        for consumed in self._batches.at_hand:
+            iterator = consumed.origin.iterator() if consumed.origin.iterator is not None else None
             if iterator is not None:
                 iterator.find_last()
-        return any(taken.is_last for taken in self._batches.at_hand)
+        return any(consumed.is_last for consumed in self._batches.at_hand)
 
     def leave(self) -> None:
         """The pass is over."""
         self._left, self.counted = self._batches.feeding, None
 
 
-def _of_loader(taken: tuple[Taken, ...]) -> Taken | None:
-    return next((one for one in taken if one.origin.loader is not None), None)
+def _of_loader(consumed: tuple[Taken, ...]) -> Taken | None:
+    return next((one for one in consumed if one.origin.loader is not None), None)
 
 
-def expected_samples(taken: Taken, samples: float, window: int) -> float:
+def expected_samples(consumed: Taken, samples: float, window: int) -> float:
     """Return how many samples the window will have, as far as the loader tells.
 
-    It begins with the batch ``taken``, which has so many ``samples``.
+    It begins with the batch ``consumed``, which has so many ``samples``.
     """
-    length = taken.origin.length
-    left = None if length is None else length - taken.number
+    length = consumed.origin.length
+    left = None if length is None else length - consumed.number
     whole = samples * (window if left is None or left < 0 else min(window, left + 1))
-    loader = taken.origin.loader() if taken.origin.loader is not None else None
+    loader = consumed.origin.loader() if consumed.origin.loader is not None else None
     sampler = None if loader is None else loader.batch_sampler
     if type(sampler) is not BatchSampler or sampler.drop_last:
         return whole
     if not isinstance(sampler.sampler, Sized):
         return whole
-    rest = len(sampler.sampler) - (taken.number - 1) * samples
-    return min(whole, rest) if rest >= samples else whole
+    remaining = len(sampler.sampler) - (consumed.number - 1) * samples
+    return min(whole, remaining) if remaining >= samples else whole
 
 
 def last_by_torch() -> bool:

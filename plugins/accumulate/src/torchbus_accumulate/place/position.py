@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.plugin import Origin
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import Origin
 from torchbus.runtime.services import BatchService
 
-from torchbus_accumulate.place import schedule
 from torchbus_strategy.batches import Taken
 
 
@@ -30,18 +30,18 @@ class Position:
         self._resumed = False
         self._was_left = False
         self.epoch = -1
-        self.size = schedule.at(windows, 0)
+        self.size = at(windows, 0)
         self.index = 0
         self.last = False
 
-    def next_batch(self, taken: Taken, is_last: bool) -> None:
+    def next_batch(self, consumed: Taken, is_last: bool) -> None:
         """Count a batch. ``is_last``: none is left in this pass.
 
         If a wrapper gives a batch again (a list, itertools.cycle), a new epoch begins.
         """
-        if self._pass is not taken.origin or taken.number <= self._number:
-            self._begin_pass(taken.origin)
-        self._number = taken.number
+        if self._pass is not consumed.origin or consumed.number <= self._number:
+            self._begin_pass(consumed.origin)
+        self._number = consumed.number
         self.index = 1 if self.last else self.index + 1
         self.last = is_last or self.index >= self.size
 
@@ -52,7 +52,7 @@ class Position:
             self._resumed = False
             return
         self.epoch += 1
-        self.size = schedule.at(self._schedule, self.epoch)
+        self.size = at(self._schedule, self.epoch)
         self.index = 0
 
     @property
@@ -89,6 +89,48 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue an epoch and a window that were interrupted, or begin the next epoch."""
         self.epoch, self.index, self.last = state["epoch"], state["index"], False
-        self.size = schedule.at(self._schedule, max(self.epoch, 0))
+        self.size = at(self._schedule, max(self.epoch, 0))
         self._pass, self._loader, self._resumed = None, None, state["in_pass"]
         self._was_left = not state["in_pass"]
+
+
+WORDS = (
+    "a whole number of batches, at least 1, or a dict from epoch to such a number, as in {0: 8,"
+    " 4: 4}"
+)
+
+
+def parse(value: int | Mapping[int, int]) -> dict[int, int]:
+    """Return window sizes by first epoch, from a number or a dict. Raises UsageError."""
+    windows: dict[int, int] = dict(value) if isinstance(value, Mapping) else {0: value}
+    for epoch, size in windows.items():
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise UsageError(
+                f"accumulate_grad_batches={value!r}: {size!r} is a {type(size).__name__}; it must"
+                f" be {WORDS}"
+            )
+        if size < 1:
+            raise UsageError(
+                f"accumulate_grad_batches={value!r}: a window of {size} batches; it must be {WORDS}"
+            )
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(
+                f"accumulate_grad_batches={value!r}: {epoch!r} is not an epoch; epochs count from 0"
+            )
+    return {0: 1} | windows
+
+
+def at(schedule: Mapping[int, int], epoch: int) -> int:
+    """Return the window size of an epoch.
+
+    >>> [at({0: 8, 4: 2}, epoch) for epoch in (0, 3, 4, 9)]
+    [8, 8, 2, 2]
+    """
+    return schedule[max(first for first in schedule if first <= epoch)]
+
+
+def words(schedule: Mapping[int, int], size: int) -> str:
+    """Describe the schedule for ``explain``. ``size`` is that of this epoch."""
+    if len(set(schedule.values())) == 1:
+        return str(size)
+    return ", ".join(f"{batches} from epoch {epoch}" for epoch, batches in schedule.items())

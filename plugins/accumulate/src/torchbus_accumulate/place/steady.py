@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchbus.plugin import BackwardCall, Context
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
-from torchbus_accumulate.optimizers import Optimizers
-from torchbus_accumulate.windows.ending import Ending
-from torchbus_accumulate.windows.weights import Weights
+from torchbus_accumulate.averages import Optimizers
+from torchbus_accumulate.windows.weights import Ending, Weights
 
 
 class Steady:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
 
 from torchbus_accumulate._compat import version
-from torchbus_accumulate.windows.sharded_gradients import as_parameter
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Number
 
@@ -61,8 +62,8 @@ class HeldGradients:
     def merge(self) -> None:
         """Add them to the gradients that the loop has made since they were set aside."""
         for parameter, gradient, _ in self._held:
-            own = parameter.grad
-            parameter.grad = gradient if own is None or own is gradient else gradient + own
+            mine = parameter.grad
+            parameter.grad = gradient if mine is None or mine is gradient else gradient + mine
 
     def clear_parameters(self) -> None:
         """Set the gradients of the parameters to None. The held ones stay."""
@@ -90,3 +91,25 @@ class HeldGradients:
                 " the middle of a window: clear them by optimizer.zero_grad() or model.zero_grad(),"
                 " or accumulate in the loop under s.accumulating(...)"
             )
+
+
+def is_part(tensor: object) -> bool:
+    """Whether it is a DTensor. This does not import that class."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(part: Any) -> Tensor:
+    """Gather the whole gradient. All ranks call it."""
+    gathered: Tensor = part.full_tensor()
+    return gathered
+
+
+def as_parameter(gradient: Tensor, parameter: Any) -> Tensor:
+    """Shard a gradient as its parameter is sharded. A whole one must be the same on all ranks."""
+    if not is_part(parameter) or is_part(gradient):
+        return gradient
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(
+        gradient, parameter.device_mesh, parameter.placements, src_data_rank=None
+    )

@@ -9,12 +9,15 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, warn
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
 from torchbus_accumulate._compat import version
-from torchbus_accumulate.averages import Averages, digest
+from torchbus_accumulate.averages import Averages, Optimizers, digest
 from torchbus_accumulate.messages import AVERAGED, CHANGED, MOVED, TOUCHED
-from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.windows.sums import WindowSum
 
 VALUES_READ = 20
@@ -133,6 +136,6 @@ def _gradient_of(one: WindowSum) -> Tensor | None:
 
 def _are_renormalised(parameters: Sequence[Tensor]) -> bool:
     """Whether a forward changes one of them, as that of an Embedding with ``max_norm`` does."""
-    own = set(map(id, parameters))
+    mine = set(map(id, parameters))
     tables = objects.alive(nn.Embedding, nn.EmbeddingBag)
-    return any(one.max_norm is not None and id(one.weight) in own for one in tables)
+    return any(one.max_norm is not None and id(one.weight) in mine for one in tables)

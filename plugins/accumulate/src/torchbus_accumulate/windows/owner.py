@@ -11,20 +11,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.plugin import BackwardCall, Context, LoaderIterator, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 
-from torchbus_accumulate.optimizers import Optimizers
-from torchbus_accumulate.place import schedule
+from torchbus_accumulate.averages import Optimizers
+from torchbus_accumulate.place import position
 from torchbus_accumulate.place.loop import Place
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.place.steady import Steady
 from torchbus_accumulate.schedules import Schedules
-from torchbus_accumulate.windows.ending import Ending
-from torchbus_accumulate.windows.local_sums import OwnSums
+from torchbus_accumulate.windows.held import is_part
 from torchbus_accumulate.windows.moved import Changes
 from torchbus_accumulate.windows.saved import refuse_between, restore, state_of
 from torchbus_accumulate.windows.steps import Steps
-from torchbus_accumulate.windows.weights import Weights
+from torchbus_accumulate.windows.sums import WindowSum
+from torchbus_accumulate.windows.weights import Ending, Weights
 
 
 class Windows:
@@ -41,7 +44,7 @@ class Windows:
         self._position = Position(windows, session.batches)
         self._weights = Weights(session, self._position)
         self._optimizers = Optimizers(session)
-        self.own = OwnSums(session, self._optimizers)
+        self.own = LocalSums(session, self._optimizers)
         self._schedules = Schedules(session, self._optimizers, self._position)
         self._ending = Ending(session, self._optimizers, self._weights)
         self._changes = Changes(session, self._optimizers)
@@ -104,20 +107,22 @@ class Windows:
             self._begin()
         sums = self._optimizers.sums
         before = self._place.counted
-        taken = self._steps.advance(self._place.taken, self._place.is_last)
+        consumed = self._steps.advance(self._place.taken, self._place.is_last)
         is_other_batch = self._place.counted is not before
         for one in sums:
             one.begin(is_other_batch)
-        if taken is not None:
-            self._weights.batch_samples = float((taken.share and taken.share.count) or taken.rows)
+        if consumed is not None:
+            self._weights.batch_samples = float(
+                (consumed.share and consumed.share.count) or consumed.rows
+            )
             first, last = self._position.index == 1, self._position.last
         else:
             first, last = not any(one.calls for one in sums), self._steps.end_by_count(sums)
-        total = self._weights.weigh(call, tokens, taken, sums, first, last)
+        total = self._weights.weigh(call, tokens, consumed, sums, first, last)
         for one in sums:
             one.before_backward(total, is_other_batch)
         self._ending.begin(call, last)
-        is_typical = first and not last and taken is None and tokens is None and len(sums) == 1
+        is_typical = first and not last and consumed is None and tokens is None and len(sums) == 1
         self._steady = (
             Steady(
                 self._session, self._optimizers, self._weights, self._ending, self._position.size
@@ -215,9 +220,62 @@ class Windows:
             if self._weights.is_sum
             else self._weights.note or "gradients are weighted by samples"
         )
-        sizes = schedule.words(self._schedule, self._position.size)
+        sizes = position.words(self._schedule, self._position.size)
         line = (
             f"batches per real step: {sizes}; step(), zero_grad(), schedulers and clipping wait for"
             " the end of the window, "
         )
         return [f"{line}{how}, nothing is communicated in between", *self._schedules.words()]
+
+
+class LocalSums:
+    """A state of each rank's own, which is loaded after the common one.
+
+    Only the rank that wrote it uses it, and only if the number of ranks is the same.
+    """
+
+    def __init__(self, session: Context, optimizers: Optimizers) -> None:
+        self._session = session
+        self._optimizers = optimizers
+
+    @property
+    def _who(self) -> list[int]:
+        return [self._session.rank, self._session.world_size]
+
+    def state_dict(self) -> dict[str, object]:
+        sums = self._optimizers.sums if self._session.world_size > 1 else ()
+        return {"who": self._who, "sums": [_of(one) for one in sums]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["who"] == self._who:
+            for one, ours in zip(self._optimizers.sums, state["sums"], strict=False):
+                if ours["calls"] and ours["calls"] == one.calls:
+                    _restore(one, ours)
+
+
+def _of(one: WindowSum) -> dict[str, object]:
+    """Return what is this rank's own. The common state has sharded gradients already."""
+    gradients = [
+        None if gradient is None or is_part(gradient) else gradient.detach()
+        for gradient in one.committed()
+    ]
+    numbers = {
+        "calls": one.calls,
+        "weight": one.weight,
+        "samples": one.samples,
+        "mass": one.mass,
+        "whole": one.whole,
+        "counted": one.counted,
+    }
+    return {**numbers, "gradients": gradients}
+
+
+def _restore(one: WindowSum, own: Mapping[str, Any]) -> None:
+    retained = [
+        theirs if theirs is not None and is_part(theirs) else mine
+        for theirs, mine in zip(one.committed(), own["gradients"], strict=True)
+    ]
+    one.restore(
+        own["calls"], own["weight"], own["samples"], own["mass"], own.get("whole", 0.0), retained
+    )
+    one.counted = own["counted"]

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, Unsupported, UsageError
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_accumulate.place.position import Position
-from torchbus_accumulate.windows.sharded_gradients import is_part, whole
+from torchbus_accumulate.windows.held import is_part, whole
 from torchbus_accumulate.windows.sums import WindowSum
 
 ABSENT, DENSE, SPARSE = range(3)
@@ -42,14 +43,14 @@ def state_of(one: WindowSum, session: Context) -> dict[str, object]:
             torch.tensor([weight, samples, mass], dtype=torch.float64)
         ).tolist()
         gradients = mean_over_ranks(session, one.parameters(), gradients)
-    kept = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+    retained = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
     return {
         "calls": one.calls,
         "weight": weight,
         "samples": samples,
         "mass": mass,
         "whole": part,
-        "gradients": kept,
+        "gradients": retained,
     }
 
 
@@ -74,8 +75,8 @@ def mean_over_ranks(
         if gradient is not None and is_part(gradient):
             found.append(whole(gradient) if session.gathers_states else gradient)
             continue
-        own = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
-        mean = session.reduce(own)
+        mine = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+        mean = session.reduce(mine)
         found.append(mean.to_sparse(1) if kind == SPARSE else mean)
     return found
 

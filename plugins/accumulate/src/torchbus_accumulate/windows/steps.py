@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Answer, Context, Unsupported, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.skipping import Answer
+from torchbus.runtime.context import Context
 
+from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.messages import AGAIN
-from torchbus_accumulate.optimizers import Optimizers
 from torchbus_accumulate.place.loop import Place
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.toggle import parameters
-from torchbus_accumulate.windows.ending import Ending
 from torchbus_accumulate.windows.moved import Changes
-from torchbus_accumulate.windows.reach import check
-from torchbus_accumulate.windows.sums import WindowSum
-from torchbus_accumulate.windows.weights import Weights
+from torchbus_accumulate.windows.sums import WindowSum, check
+from torchbus_accumulate.windows.weights import Ending, Weights
 from torchbus_strategy.batches import Taken
 
 Closure = Callable[[], object]
@@ -50,11 +51,11 @@ class Steps:
         self._of_batch: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._flushing = False
 
-    def advance(self, taken: Taken | None, is_last: bool) -> Taken | None:
+    def advance(self, consumed: Taken | None, is_last: bool) -> Taken | None:
         """Return the batch. Move the position to it at its first use."""
-        if taken is not None and self._place.is_new(taken):
-            self._position.next_batch(taken, is_last)
-        return taken
+        if consumed is not None and self._place.is_new(consumed):
+            self._position.next_batch(consumed, is_last)
+        return consumed
 
     def end_by_count(self, sums: Sequence[WindowSum]) -> bool:
         """Whether a window without a loader ends with the next step."""
@@ -130,18 +131,20 @@ class Steps:
 
     def _refuse_second(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Raise Unsupported at a second step on one batch, with gradients of its own."""
-        taken, position = self._place.taken, self._position
-        if taken is None or not one.is_new or (position.last and position.index == 1):
+        consumed, position = self._place.taken, self._position
+        if consumed is None or not one.is_new or (position.last and position.index == 1):
             return
-        if self._of_batch.get(optimizer) == taken.serial:
+        if self._of_batch.get(optimizer) == consumed.serial:
             raise Unsupported(AGAIN.format(type(optimizer).__name__))
-        self._of_batch[optimizer] = taken.serial
+        self._of_batch[optimizer] = consumed.serial
 
     def _is_real(self, one: WindowSum, closure: Closure | None) -> bool:
         place = self._place
         # with a closure, the backward is still to come
-        taken = place.taken if closure is None else self.advance(place.at_hand, place.ends_pass())
-        if taken is not None:
+        consumed = (
+            place.taken if closure is None else self.advance(place.at_hand, place.ends_pass())
+        )
+        if consumed is not None:
             return self._position.last
         return one.calls + 1 >= self._position.size and (closure is not None or one.is_new)
 

@@ -3,17 +3,63 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Unsupported, UsageError
+from torchbus.errors import Unsupported, UsageError
+from torchbus.patches.backward import BackwardCall
+from torchbus.tree import as_list
 
-from torchbus_accumulate.messages import BETWEEN, FAILED
+from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, UNCLEARED
 from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.held import HeldGradients
-from torchbus_accumulate.windows.present import PresentGradients
 from torchbus_strategy.loss.gradients import scale_all
 from torchbus_strategy.loss.terms import Number
+
+
+def reached(call: BackwardCall, sums: Sequence[WindowSum]) -> list[WindowSum]:
+    """Return the sums with a parameter in the graph, or all sums if there is none."""
+    if len(sums) < 2:
+        return list(sums)
+    leaves = _leaves(as_list(call.tensors))
+    found = [one for one in sums if not leaves.isdisjoint(map(id, one.parameters()))]
+    return found or list(sums)
+
+
+def check(one: WindowSum, sums: Sequence[WindowSum], is_shared: bool) -> None:
+    """At a skipped step, raise Unsupported if its gradients can't be added up."""
+    if is_shared and one.is_assigned:
+        raise Unsupported(ASSIGNED.format(_name(one)))
+    if len(sums) < 2:
+        return
+    mine = set(map(id, one.parameters()))
+    for other in sums:
+        if other is not one and other.calls and not mine.isdisjoint(map(id, other.parameters())):
+            raise Unsupported(SHARED.format(_name(other), _name(one)))
+
+
+def _name(one: WindowSum) -> str:
+    return type(one.optimizer()).__name__
+
+
+def _leaves(roots: Sequence[Any]) -> set[int]:
+    """Return the ids of the tensors that autograd accumulates gradients for."""
+    found: set[int] = set()
+    waiting = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        following = {child for child, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+    return found
+
 
 COMMITTED, ASIDE, ZEROED, IN_PLACE = range(4)
 
@@ -160,7 +206,7 @@ class WindowSum:
         present, counted = self._present, counted or self.counted
         present.refuse_mixed()
         if self.calls and self._state != IN_PLACE:
-            present.refuse_apart(counted)
+            present.refuse_separate(counted)
             self._held.merge()
         if total and (self.calls or present.is_new) and not self.settled:
             self._scale(1.0 / total)
@@ -221,16 +267,16 @@ class WindowSum:
 
         Raises UsageError if the number of parameters differs.
         """
-        own = self.parameters()
-        if len(own) != len(gradients):
+        mine = self.parameters()
+        if len(mine) != len(gradients):
             raise UsageError(
                 f"this checkpoint has gradients of {len(gradients)} parameters, and the optimizer"
-                f" has {len(own)}"
+                f" has {len(mine)}"
             )
         self.calls, self.weight, self.samples = calls, weight, samples
         self.mass, self.whole = mass, whole
         self.counted = abs(mass - weight) > 1e-9 * weight
-        self._held.load(own, gradients)
+        self._held.load(mine, gradients)
         self._held.clear_parameters()
         self._state, self._touched = ZEROED, False
 
@@ -250,3 +296,50 @@ class WindowSum:
     def _cleared(self) -> bool:
         """Whether the loop has set gradients to None by hand, or by ``model.zero_grad()``."""
         return self._state == COMMITTED and self._held.are_cleared()
+
+
+class PresentGradients:
+    """``is_new``: a backward came after the last step. ``has_failed``: the last backward raised.
+
+    ``are_over``: they belong to a window that is over, and are weighted by counts. If a backward
+    then adds to them, they are mixed.
+    """
+
+    __slots__ = ("_are_mixed", "_last", "are_over", "has_failed", "is_new")
+
+    def __init__(self) -> None:
+        self.is_new = self.has_failed = self.are_over = self._are_mixed = False
+        self._last: weakref.ref[Tensor] | None = None  # one of those of the last real step
+
+    def add_to(self, found: Sequence[Tensor]) -> None:
+        """A backward of another window is about to add to them. They may be zeros."""
+        self.are_over = self._are_mixed = any(bool(gradient.any()) for gradient in found)
+
+    def clear(self) -> None:
+        """The loop clears them."""
+        self.are_over = self._are_mixed = False
+
+    def commit(self) -> None:
+        """Their step is not taken."""
+        self.is_new = self.has_failed = False
+
+    def refuse_separate(self, counted: bool) -> None:
+        """Raise Unsupported if a backward that counts has made some apart from the held ones."""
+        self._are_mixed = counted and self.is_new
+        self.refuse_mixed()
+
+    def finish(self, found: Sequence[Tensor], counted: bool) -> None:
+        """Their step is real."""
+        self.are_over = counted
+        self._last = weakref.ref(found[0]) if found else None
+        self.is_new = self.has_failed = False
+
+    def refuse_mixed(self) -> None:
+        """Raise Unsupported if the loop has not cleared them after a window."""
+        if self._are_mixed:
+            raise Unsupported(UNCLEARED)
+
+    def are_of_last_step(self, found: Sequence[Tensor]) -> bool:
+        """Whether the loop has left them in place since the last real step."""
+        last = self._last and self._last()
+        return any(gradient is last for gradient in found)

@@ -7,15 +7,85 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, warn
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
-from torchbus_accumulate.messages import UNLIKE
+from torchbus_accumulate.averages import Optimizers
+from torchbus_accumulate.messages import CUT_OFF, UNLIKE
 from torchbus_accumulate.place.loop import expected_samples
 from torchbus_accumulate.place.position import Position
-from torchbus_accumulate.windows.sums import WindowSum
+from torchbus_accumulate.windows.sums import WindowSum, reached
 from torchbus_strategy.batches import Taken
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.loss.weights import LossWeights
+
+
+class Ending:
+    """Divides each sum once, also if several backwards add to it.
+
+    If the last backward was silent (under ``s.no_sync()``), the ranks add up what they count at the
+    step instead.
+    """
+
+    def __init__(self, session: Context, optimizers: Optimizers, weights: Weights) -> None:
+        self._session = session
+        self._optimizers = optimizers
+        self._weights = weights
+        self._sums: list[WindowSum] = []
+        self._is_silent = False
+
+    def begin(self, call: BackwardCall, last: bool) -> None:
+        """Before a backward, after its sums have put back what they hold."""
+        self._is_silent = last and not call.sync
+        self._sums = self._held(call) if last else []
+        call.sync &= last
+        if call.sync:
+            self._weights.end(call, self._sums)
+
+    def _held(self, call: BackwardCall) -> list[WindowSum]:
+        """Return the sums that hold earlier batches, and that this backward adds to."""
+        adding = [one for one in self._optimizers.sums if one.calls and one.is_being_added_to]
+        held = reached(call, adding)
+        for one in held:
+            if one.settled:
+                one.unsettle()
+        return held
+
+    def settle(self, call: BackwardCall) -> None:
+        """After the backward, even if it has failed."""
+        if call.count is not None and call.count.left:
+            scales = isinstance(call.count.scale, Tensor) or call.count.scale != 1.0
+            for one in self._sums:
+                if one.counted or call.count.counted or scales:
+                    one.settle(call.count.scale)
+
+    def finish(self, one: WindowSum, is_flush: bool) -> None:
+        """Called before a real step. A flush steps without the backward of a last batch."""
+        one.finish(self._total(one, is_flush), self._weights.counted and not self._weights.is_sum)
+        self._weights.begin_batch()
+
+    def _total(self, one: WindowSum, is_flush: bool) -> float | None:
+        """Return what the gradients weigh, or None if they have their weight already."""
+        weights = self._weights
+        if weights.is_sum:
+            return None
+        if is_flush or self._is_silent:
+            return self._over_ranks(one, 0.0 if is_flush else 1.0)
+        return one.weight + weights.factor if one.calls else None
+
+    def _over_ranks(self, one: WindowSum, last: float) -> float:
+        """The mean weight of what ranks hold, and of ``last`` x the last batch.
+
+        Replicas that come and go can't be asked. By samples, that mean is what each rank has.
+        """
+        weights = self._weights
+        if not self._session.world.divides_anew:
+            return float(self._session.reduce(one.mass + weights.mass * last))
+        if one.counted or (last and weights.counted):
+            raise Unsupported(CUT_OFF)
+        return one.weight + weights.factor * last
 
 
 class Weights:
@@ -80,7 +150,7 @@ class Weights:
         self,
         call: BackwardCall,
         tokens: float | None,
-        taken: Taken | None,
+        consumed: Taken | None,
         sums: Sequence[WindowSum],
         first: bool,
         last: bool,
@@ -90,14 +160,14 @@ class Weights:
         If it is the last one, return the number of samples in the window.
         """
         self.samples = (
-            self.batch_samples if taken is not None else float(self._session.share.count or 1)
+            self.batch_samples if consumed is not None else float(self._session.share.count or 1)
         )
         self.is_sum = self._always_sum or (tokens is None and self._losses.is_sum(call.loss))
         if self.is_sum:
             return None
         if first:
-            self.expected = self._expect(taken)
-        total = self._total(taken, sums) if last else None
+            self.expected = self._expect(consumed)
+        total = self._total(consumed, sums) if last else None
         self.factor = self.samples / (total or self.expected)
         self.count(call, tokens)
         return total
@@ -180,18 +250,18 @@ class Weights:
         )
         self._losses.agree_on_unit(count)
 
-    def _expect(self, taken: Taken | None) -> float:
+    def _expect(self, consumed: Taken | None) -> float:
         samples = self.samples or 1.0
         return (
             samples * self._position.size
-            if taken is None
+            if consumed is None
             or self._session.world.divides_anew  # a newcomer counts its own batches
-            else expected_samples(taken, samples, self._position.size)
+            else expected_samples(consumed, samples, self._position.size)
         )
 
-    def _total(self, taken: Taken | None, sums: Sequence[WindowSum]) -> float:
+    def _total(self, consumed: Taken | None, sums: Sequence[WindowSum]) -> float:
         """The samples of the window that ends, as the gradients say which this backward adds to."""
         committed = [one.samples for one in sums if one.takes_part]
         if committed:
             return self.samples + max(committed)
-        return self.samples if taken is not None and self._position.index == 1 else self.expected
+        return self.samples if consumed is not None and self._position.index == 1 else self.expected

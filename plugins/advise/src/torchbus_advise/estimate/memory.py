@@ -34,8 +34,8 @@ class Memory:
 
     @property
     def total(self) -> int:
-        kept = self.parameters + self.gradients + self.states
-        return kept + self.activations + self.exchange
+        retained = self.parameters + self.gradients + self.states
+        return retained + self.activations + self.exchange
 
 
 def memory(facts: Facts, plan: Plan, ranks: int, activations: int) -> Memory:

@@ -7,6 +7,30 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
+from torchbus_advise.observing.facts import Facts
+
+
+def sent_bytes(facts: Facts, plan: Plan, ranks: int, ranks_per_node: int) -> int:
+    """For one batch of each rank: a window's one exchange counts as a part in each of its batches.
+
+    An all-reduce sends 2 (N-1)/N of its bytes, a reduce-scatter, an all-gather and a broadcast by
+    all owners together (N-1)/N."""
+    strategy = plan.strategy
+    divided_by = min(ranks, ranks_per_node) if strategy.hybrid else ranks
+    part = (divided_by - 1) / divided_by
+    gradients = sum(one.gradient_bytes for one in facts.parameters)
+    whole = sum(one.bytes for one in facts.parameters if one.managed)
+    if not strategy.parameters:
+        owned = part * sum(one.bytes for one in facts.parameters if one.gradient_bytes)
+        if strategy.flat:  # a reduce-scatter
+            return round((part * gradients + owned) / plan.accumulated)
+        return round((2 * part * gradients + owned * strategy.states) / plan.accumulated)
+    nodes = ranks // divided_by
+    across = 2 * (nodes - 1) / nodes * gradients / divided_by
+    sent = strategy.gathers * part * whole + (part * gradients + across) / plan.accumulated
+    return round(sent * plan.gathered_part)
+
+
 ACCUMULATED = 4
 
 
@@ -85,10 +109,7 @@ STRATEGIES = (
     _deepspeed(3, states=True, gradients=True, parameters=True, gathers=2),
 )
 """In the order in which they change a loop: the first of equals is advised."""
-
 ALONE = Strategy("one process", "strategy=None", "")
-
-
 PRECISIONS = {"32": "", "bf16": 'precision="bf16-mixed"', "gathered": 'mixed_precision="bf16"'}
 """By name, the option that asks for it. "gathered": units are gathered in bfloat16, computed in
 it."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import sys
 
-from torchbus.plugin import TorchbusError
+from torchbus.errors import TorchbusError
 
-from torchbus_advise.explain.explainer import NAME, Explainer
-from torchbus_advise.explain.own_session import has_own_session, run_in_its_own
+from torchbus_advise.explain.own_session import NAME, Explainer, has_local_session, run_in_its_local
 from torchbus_cli.parser import complain
 from torchbus_cli.session_options import program_and_session, session_parser
 
@@ -33,8 +32,8 @@ def main(argv: list[str]) -> int:
     parser = session_parser("explain", DESCRIPTION, EXAMPLES, usage=USAGE)
     try:
         found, wanted = program_and_session(parser, argv)
-        if has_own_session(found):
-            run_in_its_own(found, explainer)
+        if has_local_session(found):
+            run_in_its_local(found, explainer)
         else:
             wanted.add_plugin(explainer, NAME)
             found.run(found.start(wanted))

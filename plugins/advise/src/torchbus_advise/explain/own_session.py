@@ -1,23 +1,26 @@
-"""A script that has a session of its own: the explainer joins that one."""
+"""Which plain PyTorch does what the plugins of a session do. The page is docs/by-hand.md."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from torchbus.bus.base import hookimpl
+from torchbus.runtime.context import Context
 from torchbus.session import Session
 
-from torchbus_advise.explain.explainer import NAME, Explainer
-from torchbus_advise.replacing import sessions_replaced
+from torchbus_advise.fake import sessions_replaced
 from torchbus_cli import programs as program
 
 
-def has_own_session(found: program.Program) -> bool:
+def has_local_session(found: program.Program) -> bool:
     """Whether the script imports ``session`` from torchbus."""
     return any({"torchbus", "session"} <= set(code.co_names) for code in _codes(found.code))
 
 
-def run_in_its_own(found: program.Program, explainer: Explainer) -> None:
+def run_in_its_local(found: program.Program, explainer: Explainer) -> None:
     """Raises what the script raises."""
 
     class Explained(Session):
@@ -38,3 +41,86 @@ def _codes(code: CodeType) -> list[CodeType]:
     """The code of a script, and of all functions and classes in it."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     return [code, *(found for one in inner for found in _codes(one))]
+
+
+NAME = "advise.explainer"
+
+
+class Explainer:
+    """On every rank the script ends as if it had called ``sys.exit()``; rank 0 prints."""
+
+    def __init__(self) -> None:
+        self._session: Context | None = None
+        self.has_explained = False
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        self._session = session
+
+    @hookimpl(tryfirst=True)
+    def before_backward(self) -> None:
+        assert self._session is not None
+        if self._session.is_main:
+            print(self._session.user.explain())
+            names = [name for name, _ in self._session.bus.plugins()]
+            print(parts(names, self._session.world_size))
+        self.has_explained = True
+        raise SystemExit
+
+
+PAGE = "docs/by-hand.md"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a plugin does, and the section of the page that does it without."""
+
+    plugin: str
+    does: str
+    by_hand: str
+    anchor: str
+
+
+PARTS = (
+    Part(
+        "ddp",
+        "starts ranks and averages gradients",
+        "init_process_group, DistributedDataParallel",
+        "processes-and-gradients",
+    ),
+    Part(
+        "ddp",
+        "makes the loss that is printed the mean over ranks",
+        "all_reduce of loss.detach()",
+        "loss",
+    ),
+    Part("sampler", "divides the data", "DistributedSampler, set_epoch", "data"),
+    Part("sampler", "keeps evaluation exact", "every rank sees all of it", "evaluation"),
+    Part("ddp", "prints and saves once", "if rank == 0, os.replace, barrier", "files"),
+    Part("accumulate", "accumulates gradients", "no_sync, loss / k", "accumulation"),
+    Part("amp", "computes in lower precision", "autocast, GradScaler", "precision"),
+    Part("clip", "clips gradients", "clip_grad_norm_", "clipping"),
+    Part(
+        "activation",
+        "computes activations again in backward",
+        "torch.utils.checkpoint",
+        "activation-checkpointing",
+    ),
+    Part("ddp_sharded", "shards optimizer states", "ZeroRedundancyOptimizer", "sharded-states"),
+    Part("fsdp", "shards parameters, gradients and states", "fully_shard", "sharded-models"),
+)
+ALWAYS = ("processes-and-gradients", "loss", "files")
+"""What every strategy does for several ranks."""
+
+
+def parts(plugins: Collection[str], ranks: int) -> str:
+    """A table of those that the session replaces."""
+    replaced = [one for one in PARTS if one.plugin in plugins]
+    if ranks > 1:
+        replaced = [one for one in PARTS if one in replaced or one.anchor in ALWAYS]
+    else:
+        replaced = [one for one in replaced if one.plugin not in ("ddp", "sampler")]
+    if not replaced:
+        return "by hand     nothing: on one rank this session does nothing to the loop"
+    lines = [f"  {one.does}: {one.by_hand} (#{one.anchor})" for one in replaced]
+    return "\n".join([f"by hand, in plain PyTorch ({PAGE}):", *lines])

@@ -104,8 +104,8 @@ def _units(found: list[Module], holder: dict[int, int]) -> tuple[dict[int, int],
     managed: set[int] = set()
     blocks = 0
     for model in found:
-        own = {id(one) for one in model.parameters()}
-        managed |= own if own & holder.keys() else set()
+        mine = {id(one) for one in model.parameters()}
+        managed |= mine if mine & holder.keys() else set()
         for block in objects.repeated_blocks(model):
             for parameter in block.parameters():
                 units.setdefault(id(parameter), blocks)

@@ -3,21 +3,29 @@ enough."""
 
 from __future__ import annotations
 
+import statistics
+import time
+import weakref
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 from torchbus import objects
-from torchbus.plugin import BackwardCall, Context, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.modules import Surround
+from torchbus.runtime.context import Context
+from torchbus.tree import leaves
 
 from torchbus_advise.observing import inventory as kept
-from torchbus_advise.observing.facts import Facts, PassFacts
-from torchbus_advise.observing.loading import Loading
-from torchbus_advise.observing.meter import Meter
-from torchbus_advise.observing.pace import Pace
+from torchbus_advise.observing.facts import Facts, Loading, PassFacts
+from torchbus_advise.observing.saved import SavedTensors
 
 PATIENCE = 10
 """So many times the steps that were asked for, by one optimizer: the others step rarely."""
@@ -41,7 +49,7 @@ class Observer:
         self._steps: Counter[int] = Counter()
         self._gradient_bytes: dict[int, int] = {}
         self._passes: list[PassFacts] = []
-        self._own_precision = False
+        self._local_precision = False
         self._hindrances: set[str] = set()
         self._facts: Facts | None = None
         self.backwards = 0
@@ -60,7 +68,7 @@ class Observer:
     @hookimpl
     def model_found(self, model: Module) -> None:
         device = next((one.device.type for one in model.parameters()), "cpu")
-        self._own_precision |= torch.is_autocast_enabled(device)
+        self._local_precision |= torch.is_autocast_enabled(device)
         self._meter.know(model)
 
     @hookimpl
@@ -136,7 +144,101 @@ class Observer:
             loader=self._loading.facts(),
             buffer_bytes=kept.buffer_bytes(),
             blocks=self._meter.block_count,
-            own_precision=self._own_precision or kept.has_low_precision(self._optimizers),
+            local_precision=self._local_precision or kept.has_low_precision(self._optimizers),
             steps=self.steps,
             hindrances=sorted({*self._hindrances, *kept.hindrances(self._optimizers)}),
         )
+
+
+T = TypeVar("T")
+
+
+class Meter:
+    """Hears of models before they are called, and of every backward."""
+
+    def __init__(self) -> None:
+        self._saved = SavedTensors()
+        self._flops = FlopCounterMode(display=False)
+        self._surround = Surround(self._in_block)
+        self._models: list[weakref.ref[Module]] = []
+        self._parameters: list[Tensor] = []
+        self._blocks: dict[int, int] = {}
+        self._counted = 0
+        self._in_blocks = 0
+        self._held_bytes = (0, 0)
+        self.block_count = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.callback(self._surround.close)
+            stack.enter_context(self._saved.recording())
+            stack.enter_context(self._flops)
+            yield
+
+    def know(self, model: Module) -> None:
+        self._models.append(weakref.ref(model))
+        for block in objects.repeated_blocks(model):
+            if id(block) not in self._blocks:
+                self._blocks[id(block)] = self.block_count
+                self.block_count += 1
+                self._surround.add(block)
+
+    def know_parameters(self, parameters: list[Tensor]) -> None:
+        """Those that an optimizer holds: some are in no model."""
+        self._parameters += parameters
+
+    def before_backward(self) -> None:
+        """By now every model has the tensors that it trains with, converted to another dtype."""
+        models = [found for found in (one() for one in self._models) if found is not None]
+        inside = [one for model in models for one in (*model.parameters(), *model.buffers())]
+        self._saved.leave_out([*inside, *self._parameters])
+        self._held_bytes = self._saved.total_bytes(), self._saved.checkpointed_bytes()
+
+    def after_backward(self, samples: int | None) -> PassFacts:
+        """The pass that this backward ends."""
+        total = self._flops.get_total_flops()
+        found = PassFacts(samples, *self._held_bytes, total - self._counted, self._in_blocks)
+        self._counted, self._in_blocks = total, 0
+        self._saved.forget_inputs()
+        return found
+
+    def _in_block(
+        self,
+        block: Module,
+        forward: Callable[..., T],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> T:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        inputs = [one for one in leaves([args, kwargs]) if isinstance(one, Tensor)]
+        before = self._flops.get_total_flops()
+        with self._saved.inside(self._blocks[id(block)], inputs):
+            result = forward(*args, **kwargs)
+        self._in_blocks += self._flops.get_total_flops() - before
+        return result
+
+
+STEPS_AT_MOST = 40
+
+
+class Pace:
+    """Ends after ``seconds``, or when enough steps were timed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at_s: list[float] = []
+
+    def step(self) -> None:
+        self._at_s.append(time.perf_counter())
+
+    @property
+    def is_over(self) -> bool:
+        lost = self._at_s[-1] - self._at_s[0] if self._at_s else 0.0
+        return lost >= self._seconds or len(self._at_s) > STEPS_AT_MOST
+
+    @property
+    def step_s(self) -> float | None:
+        gaps = [late - early for early, late in zip(self._at_s, self._at_s[1:], strict=False)]
+        return statistics.median(gaps) if gaps else None

@@ -1,17 +1,23 @@
 """How ranks exchange values while they write and choose checkpoints.
 
-They use the store instead of a collective, so that a thread may do it.
-"""
+They use the store instead of a collective, so that a thread may do it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
 
-from torchbus.plugin import Context, SharedStore, TorchbusError
+from torchbus.errors import TorchbusError
+from torchbus.runtime.context import Context
+from torchbus.world import SharedStore
 
-from torchbus_checkpoint.agreement import wire
+from torchbus_checkpoint._compat import kinds_of_dcp
 from torchbus_checkpoint.errors import CheckpointError
+from torchbus_checkpoint.state.jsonable import from_json, to_json
 
 Value = TypeVar("Value")
 
@@ -36,7 +42,7 @@ class Exchange:
             self._set("", 0, b"")
         else:
             self._wait([self._name("", 0)], [0])
-            self._forget_told()
+            self._forget_reported()
 
     def gather(self, mine: Value) -> list[Value]:
         """Return the value of each rank on rank 0, and an empty list on the others.
@@ -45,12 +51,12 @@ class Exchange:
         """
         self._num_calls += 1
         if not self.is_main:
-            self._set("from", self.rank, wire.written(mine))
+            self._set("from", self.rank, written(mine))
             self._told.append(self._name("from", self.rank))
             return []
         ranks = range(1, self.world_size)
         names = [self._name("from", rank) for rank in ranks]
-        others: list[Value] = list(map(wire.read, self._wait(names, ranks))) if names else []
+        others: list[Value] = list(map(read, self._wait(names, ranks))) if names else []
         return [mine, *others]
 
     def scatter(self, theirs: list[Value]) -> Value:
@@ -60,15 +66,15 @@ class Exchange:
         """
         self._num_calls += 1
         if self.is_main:
-            told = {self._name("for", rank): one for rank, one in enumerate(theirs) if rank}
-            if told:
+            reported = {self._name("for", rank): one for rank, one in enumerate(theirs) if rank}
+            if reported:
                 store = self._session.world.shared
-                store.set_all({name: wire.written(one) for name, one in told.items()})
+                store.set_all({name: written(one) for name, one in reported.items()})
             return theirs[0]
         name = self._name("for", self.rank)
-        own: Value = wire.read(*self._wait([name], [0]))
+        ours: Value = read(*self._wait([name], [0]))
         self._session.world.shared.delete_key(name)
-        return own
+        return ours
 
     def _name(self, word: str, rank: int) -> str:
         return f"{self._key}/{self._num_calls}{word}{rank}"
@@ -77,7 +83,7 @@ class Exchange:
         if self.world_size > 1:
             self._session.world.shared.set(self._name(word, rank), data)
 
-    def _forget_told(self) -> None:
+    def _forget_reported(self) -> None:
         while self._told:
             self._session.world.shared.delete_key(self._told.pop())
 
@@ -133,3 +139,62 @@ def agree(session: Context, key: str, choose: Callable[[], str]) -> str:
     if text[0] == "-":
         raise CheckpointError(text[1:])
     return text[1:]
+
+
+def written(value: object) -> bytes:
+    """Write plain values, lists, tuples, dicts, and plans of torch.distributed.checkpoint (DCP).
+
+    Raises TypeError for anything else.
+    """
+    return json.dumps(_plain(value)).encode()
+
+
+def read(data: bytes) -> Any:
+    """Read what ``written`` wrote. Raises ValueError or KeyError for anything else."""
+    return _object(json.loads(data))
+
+
+def _plain(value: object) -> object:
+    return to_json(value, _part)
+
+
+def _part(value: object) -> object:
+    name = type(value).__name__
+    if _kinds().get(name) is not type(value):
+        raise TypeError(
+            f"a {type(value).__module__}.{name} in a checkpoint's plan: ranks exchange only plain"
+            " values and torch's own plans"
+        )
+    if isinstance(value, Enum):
+        return {name: value.name}
+    assert is_dataclass(value)
+    return {name: {field.name: _plain(getattr(value, field.name)) for field in fields(value)}}
+
+
+def _object(value: object) -> Any:
+    return from_json(value, _made)
+
+
+def _made(name: str, parts: Any) -> object:
+    kind: Any = _kinds()[name]
+    if isinstance(parts, dict):
+        return kind(**{name: _object(one) for name, one in parts.items()})
+    return kind[parts]
+
+
+@cache
+def _kinds() -> dict[str, Callable[..., Any]]:
+    """The classes that a plan is made of, by name. Imported late, because the import is slow."""
+    from torch.distributed.checkpoint import metadata, planner
+
+    of_dcp: Sequence[Any] = (
+        planner.SavePlan,
+        planner.WriteItem,
+        planner.WriteItemType,
+        planner.TensorWriteData,
+        metadata.MetadataIndex,
+        metadata.ChunkStorageMetadata,
+        metadata.TensorProperties,
+        *kinds_of_dcp(),
+    )
+    return {kind.__name__: kind for kind in of_dcp}

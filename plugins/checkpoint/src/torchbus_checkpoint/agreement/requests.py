@@ -3,8 +3,7 @@
 No rank may save or leave while another starts a step that needs it. So rank 0 decides one step
 ahead: at boundary ``n - 1`` it writes what all ranks do at boundary ``n``. The others read it at
 boundary ``n``, which they can't reach before rank 0 has taken part in the step between. They skip
-most boundaries: each decision names the next boundary to look at, a quarter of a second later.
-"""
+most boundaries: each decision names the next boundary to look at, a quarter of a second later."""
 
 from __future__ import annotations
 
@@ -17,11 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
 from typing import TypedDict, cast
 
-from torchbus.plugin import Context, UsageError
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_checkpoint.agreement.exchange import wait_for
 from torchbus_checkpoint.errors import CheckpointError
@@ -79,7 +81,7 @@ class Requests:
             self._take(self._decision if self._session.is_main else self._read(self._next))
         if self._session.is_main and self._boundary == self._next - 1:
             self._decision = self._decide()
-            self._tell_all(_key(self._next), self._decision)
+            self._report_all(_key(self._next), self._decision)
 
     def saved(self) -> None:
         self.save = False
@@ -102,7 +104,7 @@ class Requests:
             "next": self._next + self._stride(),
         }
 
-    def _tell_all(self, key: str, decision: Decision) -> None:
+    def _report_all(self, key: str, decision: Decision) -> None:
         store = self._session.world.shared
         store.set(key, json.dumps(decision))
         self._told.append(key)
@@ -199,3 +201,70 @@ def seconds(time_limit: str | timedelta) -> float:
     if not limit > 0:
         raise UsageError(f"time_limit={time_limit!r}: it must be more than 0 seconds")
     return limit
+
+
+@dataclass
+class When:
+    """A checkpoint is due after each of these intervals, counted from the last checkpoint.
+
+    If none is given, one is due after every epoch.
+    """
+
+    every_n_steps: int | None = None
+    every_n_epochs: int | None = None
+    every_minutes: float | None = None
+    _steps: int = 0
+    _epochs: int = 0
+    _time_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        for name, types, words in (
+            ("every_n_steps", (int, type(None)), "a number of optimizer steps"),
+            ("every_n_epochs", (int, type(None)), "a number of epochs"),
+            ("every_minutes", (int, float, type(None)), "a number of minutes"),
+        ):
+            value = getattr(self, name)
+            expect(name, value, types, words)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name}={value}: it must be more than 0")
+        if (
+            self.every_n_steps is None
+            and self.every_n_epochs is None
+            and self.every_minutes is None
+        ):
+            self.every_n_epochs = 1
+
+    def is_due(self, steps: int, epochs: int) -> bool:
+        """Whether one is due by the counts, which are equal on all ranks."""
+        return _passed(self.every_n_steps, self._steps, steps) or _passed(
+            self.every_n_epochs, self._epochs, epochs
+        )
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether one is due by the clock of this rank."""
+        return (
+            self.every_minutes is not None
+            and time.monotonic() - self._time_s >= 60.0 * self.every_minutes
+        )
+
+    def words(self) -> str:
+        """Describe the intervals, as in "every 100 steps, every 10 minutes"."""
+        given = (
+            (self.every_n_steps, "steps"),
+            (self.every_n_epochs, "epochs"),
+            (self.every_minutes, "minutes"),
+        )
+        return ", ".join(f"every {value:g} {what}" for value, what in given if value is not None)
+
+    def saved(self, steps: int, epochs: int) -> None:
+        self._steps, self._epochs, self._time_s = steps, epochs, time.monotonic()
+
+
+def _passed(every: int | None, before: int, now: int) -> bool:
+    """Whether a multiple of ``every`` lies after ``before``, up to ``now``.
+
+    >>> [_passed(5, 4, now) for now in (4, 5, 6)]
+    [False, True, True]
+    """
+    return every is not None and now // every > before // every

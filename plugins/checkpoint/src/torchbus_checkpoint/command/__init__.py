@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.plugin import TorchbusError
+from torchbus.errors import TorchbusError
 
 from torchbus_checkpoint.command.export import FORMATS, export
-from torchbus_checkpoint.command.show import show
-from torchbus_checkpoint.command.verify import verify
+from torchbus_checkpoint.command.show import show, verify
 from torchbus_cli.parser import Parser, complain
 
 DESCRIPTION = """Look into checkpoints without the script that wrote them. No code is run from them.

@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
-from torchbus_checkpoint.command import finding, safely
-from torchbus_checkpoint.command.show import amount
-from torchbus_checkpoint.command.verify import check
-from torchbus_checkpoint.disk import choice, saving
+from torchbus_checkpoint.command import show
+from torchbus_checkpoint.command.show import amount, check
+from torchbus_checkpoint.disk import choice
 from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.state.plain import State, decode
 
@@ -26,23 +25,23 @@ def export(path: Path, output: Path, format: str, optimizers: bool) -> int:
     """Write a file for each model, and print its name."""
     checkpoint = _chosen(path)
     check(checkpoint)
-    with safely.reading(checkpoint):
+    with show.reading(checkpoint):
         files = _files(checkpoint, format, optimizers)
     for name, content in files.items():
         num_bytes = _write(output, name, content)
-        print(f"{output / name}: {amount(num_bytes)}, from {safely.printable(str(checkpoint))}")
+        print(f"{output / name}: {amount(num_bytes)}, from {show.printable(str(checkpoint))}")
     return 0
 
 
 def _chosen(path: Path) -> Path:
     """Return the checkpoint at the path, or the newest whole one in the folder."""
-    found = finding.checkpoints(path)
+    found = show.checkpoints(path)
     if found == [path]:
         return path
-    with safely.reading(path):
+    with show.reading(path):
         latest = choice.latest(path)
     if latest is None:
-        names = ", ".join(safely.printable(one.name) for one in found)
+        names = ", ".join(show.printable(one.name) for one in found)
         raise UsageError(
             f"the script named the checkpoints in {path} itself: pass the path of one of {names}"
         )
@@ -51,9 +50,9 @@ def _chosen(path: Path) -> Path:
 
 def _files(checkpoint: Path, format: str, optimizers: bool) -> dict[str, State]:
     """Return what to write, by file name. The parts of sharded tensors are put together here."""
-    saved, states, read_parts = saving.loaded(checkpoint, NO_LOOP)
+    saved, states, read_parts = choice.loaded(checkpoint, NO_LOOP)
     read_parts()
-    names = saving.names(saved) if "weights" in saved else saved["groups"][: len(states)]
+    names = choice.names(saved) if "weights" in saved else saved["groups"][: len(states)]
     models = {_plain(name): decode(one) for name, one in zip(names, states, strict=True)}
     files = {f"{name}.{format}": one for name, one in models.items()}
     wanted = saved["optimizers"] if optimizers else []

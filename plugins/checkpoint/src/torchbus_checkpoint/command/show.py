@@ -3,15 +3,77 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from torchbus_checkpoint.command import finding, safely
-from torchbus_checkpoint.command.contents import Described, described
-from torchbus_checkpoint.disk import formats
+import torch
+from torch import Tensor
+from torchbus.errors import TorchbusError, UsageError
+
+from torchbus_checkpoint.disk import choice, folder, formats
+from torchbus_checkpoint.disk.divided import NOTE
+from torchbus_checkpoint.disk.formats import Entry, Manifest
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_cli.parser import table
+
+
+def verify(path: Path) -> int:
+    """Print a line about each checkpoint. Return 1 if one of them is not whole."""
+    return max([_verify_one(checkpoint) for checkpoint in checkpoints(path)])
+
+
+def _verify_one(checkpoint: Path) -> int:
+    try:
+        files = check(checkpoint)
+    except CheckpointError as error:
+        print(error)
+        return 1
+    print(
+        f"{printable(str(checkpoint))}: whole, {len(files)} files with"
+        f" {amount(sum(entry['bytes'] for entry in files.values()))}"
+    )
+    return 0
+
+
+def check(checkpoint: Path) -> dict[str, Entry]:
+    """Return the files, if all are unchanged and hold no code. Raises CheckpointError."""
+    manifest = safely_manifest(checkpoint)
+    files = manifest["files"]
+    with reading(checkpoint):
+        for rank in range(manifest["world_size"]):
+            name = folder.name_of(manifest, f"rank-{rank}")
+            if name not in files:
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} is damaged: the manifest has no {name}"
+                )
+        folder.verify(checkpoint)
+        _read_all(checkpoint, manifest)
+        if "groups" in folder.described(checkpoint, choice.TRAINING, manifest):
+            from torchbus_checkpoint.disk import parts
+
+            parts.index(checkpoint)
+        described(checkpoint, manifest)
+    return files
+
+
+def _read_all(checkpoint: Path, manifest: Manifest) -> None:
+    suffix = folder.name_of(manifest, "")
+    for name in manifest["files"]:
+        if name.endswith(suffix):
+            folder.read_file(checkpoint, name.removesuffix(suffix))
+
+
+class Described(TypedDict):
+    """The words for each kind of thing. Those for plugins come from rank 0's file."""
+
+    models: list[str]
+    optimizers: list[str]
+    schedulers: list[str]
+    scalers: list[str]
+    registered: list[str]
+    plugins: list[str]
 
 
 class Facts(Described):
@@ -49,7 +111,7 @@ COLUMNS = ("checkpoint", "step", "epoch", "ranks", "metric", "size", "written by
 
 def show(path: Path, as_json: bool) -> int:
     """Print the facts of each checkpoint. Return 1 if one of them can't be read."""
-    found = finding.checkpoints(path)
+    found = checkpoints(path)
     whole: list[Facts] = []
     broken: list[Broken] = []
     for checkpoint in found:
@@ -72,12 +134,12 @@ def _order(found: list[Path]) -> Callable[[Facts | Broken], int]:
 
 
 def _name(checkpoint: Path) -> str:
-    return safely.printable(str(checkpoint))
+    return printable(str(checkpoint))
 
 
 def _facts(checkpoint: Path) -> Facts:
-    manifest = safely.manifest(checkpoint)
-    with safely.reading(checkpoint):
+    manifest = safely_manifest(checkpoint)
+    with reading(checkpoint):
         inside = described(checkpoint, manifest)
     metric = manifest.get("metric")
     return {
@@ -102,9 +164,7 @@ def _one(facts: Facts) -> str:
     ]
     words += [("metric", f"{facts['metric']:g}")] if facts["metric"] is not None else []
     words += [(kind, _listed(facts[kind])) for kind in KINDS if facts[kind]]
-    words += [
-        ("files", f"{', '.join(map(safely.printable, facts['files']))}: {amount(facts['bytes'])}")
-    ]
+    words += [("files", f"{', '.join(map(printable, facts['files']))}: {amount(facts['bytes'])}")]
     return "\n".join([facts["checkpoint"], table([(f"  {name}", text) for name, text in words])])
 
 
@@ -129,11 +189,11 @@ def _row(one: Facts) -> tuple[str, ...]:
 
 def _writer(facts: Facts) -> str:
     programs = [f"{name} {version}" for name, version in facts["written_by"].items()]
-    return safely.printable(", ".join([*programs, f"format {facts['format']}"]))
+    return printable(", ".join([*programs, f"format {facts['format']}"]))
 
 
 def _listed(entries: list[str]) -> str:
-    return ", ".join(map(safely.printable, entries))
+    return ", ".join(map(printable, entries))
 
 
 def amount(num_bytes: float) -> str:
@@ -143,3 +203,101 @@ def amount(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def described(checkpoint: Path, manifest: Manifest) -> Described:
+    """Describe one checkpoint. Raises CheckpointError if a file is missing or can't be read."""
+    saved = folder.described(checkpoint, choice.TRAINING, manifest)
+    weights = (
+        saved["models"]
+        if "groups" in saved
+        else [folder.described(checkpoint, name, manifest) for name in choice.names(saved)]
+    )
+    rank_0 = folder.described(checkpoint, "rank-0", manifest)
+    models = zip(saved["trained"] + saved["other"], weights, strict=True)
+    return {
+        "models": [_with_size(entry, state) for entry, state in models],
+        "optimizers": [_with_size(entry, entry["state"]["state"]) for entry in saved["optimizers"]],
+        "schedulers": [_named(entry) for entry in saved["schedulers"]],
+        "scalers": [_named(entry) for entry in saved["scalers"]],
+        "registered": [str(name) for name in saved["registered"]],
+        "plugins": [str(name) for name in rank_0["plugins"]],
+    }
+
+
+def _named(entry: dict[str, str]) -> str:
+    return f"{entry['name']} ({entry['class']})"
+
+
+def _with_size(entry: dict[str, str], state: object) -> str:
+    sizes = [torch.Size(shape).numel() for shape in _shapes(state)]
+    return f"{_named(entry)} with {len(sizes)} tensors of {sum(sizes)} numbers"
+
+
+def _shapes(value: object) -> Iterator[list[int]]:
+    """Yield the shape of each tensor. Of a sharded tensor, the file has a note with its shape."""
+    if isinstance(value, Tensor):
+        yield list(value.shape)
+    elif isinstance(value, dict) and NOTE in value:
+        yield value["shape"]
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _shapes(item)
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoint at the path, or those in the folder.
+
+    A folder with the name of a checkpoint counts as one, even if it has no manifest. Raises
+    UsageError if there are none.
+    """
+    if not path.is_dir():
+        raise UsageError(f"there is no folder {path}")
+    if (path / folder.MANIFEST).exists() or path.name.startswith(choice.PREFIX):
+        return [path]
+    there = {*folder.found(path), *(one for one in path.glob(f"{choice.PREFIX}*") if one.is_dir())}
+    if not there:
+        raise UsageError(
+            f"there is no checkpoint in {path}: a checkpoint is a folder with a {folder.MANIFEST}"
+        )
+    return sorted(there)
+
+
+@contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Turn every error inside into a TorchbusError that names the checkpoint."""
+    try:
+        yield
+    except TorchbusError as error:
+        raise type(error)(printable(str(error))) from None
+    # made-up bytes may raise anything in torch's and Python's readers
+    except Exception as error:
+        words = printable(str(error).strip().split("\n", 1)[0][:300])
+        raise CheckpointError(
+            f"checkpoint {printable(str(checkpoint))} can't be read: {type(error).__name__}:"
+            f" {words}"
+        ) from None
+
+
+def safely_manifest(checkpoint: Path) -> Manifest:
+    """Return the manifest, which is then fit to be printed. Raises CheckpointError."""
+    with reading(checkpoint):
+        content = folder.manifest(checkpoint)
+        odd = next((name for name in content["files"] if not name.isprintable()), None)
+        if odd is not None:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} is damaged: {odd!r} is not the name of a file"
+            )
+        if type(content.get("epoch")) is not int:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} is damaged: its epoch is {content.get('epoch')!r}, which"
+                " is not a number"
+            )
+    return content
+
+
+def printable(text: str) -> str:
+    """Escape the characters that control a terminal, and those that it can't print."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )

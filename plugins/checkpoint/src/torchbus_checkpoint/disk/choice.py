@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from torchbus.plugin import UsageError, warn
+from torchbus.errors import UsageError
+from torchbus.runtime.user_code import warn
 
-from torchbus_checkpoint.disk import folder, leftovers
+from torchbus_checkpoint.disk import divided, folder, formats
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
+from torchbus_checkpoint.loop.contents import Contents
 from torchbus_checkpoint.options import Options, refuse_url
+from torchbus_checkpoint.state import shapes, written
+from torchbus_checkpoint.state.plain import State, gathered
 
 PREFIX = "step-"
 One = TypeVar("One", str, Path)
@@ -49,7 +54,7 @@ def latest(parent: str | Path) -> Path | None:
 def to_begin_with(options: Options) -> str:
     """Return the checkpoint that a run resumes from, or "" if it starts from the beginning."""
     assert options.folder is not None
-    leftovers.sweep(options.folder)
+    formats.sweep(options.folder)
     if isinstance(options.resume, Path):
         folder.verify(options.resume)
         return str(options.resume)
@@ -64,7 +69,7 @@ def to_begin_with(options: Options) -> str:
 
 def verified(chosen: Path) -> str:
     """Return the step of a checkpoint that ``s.save`` wrote. Raises CheckpointError if damaged."""
-    leftovers.heal(chosen)
+    formats.heal(chosen)
     return str(folder.verify(chosen)["step"])
 
 
@@ -102,7 +107,7 @@ def prune(parent: Path, keep: int | None, monitored: bool, mode: str) -> None:
 def _remove(candidate: Path) -> None:
     """Remove one, and only warn if that fails: it is no reason to stop a training."""
     try:
-        leftovers.remove(candidate)
+        formats.remove(candidate)
     except OSError as error:
         warn(
             f"checkpoint {candidate}, which keep=... does not keep, can't be removed:"
@@ -129,3 +134,51 @@ def number(metric: object) -> float | None:
 def _ranked(there: dict[One, float | None], mode: str) -> list[One]:
     metrics = {one: metric for one, metric in there.items() if metric is not None}
     return sorted(metrics, key=lambda one: metrics[one], reverse=mode == "max")
+
+
+TRAINING = "training"
+
+
+def files(
+    in_parts: bool, weights: dict[str, State], training: State, is_main: bool
+) -> tuple[dict[str, object], divided.Groups | None]:
+    """Return the files that rank 0 writes, and the tensors that each rank writes its parts of.
+
+    All ranks call it. The names of files have no suffix.
+    """
+    if in_parts:
+        notes, groups = divided.split(weights, training, is_main)
+        remaining = gathered({TRAINING: notes}, keep=is_main)
+        return (remaining if is_main else {}), groups
+    whole = gathered({**weights, TRAINING: training | {"weights": list(weights)}}, keep=is_main)
+    return (whole if is_main else {}), None
+
+
+def loaded(found: Path, contents: Contents) -> tuple[State, list[State], Callable[[], None]]:
+    """Return the saved state, the states of the models, and a function that reads sharded tensors.
+
+    Call the function once the states are checked. It fills the tensors in them.
+    """
+    saved = folder.read_file(found, TRAINING)
+    in_parts = isinstance(saved, dict) and "groups" in saved
+    shapes.refuse_unlike(found, TRAINING, saved, written.IN_PARTS if in_parts else written.WHOLE)
+    if not in_parts:
+        return saved, [_weights(found, name) for name in names(saved)], lambda: None
+    from torchbus_checkpoint.disk import parts
+
+    index = parts.index(found)
+    with shapes.as_written(found, TRAINING):
+        saved, weights, groups = divided.prepared(saved, contents, index)
+    shapes.refuse_unlike(found, TRAINING, saved["optimizers"], [written.OPTIMIZER])
+    return saved, weights, lambda: parts.read(found, index, groups)
+
+
+def names(saved: State) -> list[str]:
+    """Return the names of the models' files, without suffix: formats 1 and 2 write ``model.pt``."""
+    return [name.removesuffix(".pt") for name in saved["weights"]]
+
+
+def _weights(found: Path, name: str) -> State:
+    content: State = folder.read_file(found, name)
+    shapes.refuse_unlike(found, name, content, written.WEIGHTS)
+    return content

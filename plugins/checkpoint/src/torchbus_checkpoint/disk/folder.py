@@ -13,26 +13,49 @@
 
 A checkpoint is written under a hidden name, flushed to the disk, and then renamed. Meanwhile its
 folder is locked. Files are written with ``os.open``, because a session may have replaced ``open``
-on the ranks that it started.
-"""
+on the ranks that it started."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import pickle
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-from torchbus_checkpoint.disk import formats, pickled, reading, tensors
-from torchbus_checkpoint.disk.formats import Entry, Facts, Manifest
-from torchbus_checkpoint.disk.hashed import HashedFile
-from torchbus_checkpoint.disk.leftovers import PREVIOUS, remove
+from torchbus_checkpoint.disk import formats, pickled, tensors
+from torchbus_checkpoint.disk.formats import PREVIOUS, Entry, Facts, Manifest, remove
 from torchbus_checkpoint.errors import CheckpointError
+
+Sent = dict[str, Entry | str]
+"""A rank's files by name: size and checksum of a written one, or the content of one in base64."""
+
+
+def pack(content: object) -> str:
+    """Return a file that this rank can't write, as text."""
+    buffer = io.BytesIO()
+    tensors.write(content, buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def unpack(partial: Path, theirs: Sent) -> dict[str, Entry]:
+    """Write the packed files of a rank. Return sizes and checksums of all its files.
+
+    Raises OSError.
+    """
+    return {
+        name: (write_file(partial, name, base64.b64decode(one)) if isinstance(one, str) else one)
+        for name, one in theirs.items()
+    }
+
 
 MANIFEST, SUFFIX = "manifest.json", ".safetensors"
 BAD_CONTENT = (
@@ -139,7 +162,7 @@ def _is_one(folder: Path) -> bool:
 def manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint. Raises CheckpointError, which says what is wrong."""
     try:
-        content = reading.json_file(folder / MANIFEST)
+        content = json_file(folder / MANIFEST)
         claimed = content.pop("sha256")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
@@ -153,7 +176,7 @@ def manifest(folder: Path) -> Manifest:
         )
     formats.check(content, folder)
     try:
-        reading.refuse_odd(content)
+        refuse_odd(content)
     except ValueError as error:
         raise CheckpointError(
             f"checkpoint {folder} is damaged: {MANIFEST} can't be read ({error})"
@@ -165,7 +188,7 @@ def verify(folder: Path) -> Manifest:
     """Return the manifest, if no file has changed. Raises CheckpointError."""
     content = manifest(folder)
     for name in content["files"]:
-        with opened(folder, name, content) as file:
+        with folder_opened(folder, name, content) as file:
             _check(file, folder / name, content["files"][name])
     return content
 
@@ -179,7 +202,7 @@ def read_file(folder: Path, stem: str) -> Any:
     """Return the content of one file, if it is unchanged. Runs no code. Raises CheckpointError."""
     content = manifest(folder)
     name = name_of(content, stem)
-    with opened(folder, name, content) as file:
+    with folder_opened(folder, name, content) as file:
         _check(file, folder / name, content["files"][name])
         if content["version"] <= formats.PICKLED:
             return pickled.read(file)
@@ -190,7 +213,7 @@ def read_file(folder: Path, stem: str) -> Any:
 def described(folder: Path, stem: str, content: Manifest) -> Any:
     """Return the content of one file, whose tensors have no numbers. Raises CheckpointError."""
     name = name_of(content, stem)
-    with opened(folder, name, content) as file:
+    with folder_opened(folder, name, content) as file:
         if content["version"] <= formats.PICKLED:
             return pickled.read(file)
         with tensors.reading(file) as reader:
@@ -198,7 +221,7 @@ def described(folder: Path, stem: str, content: Manifest) -> Any:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
+def folder_opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
     """Open a file of the manifest, which has the size that the manifest says.
 
     Every error inside becomes a CheckpointError: the file's content is to blame.
@@ -209,7 +232,7 @@ def opened(folder: Path, name: str, content: Manifest) -> Iterator[IO[bytes]]:
             " ranks"
         )
     try:
-        with reading.opened(folder / name) as file, blamed(folder, name):
+        with reading_opened(folder / name) as file, blamed(folder, name):
             _check_size(file, folder / name, content["files"][name])
             yield file
     except FileNotFoundError:
@@ -260,3 +283,79 @@ def _sha256(file: IO[bytes]) -> str:
 
 def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class HashedFile:
+    """A file that counts and hashes the bytes that are written to it, in order."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self.sha256.update(data)
+        self.num_bytes += len(data)
+        return len(data)
+
+
+MAX_JSON_BYTES = 1 << 26
+NUMBERS = {"step": 0, "world_size": 1, "batches_per_step": 1}  # with the least value of each
+
+
+@contextlib.contextmanager
+def reading_opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file. Raises OSError for anything else, links as well.
+
+    It does not wait for a pipe. The folder may be a link: whoever names it has chosen it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link in its place: put the file itself there") from None
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise (
+            OSError(errno.EISDIR, "a folder in its place")
+            if stat.S_ISDIR(kind)
+            else OSError(errno.EINVAL, "not a regular file")
+        )
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def json_file(path: Path) -> Any:
+    """Read JSON. Raises OSError, and ValueError if it is no JSON, too long or too deep."""
+    with reading_opened(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_JSON_BYTES:
+            raise ValueError(f"it is longer than {MAX_JSON_BYTES} bytes")
+        try:
+            return json.loads(file.read())
+        except RecursionError:
+            raise ValueError("it is too deep") from None
+
+
+def refuse_odd(manifest: Mapping[str, Any]) -> None:
+    """Raise ValueError for values that torchbus does not write, such as files outside the folder.
+
+    A right checksum proves nothing: whoever wrote the file could compute it.
+    """
+    for name, least in NUMBERS.items():
+        value = manifest.get(name, least if name == "batches_per_step" else None)
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}: {str(value)[:80]!r}")
+    if not isinstance(manifest.get("files"), dict):
+        raise ValueError(f"files: {str(manifest.get('files'))[:80]!r}")
+    for name, entry in manifest["files"].items():
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise ValueError(f"{name[:80]!r} is not the name of a file")
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or not isinstance(entry.get("sha256"), str)
+        ):
+            raise ValueError(f"{name}: {str(entry)[:80]!r}")

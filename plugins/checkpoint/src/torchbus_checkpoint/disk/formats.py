@@ -5,12 +5,15 @@ This version reads its own format and all older ones:
 - Format 1 is the first one.
 - Format 2 adds ``written_by``, and saves each rank's own part of an open accumulation window and
   of compressed gradients.
-- Format 3 has no pickle: tensors are in files of safetensors, and everything else is JSON.
-"""
+- Format 3 has no pickle: tensors are in files of safetensors, and everything else is JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -18,6 +21,7 @@ import torch
 from torchbus import __version__ as VERSION
 
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat
+from torchbus_rank0.whole_files import OpenHere, try_lock
 
 FORMAT = 3
 PICKLED = 2  # and older ones
@@ -91,3 +95,64 @@ def written_by(content: Mapping[str, object]) -> dict[str, str]:
         if isinstance(found, dict)
         else {}
     )
+
+
+PARTIAL, PREVIOUS, TRASH, SENDING = ".partial", ".previous", ".trash", ".sending"
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint. Its name goes first, so that nobody ever sees half of one."""
+    if folder.exists():
+        trash = folder.with_name(f".{folder.name.lstrip('.')}{TRASH}")
+        _delete(trash)
+        os.replace(folder, trash)
+        _delete(trash)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders that killed processes have left."""
+    for entry in parent.glob(".*") if parent.is_dir() else ():
+        with contextlib.suppress(OSError):
+            _sweep(entry)
+
+
+def heal(final: Path) -> None:
+    """Do the same for one checkpoint, in a folder that no job has locked.
+
+    Folders that another process is writing stay.
+    """
+    for name in os.listdir(final.parent) if final.parent.is_dir() else ():
+        entry = final.with_name(name)
+        if re.fullmatch(rf"\.{re.escape(final.name)}(\.\d+{PARTIAL}|{TRASH}|{PREVIOUS})", name):
+            with contextlib.suppress(OSError), claimed(entry) as is_dead:
+                if is_dead:
+                    _sweep(entry)
+
+
+@contextlib.contextmanager
+def claimed(partial: Path) -> Iterator[bool]:
+    """Lock a folder for this process.
+
+    Yields False if another process has locked it, or if folders can't be locked (NFS).
+    """
+    mine = OpenHere(os.open(partial, os.O_RDONLY | os.O_DIRECTORY))
+    try:
+        yield bool(try_lock(mine.descriptor))
+    finally:
+        mine.close()
+
+
+def _sweep(entry: Path) -> None:
+    if entry.name.endswith((PARTIAL, TRASH, SENDING)):
+        _delete(entry)
+    elif entry.name.endswith(PREVIOUS):
+        final = entry.with_name(entry.name[1 : -len(PREVIOUS)])
+        remove(entry) if final.exists() else os.replace(entry, final)
+
+
+def _delete(entry: Path) -> None:
+    """Delete a folder. Of a link, delete only the link: its target belongs to somebody."""
+    if entry.is_symlink():
+        entry.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(entry, ignore_errors=True)

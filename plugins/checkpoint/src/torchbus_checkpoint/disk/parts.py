@@ -25,9 +25,8 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
 from torchbus_checkpoint.agreement.exchange import Exchange
 from torchbus_checkpoint.disk import folder, formats, pickled, tensors
-from torchbus_checkpoint.disk.divided import Groups
+from torchbus_checkpoint.disk.divided import Groups, Part, Whole, numbers, refuse_gaps
 from torchbus_checkpoint.disk.formats import Entry, Manifest
-from torchbus_checkpoint.disk.whole import Part, Whole, numbers, refuse_gaps
 from torchbus_checkpoint.errors import CheckpointError
 
 PREFIX = "part-"
@@ -74,8 +73,8 @@ def _left(plan: SavePlan, finished: SavePlan) -> list[int] | None:
     """
     if len(finished.items) == len(plan.items):
         return None
-    kept = {item.index for item in finished.items}
-    return [number for number, item in enumerate(plan.items) if item.index in kept]
+    retained = {item.index for item in finished.items}
+    return [number for number, item in enumerate(plan.items) if item.index in retained]
 
 
 def refuse_missing(index: Metadata, where: Path) -> None:
@@ -98,7 +97,7 @@ def index(where: Path) -> Index:
     """Return where each part of each tensor is. Raises CheckpointError if a part is missing."""
     content = folder.manifest(where)
     if content["version"] <= formats.PICKLED:
-        with folder.opened(where, pickled.INDEX, content) as file:
+        with folder.folder_opened(where, pickled.INDEX, content) as file:
             old = pickled.index(file)
             _check(old, content)
         return old
@@ -148,7 +147,7 @@ def read(where: Path, index: Index, groups: Groups) -> None:
             place = next(one.place for one in parts if one.offsets == item.storage_index.offset)
             by_file[place[0]].append((item, place))
     for name, items in by_file.items():
-        with folder.opened(where, name, content) as file:
+        with folder.folder_opened(where, name, content) as file:
             if content["version"] <= formats.PICKLED:
                 for item, place in items:
                     _put(planner, item, pickled.part(file, place))

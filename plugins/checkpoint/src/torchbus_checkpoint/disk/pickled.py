@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbus_checkpoint._compat import LAYOUT
-from torchbus_checkpoint.disk.whole import Part, Whole, numbers
+from torchbus_checkpoint.disk.divided import Part, Whole, numbers
 
 INDEX = ".metadata"
 OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_checkpoint.agreement.exchange import Exchange
-from torchbus_checkpoint.disk import folder, leftovers, packed
+from torchbus_checkpoint.disk import folder, formats
 from torchbus_checkpoint.disk.divided import Groups
 from torchbus_checkpoint.disk.formats import Entry, Facts
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.state.completeness import Held, refuse_apart
+from torchbus_checkpoint.state.completeness import Held, refuse_separate
 from torchbus_checkpoint.state.plain import State, copied
 
 
@@ -41,8 +41,8 @@ class Content:
 
     def copied(self) -> Content:
         """Copy all tensors to main memory. A tensor that is in it twice is copied once."""
-        shared, own, groups = copied((self.shared, self.own, self.groups))
-        return replace(self, shared=shared, own=own, groups=groups)
+        shared, ours, groups = copied((self.shared, self.own, self.groups))
+        return replace(self, shared=shared, own=ours, groups=groups)
 
 
 class Writer:
@@ -99,7 +99,7 @@ class Writer:
             self._error = error
 
     def _write(self, final: Path, number: int, content: Content) -> None:
-        partial = final.with_name(f".{final.name}.{number}{leftovers.PARTIAL}")
+        partial = final.with_name(f".{final.name}.{number}{formats.PARTIAL}")
         # only the name: the folder may be at another path on another host
         exchange = Exchange(self._session, partial.name)
         with contextlib.ExitStack() as claim:
@@ -107,7 +107,7 @@ class Writer:
                 if self._session.is_main:
                     _prepare(partial, final, claim)
                 exchange.meet()
-                refuse_apart(exchange.gather(content.held) or [content.held], final)
+                refuse_separate(exchange.gather(content.held) or [content.held], final)
                 sent = exchange.gather(self._write_files(partial, content, exchange))
                 if self._session.is_main:
                     folder.seal(partial, final, content.facts, _files_of_all(partial, sent))
@@ -119,18 +119,18 @@ class Writer:
                     " checkpoints are unchanged; make room, or write to another folder"
                 ) from error
 
-    def _write_files(self, partial: Path, content: Content, exchange: Exchange) -> packed.Sent:
+    def _write_files(self, partial: Path, content: Content, exchange: Exchange) -> folder.Sent:
         """Write this rank's files, and return what rank 0 has to know of them."""
-        own_name = f"rank-{exchange.rank}"
+        local_name = f"rank-{exchange.rank}"
         if not self._hosts_share and not partial.is_dir():
             if content.groups is None:
-                return {own_name + folder.SUFFIX: packed.pack(content.own)}
+                return {local_name + folder.SUFFIX: folder.pack(content.own)}
             raise CheckpointError(
                 f"sharded_save=True, and rank {exchange.rank} does not see {partial.parent}: name a"
                 " folder that all hosts share, local_copy=..."
             )
-        mine: packed.Sent = {}
-        for stem, one in ({own_name: content.own} | content.shared).items():
+        mine: folder.Sent = {}
+        for stem, one in ({local_name: content.own} | content.shared).items():
             name = stem + folder.SUFFIX
             mine[name] = folder.write_file(partial, name, one)
         if content.groups is not None:
@@ -140,11 +140,11 @@ class Writer:
         return mine
 
 
-def _files_of_all(partial: Path, sent: list[packed.Sent]) -> dict[str, Entry]:
+def _files_of_all(partial: Path, sent: list[folder.Sent]) -> dict[str, Entry]:
     """On rank 0: write the files that came packed, and check that it sees all others."""
     files: dict[str, Entry] = {}
     for theirs in sent:
-        files |= packed.unpack(partial, theirs)
+        files |= folder.unpack(partial, theirs)
     seen = set(os.listdir(partial))  # at once, and not one by one
     for rank, theirs in enumerate(sent):
         names = (name for name in theirs if name not in seen)
@@ -159,7 +159,7 @@ def _files_of_all(partial: Path, sent: list[packed.Sent]) -> dict[str, Entry]:
 
 def _prepare(partial: Path, final: Path, claim: contextlib.ExitStack) -> None:
     """Make an empty folder, which is locked for this process until ``claim`` ends."""
-    leftovers.heal(final)
+    formats.heal(final)
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
-    claim.enter_context(leftovers.claimed(partial))
+    claim.enter_context(formats.claimed(partial))

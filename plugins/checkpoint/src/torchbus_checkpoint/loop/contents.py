@@ -16,7 +16,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_checkpoint._compat import parts_of, uncompiled
 from torchbus_checkpoint.loop import frames
@@ -218,9 +220,9 @@ def class_name(thing: object) -> str:
 
 def hidden_buffers(model: Module) -> dict[str, Tensor]:
     """Return the buffers that are not in the state_dict."""
-    kept = set(model.state_dict())
+    retained = set(model.state_dict())
     return {
         name: buffer
         for name, buffer in model.named_buffers()
-        if name not in kept and torch.is_tensor(buffer)
+        if name not in retained and torch.is_tensor(buffer)
     }

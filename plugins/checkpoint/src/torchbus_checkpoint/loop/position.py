@@ -2,30 +2,32 @@
 
 The script has sections. (0, 0) is all before the first ``s.epochs``, (1, e) is epoch e of that
 loop, (2, 0) is what comes after it, (3, e) is epoch e of the second such loop, and so on. A loop
-over ``range`` has only the section (0, 0). Passes are counted within their section.
-"""
+over ``range`` has only the section (0, 0). Passes are counted within their section."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, hookimpl, warn
+from torchbus.bus.base import hookimpl
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
 from torchbus_checkpoint._compat import check_bytecode, has_iterator, open_iterator
-from torchbus_checkpoint.loop import counters
-from torchbus_checkpoint.loop.counters import Counters
-from torchbus_checkpoint.loop.frames import user_frames
-from torchbus_checkpoint.loop.loaders import samples, wrappers
-from torchbus_checkpoint.loop.loaders.known import KnownLoaders, signature
-from torchbus_checkpoint.loop.loaders.passes import OpenPass
-from torchbus_checkpoint.loop.loaders.workers import Workers
-from torchbus_checkpoint.loop.random_numbers import RandomNumbers
+from torchbus_checkpoint.loop import frames, generators, loaders
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop.frames import Counters, user_frames
+from torchbus_checkpoint.loop.loaders import KnownLoaders, OpenPass, Workers, signature
+from torchbus_checkpoint.loop.scopes import put_generators
 from torchbus_checkpoint.loop.variables import Variables
 from torchbus_checkpoint.replay.course import refuse_hidden
-from torchbus_checkpoint.replay.gaps import Gaps
+from torchbus_checkpoint.replay.gaps import Gaps, Standing
 from torchbus_checkpoint.replay.history import NESTED, History, Pass, Section
-from torchbus_checkpoint.state.plain import State
+from torchbus_checkpoint.state.plain import State, decode, encode
 
 
 class Position:
@@ -76,7 +78,7 @@ class Position:
         for one in self.open:
             if (
                 one.alive is not None
-                and one.taken != one.taken_before
+                and one.taken != one.consumed_before
                 and one.ordinal != NESTED
                 and one.section in self.history.passes
             ):
@@ -105,14 +107,14 @@ class Position:
             Pass(signature(loader), not self.trains, self.gaps.ended(frames)), frames
         )
         for one in self.open if ordinal != NESTED else ():
-            one.taken_before = one.taken
+            one.consumed_before = one.taken
         self._opening = OpenPass(
             self.section,
             ordinal,
             weakref.ref(loader),
             self.random.state(loader),
-            counters.around(frames),
-            samples.look(loader),
+            checkpoint_frames.around(frames),
+            loaders.look(loader),
         )
 
     @hookimpl(trylast=True)
@@ -128,9 +130,7 @@ class Position:
     def _in_use(self) -> list[OpenPass]:
         """Return the passes that can still give batches to the loop."""
         return [
-            one
-            for one in self.open
-            if one.alive is not None or wrappers.waiting(self._session, one)
+            one for one in self.open if one.alive is not None or loaders.waiting(self._session, one)
         ]
 
     def _let_go(self, iterator: weakref.ref[LoaderIterator]) -> None:
@@ -161,7 +161,7 @@ class Position:
             expected, self.expected = self.expected, {}
             refuse_hidden(
                 expected,
-                counters.at_head(user_frames(self._session.frame)),
+                frames.at_head(user_frames(self._session.frame)),
                 "after the first batch of this run",
             )
         if not iterator.taken:
@@ -174,7 +174,7 @@ class Position:
     def loader_end(self, loader: DataLoader[object]) -> None:
         over = [one for one in self.open if one.loader() is loader and one.exhausted]
         self.open = [
-            one for one in self.open if one not in over or wrappers.waiting(self._session, one)
+            one for one in self.open if one not in over or loaders.waiting(self._session, one)
         ]
         for one in over[-1:]:
             self._over(one)
@@ -191,7 +191,7 @@ class Position:
         found = self.of(iterator)
         if found is None or found.section != self.section or found.ordinal == NESTED:
             return False
-        now = counters.around(user_frames(self._session.frame))
+        now = frames.around(user_frames(self._session.frame))
         refuse_hidden({key: found.counters.get(key) for key in now}, now, "now")
         return True
 
@@ -203,9 +203,9 @@ class Position:
         return {
             "born": self.workers.state(),
             "variables": self.variables.changed(frames, self._session.batches.fetched),
-            "counters": counters.around(frames),
-            "heads": counters.at_head(frames),
-            "reader": counters.place(frames, len(frames) - 1) if frames else "",
+            "counters": checkpoint_frames.around(frames),
+            "heads": checkpoint_frames.at_head(frames),
+            "reader": checkpoint_frames.place(frames, len(frames) - 1) if frames else "",
             "section": self.section,
             **self.history.state(),
             "gap": self.gaps.start,
@@ -221,8 +221,8 @@ class Position:
             "ordinal": one.ordinal,
             "started": one.started,
             "wanted": one.wanted,
-            "taken": wrappers.used(self._session, one),
-            "last": one.taken_before != one.taken,
+            "taken": loaders.used(self._session, one),
+            "last": one.consumed_before != one.taken,
             "samples": one.samples,
         }
 
@@ -239,3 +239,35 @@ class Position:
         self.random.put(then, loader)
         open_iterator(loader)
         self.random.put(now, loader)
+
+
+class RandomNumbers:
+    """``alike``: the states that are put back are this rank's own."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self.alike = True
+
+    def streams(self) -> State:
+        """Return the state of the session's streams."""
+        state: State = encode(self._session.random.state(), "the random state")
+        return state
+
+    def state(self, loader: DataLoader[object]) -> State:
+        """Return the streams, and the generators of a loader."""
+        return {"random": self.streams(), "generators": generators.read(loader)}
+
+    def put(self, state: Mapping[str, Any], loader: DataLoader[object] | None) -> None:
+        """Go back to a ``state``. Of another rank's state, take only the common streams."""
+        streams = decode(state["random"])
+        if self.alike:
+            self._session.random.load(streams)
+        else:
+            self._session.random.load_common(streams, self._session.rank, self._session.world_size)
+        if loader is not None:
+            generators.write(loader, state["generators"])
+
+    def put_standing(self, standing: Standing, frames: list[FrameType]) -> None:
+        """Go back to the random numbers at the begin of a gap."""
+        self.put(standing, None)
+        put_generators(frames, standing["own"])

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchbus.compat import python
 
-from torchbus_checkpoint.loop import counters, generators
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import is_users_class
 from torchbus_checkpoint.loop.generators import Generator
 
@@ -46,14 +47,14 @@ def scopes(frames: list[FrameType]) -> Iterator[Scope]:
     seen: set[int] = set()
     for index, frame in enumerate(frames):
         is_module = not python.is_function(frame) and frame.f_locals is frame.f_globals
-        left_out = frozenset(counters.head_names(frame))
+        left_out = frozenset(checkpoint_frames.head_names(frame))
         if id(frame.f_globals) not in seen:
             seen.add(id(frame.f_globals))
             module = f"module {frame.f_globals.get('__name__')}"
             names = left_out if is_module else frozenset[str]()
             yield from _with_objects(Scope(module, frame.f_globals, None, names), seen)
         if not is_module:
-            place, values = counters.place(frames, index), python.read(frame)
+            place, values = checkpoint_frames.place(frames, index), python.read(frame)
             yield from _with_objects(Scope(place, values, frame, left_out), seen)
 
 

@@ -6,10 +6,10 @@ A store has no locks. So a job leaves a note in it, and a job that finds a later
 from __future__ import annotations
 
 import os
+import sys
 
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.folder_lock.owner import Owner
-from torchbus_checkpoint.remote.notes import say
+from torchbus_checkpoint.folder_lock import Owner
 from torchbus_checkpoint.remote.store import Store
 
 NAME = ".torchbus-job.json"
@@ -24,7 +24,7 @@ class Claim:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._owner = Owner.here()
-        self.is_taken = False
+        self.is_consumed = False
 
     def take(self) -> None:
         """Write this job's note, unless the last job is alive on this host.
@@ -43,11 +43,11 @@ class Claim:
                 " its end: if it still runs, it stops at its next checkpoint"
             )
         self._store.write(NAME, self._owner.note())
-        self.is_taken = True
+        self.is_consumed = True
 
     def check(self) -> None:
         """Call this before anything is written."""
-        if not self.is_taken:
+        if not self.is_consumed:
             return self.take()
         other = self._other()
         if other is not None and other != self._owner:
@@ -57,9 +57,13 @@ class Claim:
             )
 
     def release(self) -> None:
-        if self.is_taken and self._other() == self._owner:
+        if self.is_consumed and self._other() == self._owner:
             self._store.remove(NAME)
 
     def _other(self) -> Owner | None:
         note = self._store.read(NAME)
         return None if note is None else Owner.read(note)
+
+
+def say(text: str) -> None:
+    print(f"torchbus: {text}", file=sys.stderr, flush=True)

@@ -7,16 +7,60 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
-from torchbus.plugin import Context, UsageError, warn
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
-from torchbus_checkpoint.disk import choice, folder, leftovers
+from torchbus_checkpoint.disk import choice, folder, formats
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.options import Options
-from torchbus_checkpoint.remote import names
+from torchbus_checkpoint.remote import mirror
+from torchbus_checkpoint.remote import store as checkpoint_store
 from torchbus_checkpoint.remote.claim import Claim
-from torchbus_checkpoint.remote.patience import patiently
-from torchbus_checkpoint.remote.store import Missing, Store, StoreError
+from torchbus_checkpoint.remote.store import Missing, Store, StoreError, patiently
+
+PATIENCE_AFTER_ERROR_S = 5.0
+
+
+class RemoteJob:
+    """Fetches the newest checkpoint, and sends new ones. The job has locked the local folder.
+
+    Raises CheckpointError if the job can't start.
+    """
+
+    def __init__(self, session: Context, options: Options) -> None:
+        assert options.url is not None and options.folder is not None
+        self._session = session
+        store = Store(options.url)
+        self._claim = Claim(store)
+        session.on_close.callback(self._release)
+        newest(store, self._claim, options.folder, options.resume == "auto")
+
+        def kept(there: dict[str, float | None]) -> set[str]:
+            return choice.kept(there, options.keep, options.monitor is not None, options.mode)
+
+        self.mirror = mirror.Mirror(store, self._claim, options.folder, kept)
+        self.mirror.start()
+        session.on_close.push(self._close)
+
+    def _close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Runs after the ranks have met, so only rank 0 waits."""
+        if isinstance(error, Exception):
+            return self.mirror.close(PATIENCE_AFTER_ERROR_S, PATIENCE_AFTER_ERROR_S)
+        self.mirror.close(self._session.timeout.total_seconds(), mirror.PATIENCE_S)
+
+    def _release(self) -> None:
+        """Remove the note of a job that could not start."""
+        with contextlib.suppress(StoreError):
+            if not hasattr(self, "mirror"):
+                self._claim.release()
 
 
 def newest(store: Store, claim: Claim, parent: Path, may_resume: bool) -> None:
@@ -26,7 +70,7 @@ def newest(store: Store, claim: Claim, parent: Path, may_resume: bool) -> None:
     """
     try:
         patiently(claim.take)
-        whole = [one for one in patiently(lambda: names.there(store)) if one.is_whole]
+        whole = [one for one in patiently(lambda: checkpoint_store.there(store)) if one.is_whole]
         if whole and not may_resume:
             raise UsageError(
                 f"resume='never', but {store.url} has checkpoints of an earlier run, the last one"
@@ -45,7 +89,7 @@ def newest(store: Store, claim: Claim, parent: Path, may_resume: bool) -> None:
         )
 
 
-def _bring_one_of(store: Store, whole: list[names.There], parent: Path) -> None:
+def _bring_one_of(store: Store, whole: list[checkpoint_store.There], parent: Path) -> None:
     here = [one.name for one in choice.automatic(parent) if _is_whole(one)]
     for one in reversed(whole):
         if one.local in here:
@@ -68,7 +112,7 @@ def bring(store: Store, name: str, final: Path) -> None:
 
     Raises StoreError. Raises CheckpointError if it is damaged, or if there is no room for it.
     """
-    hidden = final.with_name(f".{final.name}.0{leftovers.PARTIAL}")
+    hidden = final.with_name(f".{final.name}.0{formats.PARTIAL}")
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         os.makedirs(hidden)
@@ -76,7 +120,7 @@ def bring(store: Store, name: str, final: Path) -> None:
         for file in folder.manifest(hidden)["files"]:
             store.get(f"{name}/{file}", hidden / file)
         folder.verify(hidden)
-        leftovers.remove(final)
+        formats.remove(final)
         os.replace(hidden, final)
         folder.flush(final.parent)
     except Missing as error:
@@ -111,7 +155,7 @@ def _bring_chosen(store: Store, found: Path) -> None:
     try:
         alike = [
             one
-            for one in patiently(lambda: names.there(store))
+            for one in patiently(lambda: checkpoint_store.there(store))
             if one.local == found.name and one.is_whole
         ]
         if not alike:

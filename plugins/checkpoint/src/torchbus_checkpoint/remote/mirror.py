@@ -1,26 +1,27 @@
 """Rank 0's thread, which sends the checkpoints of the local folder to the store.
 
 A store that can't be reached stops nothing. The local copies stay, as ``keep`` says. They are sent
-when the store is back, or by the next run.
-"""
+when the store is back, or by the next run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchbus_checkpoint.disk import choice, folder
+from torchbus_checkpoint.disk.folder import MANIFEST
+from torchbus_checkpoint.disk.formats import SENDING
 from torchbus_checkpoint.errors import CheckpointError
-from torchbus_checkpoint.remote import names
-from torchbus_checkpoint.remote.claim import Claim
-from torchbus_checkpoint.remote.frozen import frozen
-from torchbus_checkpoint.remote.notes import say
-from torchbus_checkpoint.remote.patience import waits
-from torchbus_checkpoint.remote.store import Store, StoreError
+from torchbus_checkpoint.remote import store
+from torchbus_checkpoint.remote.claim import Claim, say
+from torchbus_checkpoint.remote.store import Store, StoreError, waits
 
 PATIENCE_S = 60.0
 Chosen = Callable[[dict[str, float | None]], set[str]]
@@ -29,8 +30,8 @@ Chosen = Callable[[dict[str, float | None]], set[str]]
 class Mirror:
     """``kept`` chooses among the names in the store, which it gets with metrics, oldest first."""
 
-    def __init__(self, store: Store, claim: Claim, parent: Path, kept: Chosen) -> None:
-        self._store, self._claim, self._parent, self._kept = store, claim, parent, kept
+    def __init__(self, store: Store, claim: Claim, parent: Path, retained: Chosen) -> None:
+        self._store, self._claim, self._parent, self._kept = store, claim, parent, retained
         self._work, self._end = threading.Event(), threading.Event()
         self._sent: dict[str, str] = {}
         self._metrics: dict[str, float | None] = {}
@@ -113,7 +114,7 @@ class Mirror:
         found = []
         for one in choice.automatic(self._parent):
             with contextlib.suppress(OSError):
-                if self._sent.get(one.name) != names.digest((one / folder.MANIFEST).read_bytes()):
+                if self._sent.get(one.name) != store.digest((one / folder.MANIFEST).read_bytes()):
                     found.append(one)
         return found
 
@@ -121,16 +122,16 @@ class Mirror:
         # it may be gone: removed by keep=, or written again
         with contextlib.suppress(FileNotFoundError), frozen(one) as copy:
             data = (copy / folder.MANIFEST).read_bytes()
-            known = names.there(self._store)
+            known = store.there(self._store)
             try:
                 if not self._is_there(one.name, known, data):
-                    self._send_files(copy, names.free(one.name, known))
+                    self._send_files(copy, store.free(one.name, known))
             except CheckpointError as error:
                 say(f"{one} is not sent to {self._store.url}: {error}")
-            self._sent[one.name] = names.digest(data)
+            self._sent[one.name] = store.digest(data)
         self._tidy()
 
-    def _is_there(self, local: str, known: list[names.There], data: bytes) -> bool:
+    def _is_there(self, local: str, known: list[store.There], data: bytes) -> bool:
         alike = [there for there in known if there.local == local and there.is_whole]
         return bool(alike) and self._store.read(f"{alike[-1].name}/{folder.MANIFEST}") == data
 
@@ -142,12 +143,12 @@ class Mirror:
 
     def _tidy(self) -> None:
         """Remove from the store what is not kept, and unfinished ones that are not needed."""
-        known = names.there(self._store)
-        gone = list(names.superseded(known))
-        whole = [one for one in known if one.is_whole and one not in gone]
-        kept = self._kept({one.name: self._metric(one.name) for one in whole})
-        for one in [*gone, *(one for one in whole if one.name not in kept)]:
-            names.remove(self._store, one)
+        known = store.there(self._store)
+        lost = list(store.superseded(known))
+        whole = [one for one in known if one.is_whole and one not in lost]
+        retained = self._kept({one.name: self._metric(one.name) for one in whole})
+        for one in [*lost, *(one for one in whole if one.name not in retained)]:
+            store.remove(self._store, one)
             self._moved()
 
     def _metric(self, name: str) -> float | None:
@@ -172,3 +173,33 @@ class Mirror:
         if self._said_away:
             say(f"{self._store.url} is back")
         self._said_away = False
+
+
+@contextlib.contextmanager
+def frozen(one: Path) -> Iterator[Path]:
+    """Yield a hidden folder with links to its files, which need no room.
+
+    Raises FileNotFoundError if the checkpoint is removed or replaced meanwhile.
+    """
+    copy = one.with_name(f".{one.name}{SENDING}")
+    shutil.rmtree(copy, ignore_errors=True)
+    try:
+        os.makedirs(copy)
+        before = (one / MANIFEST).read_bytes()
+        for name in os.listdir(one):
+            if stat.S_ISREG(os.lstat(one / name).st_mode):  # a link may lead to any file
+                _link(one / name, copy / name)
+        if (one / MANIFEST).read_bytes() != before or not (copy / MANIFEST).exists():
+            raise FileNotFoundError(one)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)

@@ -3,11 +3,104 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from torchbus_checkpoint.remote.url import file_system, shown
+from torchbus.errors import UsageError
+
+from torchbus_checkpoint.disk.folder import MANIFEST
+
+NAME = re.compile(r"(step-(\d+))(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, order=True)
+class There:
+    """A checkpoint in a store. ``local`` is its name in a local folder."""
+
+    step: int
+    revision: int
+    name: str
+    local: str
+    is_whole: bool
+
+
+def there(store: Store) -> list[There]:
+    """Return the checkpoints in a store, oldest first, also unfinished ones. Raises StoreError."""
+    found = []
+    for name, files in store.sizes().items():
+        known = NAME.fullmatch(name)
+        if known:
+            found.append(
+                There(int(known[2]), int(known[3] or 1), name, known[1], MANIFEST in files)
+            )
+    return sorted(found)
+
+
+def free(local: str, known: list[There]) -> str:
+    """Return the name to write to: that of an unfinished one, or a new one."""
+    alike = [one for one in known if one.local == local]
+    begun = next((one.name for one in alike if not one.is_whole), None)
+    last = max((one.revision for one in alike), default=0)
+    return begun or (local if not last else f"{local}.{last + 1}")
+
+
+def superseded(known: list[There]) -> Iterator[There]:
+    """Yield earlier ones of a step that is there again, and unfinished ones before a whole one."""
+    for index, one in enumerate(known):
+        if any(
+            later.is_whole and (later.local == one.local or not one.is_whole)
+            for later in known[index + 1 :]
+        ):
+            yield one
+
+
+def remove(store: Store, one: There) -> None:
+    """Remove a checkpoint. Its manifest goes first, so that nobody sees half of one."""
+    store.remove(f"{one.name}/{MANIFEST}")
+    store.remove_folder(one.name)
+
+
+def digest(data: bytes | None) -> str:
+    """Return the digest of a manifest. Two checkpoints with equal digests are the same."""
+    return hashlib.sha256(data or b"").hexdigest()
+
+
+FIRST_S, LAST_S, TRIES = 0.5, 60.0, 5
+Answer = TypeVar("Answer")
+
+
+def waits(first_s: float | None = None) -> Callable[[], float]:
+    """Return a function that gives 0.5, 1, 2, ... 60 seconds."""
+    next_s = [FIRST_S if first_s is None else first_s]
+
+    def wait_s() -> float:
+        now_s, next_s[0] = next_s[0], min(next_s[0] * 2, LAST_S)
+        return now_s
+
+    return wait_s
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Return the answer. Raises the last StoreError after a few tries.
+
+    Use it at the start of a job, which can't go on without the answer.
+    """
+    wait_s, tries = waits(), TRIES
+    while True:
+        try:
+            return ask()
+        except StoreError:
+            tries -= 1
+            if not tries:
+                raise
+        threading.Event().wait(wait_s())
+
 
 BLOCK_BYTES = 1 << 23
 WITH_FOLDERS = {
@@ -126,3 +219,59 @@ class Store:
             kind = Missing if isinstance(error, FileNotFoundError) else StoreError
             what = f"{self.url}/{name}" if name else self.url
             raise kind(shown(f"{verb} {what}: {type(error).__name__}: {error}")[:500]) from error
+
+
+EXTRA = 'pip install "torchbus-checkpoint[remote]"'
+COLLAPSED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+
+
+def is_url(place: object) -> bool:
+    """Whether it is a URL such as ``s3://bucket/run``. Raises UsageError for ``Path(url)``."""
+    if isinstance(place, os.PathLike) and COLLAPSED.match(os.fspath(place)):
+        raise UsageError(
+            f"{place!r} was a URL: pass it as a string, because Path turns :// into :/"
+        )
+    return isinstance(place, str) and "://" in place
+
+
+def shown(url: str) -> str:
+    """Return the URL without its password."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", url)
+
+
+def local_folder(url: str) -> Path:
+    """Return ``checkpoints/s3/bucket/run`` for ``s3://bucket/run``, in the working directory."""
+    words = re.split(r"[/\\]+|:+/*", re.sub(r"://[^/@]*@", "://", url).partition("?")[0])
+    return Path(
+        "checkpoints",
+        *(re.sub(r"[^0-9A-Za-z_.-]+", "_", word) for word in words if word.strip(".")),
+    )
+
+
+def refuse_unknown(url: str) -> None:
+    """Raise UsageError if a package is missing, or if fsspec does not know such URLs.
+
+    This starts no thread: the session may fork later.
+    """
+    try:
+        from fsspec import get_filesystem_class
+    except ImportError:
+        raise UsageError(f"checkpoint={shown(url)!r} needs fsspec: {EXTRA}") from None
+    for part in url.split("::"):
+        try:
+            get_filesystem_class(part.partition("://")[0])
+        except ImportError as error:
+            raise UsageError(
+                f"checkpoint={shown(url)!r} needs a package that is not installed: {EXTRA}"
+                f" ({error})"
+            ) from None
+        except ValueError as error:
+            raise UsageError(f"checkpoint={shown(url)!r}: {error}") from None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system, and the path in it."""
+    from fsspec.core import url_to_fs
+
+    found, path = url_to_fs(url)
+    return found, str(path).rstrip("/")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch.utils.data import DataLoader
-from torchbus.plugin import TorchbusError, UsageError, warn
+from torchbus.errors import TorchbusError, UsageError
+from torchbus.runtime.user_code import warn
 
-from torchbus_checkpoint.loop.counters import Counter, Counters
-from torchbus_checkpoint.loop.loaders.known import signature
+from torchbus_checkpoint.loop.frames import Counter, Counters
+from torchbus_checkpoint.loop.loaders import signature
 from torchbus_checkpoint.replay import gaps
 from torchbus_checkpoint.replay.gaps import Gap
 from torchbus_checkpoint.replay.history import Pass, Section

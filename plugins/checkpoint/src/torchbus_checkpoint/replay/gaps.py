@@ -10,11 +10,10 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any, TypedDict
 
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_checkpoint.loop import scopes
-from torchbus_checkpoint.state.hashes import digest
-from torchbus_checkpoint.state.plain import copied, encode
+from torchbus_checkpoint.state.plain import copied, digest, encode
 
 
 class Standing(TypedDict):

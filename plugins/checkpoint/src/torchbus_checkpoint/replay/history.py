@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import FrameType
 
-from torchbus_checkpoint.loop import counters
-from torchbus_checkpoint.loop.counters import Loop
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop.frames import Loop
 from torchbus_checkpoint.replay.gaps import UNKNOWN, Gap
 from torchbus_checkpoint.state.plain import State
 
@@ -54,12 +54,12 @@ class History:
 
     def is_nested(self, frames: list[FrameType]) -> bool:
         return bool(self._driven) and not self._driven.isdisjoint(
-            counters.loops(frames, standing=False)
+            checkpoint_frames.loops(frames, standing=False)
         )
 
     def asked(self, frames: list[FrameType]) -> None:
         """A pass gives the next item to the loops that are asking for one."""
-        self._driven.update(counters.loops(frames, standing=True))
+        self._driven.update(checkpoint_frames.loops(frames, standing=True))
 
     def adopt(self, saved: dict[Section, list[Pass]]) -> None:
         """Replace the passes that this run has replayed by what the earlier run noted of them."""

@@ -1,4 +1,4 @@
-"""``enumerate`` over a pass that a replay continues in its middle."""
+"""The place in the script where a checkpoint was written, which a replay leads the loop to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,60 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from torchbus.plugin import Context
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
-from torchbus_checkpoint.loop.counters import Counters, place
-from torchbus_checkpoint.loop.frames import is_users, user_frames
+from torchbus_checkpoint.loop.frames import Counters, is_users, place, user_frames
+from torchbus_checkpoint.loop.loaders import OpenPass, signature
+from torchbus_checkpoint.loop.position import Position
+from torchbus_checkpoint.replay import history
+from torchbus_checkpoint.replay.gaps import Gap, Standing
+from torchbus_checkpoint.replay.history import Pass, Section
+from torchbus_checkpoint.state.plain import State
+
+
+def continue_passes(
+    position: Position,
+    saved_open: dict[Key, State],
+    heads: dict[str, int],
+    scale: float,
+    numbering: Numbering,
+) -> None:
+    """Skip the batches that each pass had given. Warn about a pass that is not open now."""
+    for one in position.open:
+        saved = saved_open.pop((one.section, one.ordinal), None)
+        if saved is not None and one.alive is not None:
+            count = int(saved["taken"] * scale)
+            _skip(position, one, one.alive, saved, count)
+            numbering.taken = count
+            position.expected_after = count + 1
+            position.expected = {
+                key: last + 1 for key, last in heads.items() if count and last in (count - 1, count)
+            }
+    for saved in saved_open.values():
+        warn(
+            f"a pass over a loader that had given {saved['taken']} batches is not open where this"
+            " run resumes: it starts again from its first batch"
+        )
+
+
+def _skip(
+    position: Position, one: OpenPass, iterator: LoaderIterator, saved: State, count: int
+) -> None:
+    one.started, one.wanted = saved["started"], saved["wanted"]
+    if saved["wanted"] is not None and not iterator.taken:
+        position.random.put(saved["wanted"], iterator.loader)
+    try:
+        iterator.skip(max(0, count - iterator.taken))
+    except StopIteration:
+        raise UsageError(
+            f"the interrupted pass had given {count} batches, and the loader of"
+            f" {signature(iterator.loader)} has only {iterator.taken} now: the data has changed;"
+            " start again with resume='never'"
+        ) from None
+
 
 Item = TypeVar("Item")
 
@@ -77,3 +127,76 @@ def _users_modules() -> list[dict[str, Any]]:
         if is_users(name, getattr(module, "__file__", None))
     ]
     return [vars(module) for module in modules]
+
+
+Key = tuple[Section, int]
+
+
+class Target:
+    """``saved`` is a ``Position.state()``. ``position`` is where the script is now."""
+
+    def __init__(self, saved: State, position: Position) -> None:
+        self._position = position
+        self._loop_ends: dict[int, int] = dict(saved["loop_ends"])
+        self.section: Section = tuple(saved["section"])
+        self.passes = history.read(saved)
+        self.open: dict[Key, State] = {
+            (tuple(one["section"]), one["ordinal"]): one for one in saved["open"]
+        }
+        self.ended: bool = saved["ended"]
+        self.gap: Standing | None = saved.get("gap")
+        self.saves: int = saved.get("saves", 0)
+
+    # Epochs of s.epochs --------------------------------------------------------------------------
+
+    def first_epoch(self, number: int, count: int) -> int:
+        """Return the first epoch of the loop of this number, which has ``count`` epochs."""
+        loop, epoch = self.section
+        if loop == number:
+            return count if self.ended else epoch
+        if loop < number:
+            return 0
+        end = self._loop_ends[number]
+        empty_since = self.ended or not self.passes[self.section]
+        # if the loop has more epochs than before, it continues at its old end
+        return end if loop == number + 1 and end >= 0 and empty_since else count
+
+    def is_source(self, section: Section) -> bool:
+        """Whether a section comes after the target."""
+        loop, epoch = section
+        return section > self.section or epoch >= self._loop_ends.get(loop, epoch + 1) >= 0
+
+    def is_at_begin_of(self, section: Section) -> bool:
+        """Whether the target comes before the first pass of this section."""
+        return section == self.section and (self.ended or not self.passes[section])
+
+    # Passes --------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Key:
+        """The next pass that the script begins."""
+        return self._position.section, self._position.passes_begun
+
+    @property
+    def next_pass(self) -> Pass | None:
+        """The next pass in this section, as the earlier run has noted it."""
+        known = self.passes.get(self._position.section, [])
+        return next(iter(known[self._position.passes_begun :]), None)
+
+    @property
+    def is_in_this_gap(self) -> bool:
+        """Whether the earlier run has begun no further pass in this section."""
+        return self._position.section == self.section and self.next_pass is None
+
+    @property
+    def next_start(self) -> Standing | None:
+        """The random numbers at the begin of this gap in the earlier run."""
+        if self.is_in_this_gap:
+            return self.gap
+        gap: Gap | None = None if self.next_pass is None else self.next_pass.gap
+        return gap.get("start") if gap else None
+
+    def is_before_training(self, one: OpenPass) -> bool:
+        """Whether a pass came before the first step of the run."""
+        passes = self.passes.get(one.section, [])
+        return 0 <= one.ordinal < len(passes) and passes[one.ordinal].before_training

@@ -17,19 +17,21 @@ from collections.abc import Callable
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.patches.skipping import Answer
+from torchbus.runtime.context import Context
 
-from torchbus_checkpoint.loop import counters
+from torchbus_checkpoint.loop import frames as checkpoint_frames
+from torchbus_checkpoint.loop import loaders
 from torchbus_checkpoint.loop.frames import user_frames
-from torchbus_checkpoint.loop.loaders import samples
 from torchbus_checkpoint.loop.position import Position
 from torchbus_checkpoint.replay import course
-from torchbus_checkpoint.replay.continuing import continue_passes
 from torchbus_checkpoint.replay.course import REMEDY, refuse_hidden
 from torchbus_checkpoint.replay.gaps import UNKNOWN
 from torchbus_checkpoint.replay.history import Section
-from torchbus_checkpoint.replay.numbering import Numbering
-from torchbus_checkpoint.replay.target import Target
+from torchbus_checkpoint.replay.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.state.plain import State
 
 
@@ -76,7 +78,7 @@ class Replay:
 
     def enter(self, section: Section) -> None:
         """The script enters a section."""
-        if self._target.is_behind(section):
+        if self._target.is_source(section):
             self.arrive(draws_on=True)
         elif self._target.is_at_begin_of(section):
             self.arrive()
@@ -123,7 +125,7 @@ class Replay:
     def _reopen(self, saved: State, loader: DataLoader[object], over: str) -> None:
         """Begin a pass that was open: with its samples, and its random numbers."""
         if "samples" in saved:
-            samples.compare(saved["samples"], loader, over)
+            loaders.compare(saved["samples"], loader, over)
         self._position.random.put(saved["started"], loader)
 
     @hookimpl(tryfirst=True)
@@ -178,7 +180,9 @@ class Replay:
         """
         frames = user_frames(self._session.frame)
         refuse_hidden(
-            self._saved["counters"], counters.around(frames), "in this run where it resumes"
+            self._saved["counters"],
+            checkpoint_frames.around(frames),
+            "in this run where it resumes",
         )
         standing = self._position.gaps.standing(frames) if draws_on and self._in_its_gap else None
         self.pending = False

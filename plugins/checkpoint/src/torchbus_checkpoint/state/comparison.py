@@ -68,15 +68,15 @@ def _check_layers(entry: State, name: str, model: Module, where: str) -> None:
 
 
 def _check_weights(what: str, saved: State, name: str, model: Module) -> None:
-    own = model.state_dict()
-    for key in [*saved, *own]:
-        if key not in own or key not in saved:
+    mine = model.state_dict()
+    for key in [*saved, *mine]:
+        if key not in mine or key not in saved:
             raise CheckpointError(
-                f"{what} {'has no' if key in own else 'has'} {key}, and {name} of this loop"
-                f" {'has' if key in own else 'has not'}"
+                f"{what} {'has no' if key in mine else 'has'} {key}, and {name} of this loop"
+                f" {'has' if key in mine else 'has not'}"
             )
         theirs, ours = (
-            tuple(one.shape) if isinstance(one, Tensor) else None for one in (saved[key], own[key])
+            tuple(one.shape) if isinstance(one, Tensor) else None for one in (saved[key], mine[key])
         )
         if theirs != ours:
             raise CheckpointError(

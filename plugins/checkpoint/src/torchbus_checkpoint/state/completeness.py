@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import warn
 from torchbus.runtime.steps import Steps
+from torchbus.runtime.user_code import warn
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.plain import State
@@ -45,13 +45,13 @@ def _names(value: object, path: str = "") -> Iterator[str]:
             yield from _names(item, f"{path}/{key}")
 
 
-def refuse_apart(told: list[Held], where: object) -> None:
+def refuse_separate(reported: list[Held], where: object) -> None:
     """Raise CheckpointError if a rank's states hold other tensors than rank 0's.
 
     Rank 0 writes whole tensors by itself, so what only another rank has would be lost.
     """
-    first = told[0]
-    for rank, theirs in enumerate(told):
+    first = reported[0]
+    for rank, theirs in enumerate(reported):
         for what in {**first, **theirs}:
             if first.get(what) != theirs.get(what):
                 raise CheckpointError(

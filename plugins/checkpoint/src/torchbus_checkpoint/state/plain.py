@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
 State = dict[str, Any]
 """Plain values by name, as a file of a checkpoint has them."""
@@ -143,3 +144,20 @@ def gathered(value: Any, keep: bool) -> Any:
         return found if keep else None
 
     return mapped(value, whole)
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(b"".join(_bytes(value))).hexdigest()[:16]
+
+
+def _bytes(value: object) -> Iterator[bytes]:
+    if isinstance(value, Tensor):
+        yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, dict):
+        for key in sorted(value):
+            yield from (repr(key).encode(), *_bytes(value[key]))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _bytes(item)
+    else:
+        yield repr(value).encode()

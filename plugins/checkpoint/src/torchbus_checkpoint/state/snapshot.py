@@ -7,15 +7,16 @@ from pathlib import Path
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError, warn
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
-from torchbus_checkpoint.disk import choice, folder, saving
+from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.disk.formats import Facts
 from torchbus_checkpoint.disk.writer import Content, Writer
 from torchbus_checkpoint.loop.contents import Contents, Finder
-from torchbus_checkpoint.loop.epochs import Epochs
 from torchbus_checkpoint.loop.position import Position
-from torchbus_checkpoint.loop.steps import Steps
+from torchbus_checkpoint.loop.steps import Epochs, Steps
 from torchbus_checkpoint.options import Options
 from torchbus_checkpoint.state import capture, comparison, completeness, restore, shapes, written
 from torchbus_checkpoint.state.plain import State, Stateful, decode, encode, is_stateful
@@ -75,10 +76,10 @@ class Snapshot:
             training = capture.training(contents, self._gradients_of, registered)
             completeness.warn_of_absent_states(contents.optimizers, self._session.steps)
             held = completeness.held(weights, training)
-            shared, groups = saving.files(
+            shared, groups = choice.files(
                 self._options.in_parts, weights, training, self._session.is_main
             )
-        return Content(shared, self._own_state(contents), groups, held, self._facts())
+        return Content(shared, self._local_state(contents), groups, held, self._facts())
 
     def _refuse_gradients_in_parts(self, contents: Contents) -> None:
         """Raise UsageError in an open window, if a rank has the gradients of only some layers."""
@@ -96,10 +97,10 @@ class Snapshot:
         """Return those that the next step may need, or None. All ranks call it."""
         if not self._steps.has_gradients(optimizer):
             return None
-        told: list[Tensor | None] | None = self._session.bus.hook.whole_gradients(
+        reported: list[Tensor | None] | None = self._session.bus.hook.whole_gradients(
             optimizer=optimizer
         )
-        return capture.gradients(optimizer) if told is None else told
+        return capture.gradients(optimizer) if reported is None else reported
 
     def _facts(self) -> Facts:
         return {
@@ -110,7 +111,7 @@ class Snapshot:
             "batches_per_step": self._batches_per_step,
         }
 
-    def _own_state(self, contents: Contents) -> State:
+    def _local_state(self, contents: Contents) -> State:
         """Return what each rank has for itself."""
         plugins = {
             name: encode(plugin.state_dict(), f"plugin {name}")
@@ -143,7 +144,7 @@ class Snapshot:
 
     # Put back ------------------------------------------------------------------------------------
 
-    def own_of(self, found: Path) -> tuple[State, bool, float]:
+    def local_of(self, found: Path) -> tuple[State, bool, float]:
         """Return (this rank's state, whether the ranks are as before, old batch size / new one)."""
         manifest = folder.manifest(found)
         same_ranks = manifest["world_size"] == self._session.world_size
@@ -155,9 +156,9 @@ class Snapshot:
                 " own random numbers start again"
             )
         name = f"rank-{self._session.rank if alike else 0}"
-        own: State = folder.read_file(found, name)
-        shapes.refuse_unlike(found, name, own, written.RANK)
-        return own, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
+        mine: State = folder.read_file(found, name)
+        shapes.refuse_unlike(found, name, mine, written.RANK)
+        return mine, alike, 1.0 if alike else manifest["batches_per_step"] / self._batches_per_step
 
     def put_back(self, found: Path, own: State) -> None:
         """Put back all but the position. ``own`` is this rank's state."""
@@ -173,12 +174,12 @@ class Snapshot:
         self._put_counts(contents, own)
 
     def _put_shared(self, found: Path, contents: Contents) -> State:
-        saved, weights, read_parts = saving.loaded(found, contents)
-        with shapes.as_written(found, saving.TRAINING):
+        saved, weights, read_parts = choice.loaded(found, contents)
+        with shapes.as_written(found, choice.TRAINING):
             comparison.check(contents, saved, weights, self._registered, f"checkpoint {found}")
         read_parts()
         restore.put_weights(contents, weights)
-        with shapes.as_written(found, saving.TRAINING):
+        with shapes.as_written(found, choice.TRAINING):
             restore.put_loose(contents, saved)
             restore.put_training(contents, saved, self._take_gradients)
         return saved

@@ -5,17 +5,70 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.plugin import Context, Unsupported
+from torch.nn import Module
+from torchbus.errors import Unsupported
+from torchbus.runtime.context import Context
 
+from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp._compat import sparse_values, version, will_execute_node
-from torchbus_ddp.backward.optimizer_groups import LEARNING_BACKWARDS, Groups
 from torchbus_ddp.backward.reducer import Reducer, ReducerOptions, make_reducer
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.header import WEIGHT
 from torchbus_strategy.parameters import rank0_values
+from torchbus_strategy.parameters import trained as strategy_trained
+
+
+class Plans:
+    """Made when they are first needed, and kept until the parameters change."""
+
+    def __init__(
+        self, session: Context, trained: strategy_trained.Trained, options: ReducerOptions
+    ) -> None:
+        self._session = session
+        self._trained = trained
+        self._options = options
+        self._made: dict[tuple[bool, ...], Plan] = {}
+
+    def current(self) -> Plan:
+        """The plan for the parameters that require gradients now. All ranks call it."""
+        self._trained.look_for_replaced()
+        key = tuple([parameter.requires_grad for parameter in self._trained.parameters])
+        plan = self._made.get(key)
+        return self._make(key) if plan is None else plan
+
+    def _make(self, key: tuple[bool, ...]) -> Plan:
+        parameters = self._trained.requiring_gradients()
+        models = self._trained.models(parameters)
+        plan = self._made[key] = Plan(
+            self._session,
+            parameters,
+            rank0_values.Buffers(models),
+            self._trained.holders(parameters),
+            _sparse(models),
+            self._options,
+        )
+        return plan
+
+    def drop(self) -> None:
+        for plan in self._made.values():
+            plan.close()
+        self._made.clear()
+
+
+def _sparse(models: list[Module]) -> set[int]:
+    """The ids of parameters that belong to an Embedding with sparse gradients."""
+    modules = [
+        module
+        for model in models
+        for module in model.modules()
+        if getattr(module, "sparse", False) is True
+    ]
+    return {id(parameters_of(module).get("weight")) for module in modules}
+
 
 Snapshot = list[tuple[Tensor | None, int]]
 
@@ -100,14 +153,14 @@ class Plan:
 
     def _finish(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         if self._absent:
-            self._settle_absent(engine, before)
+            self._resolve_absent(engine, before)
         self._chosen.finish()
         self._uses += 1
         if self._wanted not in self._reducers:
             self._reducers[self._wanted] = self._make(self._wanted)
 
     @property
-    def has_told(self) -> bool:
+    def has_reported(self) -> bool:
         """Whether the ranks told each other anything in the last backward.
 
         They do as soon as its graph has begun, even if it fails later.
@@ -165,7 +218,7 @@ class Plan:
             self._wanted = self._groups.agree(present)
             self._chosen = self._reducers.get(self._wanted, self._all)
 
-    def _settle_absent(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
+    def _resolve_absent(self, engine: strategy_engine.Engine, before: Snapshot) -> None:
         """Contribute zeros for the parameters that this rank's graph did not reach.
 
         Reentrant checkpointing may have reached some of them unannounced.
@@ -246,3 +299,47 @@ def _gradient_node(parameter: Tensor) -> Node:
     node = view.next_functions[0][0]
     assert node is not None
     return node
+
+
+WORTH_BYTES = 2**20
+LEARNING_BACKWARDS = 2
+
+
+class Groups:
+    """Parameters, grouped by the optimizers that hold them.
+
+    In a GAN, for example, the discriminator's backward does not reach the generator. ``agree``
+    costs a small collective before the gradients, so it is ``useful`` only if some group is large.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], holders: Sequence[Hashable]) -> None:
+        kinds = list(dict.fromkeys(holders))
+        self._members = [
+            [index for index, holder in enumerate(holders) if holder == kind] for kind in kinds
+        ]
+        bytes_of = [sum(parameters[index].nbytes for index in members) for members in self._members]
+        self.useful = len(kinds) > 1 and max(bytes_of) >= WORTH_BYTES
+        self._opaque = False
+        self._device = parameters[0].device
+
+    def hide(self) -> None:
+        """Synchronise everything from now on.
+
+        Gradients came unannounced: reentrant checkpointing makes them.
+        """
+        self._opaque = True
+
+    def agree(self, present: Sequence[bool]) -> tuple[int, ...]:
+        """The parameters of all groups that any rank's backward reaches. All ranks call it."""
+        reached = [any(present[index] for index in members) for members in self._members]
+        reported = torch.tensor([*reached, self._opaque], dtype=torch.uint8, device=self._device)
+        dist.all_reduce(reported, dist.ReduceOp.MAX)
+        *union, opaque = reported.tolist()
+        return tuple(
+            sorted(
+                index
+                for members, used in zip(self._members, union, strict=True)
+                if used or opaque
+                for index in members
+            )
+        )

@@ -122,8 +122,8 @@ def part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
 
 
 def _part(whole: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
-    own: Tensor = Part.apply(whole, rows, dim, team)  # type: ignore[no-untyped-call]
-    return own
+    mine: Tensor = Part.apply(whole, rows, dim, team)  # type: ignore[no-untyped-call]
+    return mine
 
 
 def joined(local: Tensor, rows: Rows, dim: int, team: Team) -> Tensor:
@@ -157,8 +157,8 @@ class Joins:
         nodes = self._nodes()
         if nodes and torch.is_grad_enabled():
             reached = _reached(tensor.grad_fn for tensor in local)
-            told = self._team.tell([int(node in reached) for node in nodes])
-            for node, used in zip(nodes, zip(*told, strict=True), strict=True):
+            reported = self._team.tell([int(node in reached) for node in nodes])
+            for node, used in zip(nodes, zip(*reported, strict=True), strict=True):
                 node.is_used_inside |= any(used)
 
     def _nodes(self) -> list[Any]:

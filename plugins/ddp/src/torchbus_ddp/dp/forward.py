@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -13,16 +13,28 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, Surround, hookimpl, warn
+from torchbus.bus.base import hookimpl
+from torchbus.patches.modules import Surround
+from torchbus.runtime import builtin
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import Joins, part
-from torchbus_ddp.dp.nested import Leaf, map_numbers, numbers_in
 from torchbus_ddp.dp.outputs import Layout
-from torchbus_ddp.dp.refusals import failing, refuse_time_first
-from torchbus_ddp.dp.rows import count_samples, count_sharers, has_rows, share_rows
-from torchbus_ddp.dp.stream import OwnStream
+from torchbus_ddp.dp.rows import (
+    Leaf,
+    count_samples,
+    count_sharers,
+    failing,
+    has_rows,
+    map_numbers,
+    numbers_in,
+    refuse_time_first,
+    share_rows,
+)
 from torchbus_ddp.dp.team import Team
+from torchbus_strategy import random_streams
 
 T = TypeVar("T")
 
@@ -45,7 +57,7 @@ class DividedForward:
         self._dim = dim or 0
         self._dim_is_said = dim is not None
         self._reduction = reduction
-        self._stream = OwnStream(session.rank)
+        self._stream = LocalStream(session.rank)
         self._surround = Surround(self._around, traced=False)
         self._layouts: weakref.WeakKeyDictionary[Module, dict[Hashable, Layout]] = (
             weakref.WeakKeyDictionary()
@@ -118,12 +130,12 @@ class DividedForward:
                 return part(leaf, rows, self._dim, self._team)
             return leaf
 
-        own_args, own_kwargs = map_numbers((tuple(args), kwargs), take)
+        local_args, local_kwargs = map_numbers((tuple(args), kwargs), take)
         with (
             self._stream.drawn_from(),
             failing(model, rows, self._dim) if layout.is_new else nullcontext(),
         ):
-            outputs = forward(*own_args, **own_kwargs)
+            outputs = forward(*local_args, **local_kwargs)
         self._joins.used_by(_tensors(outputs))
         common = layout.join(outputs, rows, self._team, self._reduction)
         self._joins.add(_tensors(common))
@@ -145,7 +157,7 @@ class DividedForward:
         ):
             self._warned = True
             warn(
-                f"{_whole_words(model)}. If it is a mean (a sum) over samples, say"
+                f"{_whole_phrases(model)}. If it is a mean (a sum) over samples, say"
                 " loss_reduction='mean' ('sum'), and it is divided"
             )
 
@@ -155,7 +167,7 @@ class DividedForward:
             return None
         layouts = list(self._layouts[thing].values())
         if any(self._computed_whole(layout) for layout in layouts):
-            return _whole_words(thing)
+            return _whole_phrases(thing)
         if not layouts:
             return "its forward was not called yet; other methods are computed whole by every rank"
         return (
@@ -201,8 +213,28 @@ def _is_large(model: Module) -> bool:
     return any(parameter.dim() > 1 for parameter in model.parameters())
 
 
-def _whole_words(model: Module) -> str:
+def _whole_phrases(model: Module) -> str:
     return (
         f"{type(model).__name__}.forward returns a number for the whole batch, so every rank"
         " computes all of it, and nothing is gained"
     )
+
+
+class LocalStream:
+    """A stream that is seeded from the common one, without advancing that."""
+
+    def __init__(self, rank: int) -> None:
+        common = random_streams.read()
+        builtin.seed(int(torch.randint(2**62, (1,))) + rank)
+        self._state = random_streams.read()
+        random_streams.write(common)
+
+    @contextmanager
+    def drawn_from(self) -> Iterator[None]:
+        common = random_streams.read()
+        random_streams.write(self._state)
+        try:
+            yield
+        finally:
+            self._state = random_streams.read()
+            random_streams.write(common)

@@ -8,11 +8,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
 
 from torchbus_ddp.dp.exchange import averaged, joined
-from torchbus_ddp.dp.nested import Leaf, map_numbers, numbers_in
-from torchbus_ddp.dp.rows import Rows, has_rows, lengths_of
+from torchbus_ddp.dp.rows import Leaf, Rows, has_rows, lengths_of, map_numbers, numbers_in
 from torchbus_ddp.dp.team import Team
 
 T = TypeVar("T")
@@ -68,10 +67,10 @@ class Layout:
         self._refuse_other_sizes(rows, shapes)
         self._settle(rows, shapes)
         self.is_new = False
-        rest = iter(enumerate(zip(self._kinds, zip(*shapes, strict=True), strict=True)))
+        remaining = iter(enumerate(zip(self._kinds, zip(*shapes, strict=True), strict=True)))
 
         def put_together(leaf: Leaf) -> Leaf:
-            index, (kind, sizes) = next(rest)
+            index, (kind, sizes) = next(remaining)
             if kind is Kind.ROWS and isinstance(leaf, Tensor):
                 return self._joined(leaf, index, sizes, rows, team)
             return self._averaged(
@@ -170,5 +169,5 @@ def _dims(leaf: Leaf) -> int:
 
 def _split(numbers: Sequence[int], leaves: Sequence[Leaf]) -> list[Sequence[int]]:
     """A rank's shapes, from its sizes in one list."""
-    rest = iter(numbers)
-    return [[next(rest) for _ in range(_dims(leaf))] for leaf in leaves]
+    remaining = iter(numbers)
+    return [[next(remaining) for _ in range(_dims(leaf))] for leaf in leaves]

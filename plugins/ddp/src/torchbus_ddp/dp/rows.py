@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Module
+from torchbus.errors import Unsupported, UsageError
+from torchbus.tree import leaves, map_leaves
 
-from torchbus_ddp.dp.nested import numbers_in
+
+def refuse_time_first(model: Module) -> None:
+    """Raise UsageError for a model with a part that has time in dim 0.
+
+    Divided there, it would compute something else without a message.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first:
+            place = f"{type(model).__name__}.{path}" if path else "the model"
+            raise UsageError(
+                f"strategy='dp': {place} ({type(module).__name__}) has batch_first=False, so time"
+                " in dim 0 and the batch in dim 1: say batch_dim=1, or batch_dim=0 if"
+                f" {type(model).__name__}.forward takes the batch first"
+            )
+
+
+@contextmanager
+def failing(model: Module, rows: Rows, dim: int) -> Iterator[None]:
+    """Explain an error in the first divided forward: that of the whole batch has succeeded."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise Unsupported(
+            f"strategy='dp': {type(model).__name__}.forward fails for {rows.computed} of the"
+            f" {rows.total} rows that its inputs have in dim {dim} ({error}). If the batch is in"
+            " another dimension, say batch_dim=; if forward mixes the rows, or needs all of them,"
+            " use strategy='ddp'"
+        ) from error
+
 
 AT_LEAST = 2
 
@@ -68,9 +100,9 @@ def share_rows(total: int, team_size: int, rank: int) -> Rows:
     ((3, 2, 2), (3, 2, 0), (1, 0))
     """
     sharers = count_sharers(total, team_size)
-    size, rest = divmod(total, sharers)
+    size, remaining = divmod(total, sharers)
     return Rows(
-        tuple(size + (one < rest) if one < sharers else 0 for one in range(team_size)), rank
+        tuple(size + (one < remaining) if one < sharers else 0 for one in range(team_size)), rank
     )
 
 
@@ -92,3 +124,18 @@ def has_rows(leaf: object, dim: int) -> TypeGuard[Tensor]:
 def lengths_of(leaf: object) -> Sequence[int]:
     """The shape of a tensor, () for a number."""
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
+
+
+Leaf = Tensor | float
+T = TypeVar("T")
+
+
+def map_numbers(value: T, change: Callable[[Leaf], Leaf]) -> T:
+    """The same nesting, with every tensor and every ``float`` replaced, in order."""
+    changed: T = map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Leaf) else leaf)
+    return changed
+
+
+def numbers_in(value: object) -> list[Leaf]:
+    """The tensors and floats of ``value``, in order."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Leaf)]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl
+from torch import Tensor, nn
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.world import DataPlace, World
 
-from torchbus_ddp.dp import derivatives
-from torchbus_ddp.dp.division import divide
+from torchbus_ddp.dp.exchange import MeanOverTeam
 from torchbus_ddp.dp.forward import DividedForward
-from torchbus_ddp.dp.team import Team, everyone, of_node
+from torchbus_ddp.dp.team import Team, divide, everyone, of_node
 from torchbus_ddp.strategy import ByReducer
 from torchbus_strategy import options
 
@@ -89,7 +94,7 @@ class DP(ByReducer):
         self._team = self.make_team(session)
         forward = DividedForward(session, self._team, self.batch_dim, self.forward_reduction)
         session.bus.register(forward, f"{self.name}.forward")
-        session.replace(torch.autograd, "grad", derivatives.over_team(self._team))
+        session.replace(torch.autograd, "grad", over_team(self._team))
         super().start(session)
 
     def division(self, session: Context) -> options.Division:
@@ -134,3 +139,32 @@ class DDP2(DP):
         if nodes == [number for number in numbers for _ in range(size)]:
             session.arrange_ranks(dp=len(numbers), rows=size)
         return of_node(session, nodes)
+
+
+Inputs = Tensor | Sequence[Tensor]
+Gradients = tuple[Tensor | None, ...]
+Grad = Callable[..., Gradients]
+
+
+def over_team(team: Team) -> Callable[[Grad], Grad]:
+    """Make a ``torch.autograd.grad`` that averages. All ranks of the team call what it returns."""
+
+    def make(original: Grad) -> Grad:
+        def grad(outputs: Inputs, inputs: Inputs, *args: object, **kwargs: object) -> Gradients:
+            asked = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+            gradients = original(outputs, asked, *args, **kwargs)
+            return tuple(
+                _mean(gradient, team)
+                if gradient is not None and isinstance(tensor, nn.Parameter)
+                else gradient
+                for tensor, gradient in zip(asked, gradients, strict=True)
+            )
+
+        return grad
+
+    return make
+
+
+def _mean(gradient: Tensor, team: Team) -> Tensor:
+    mean: Tensor = MeanOverTeam.apply(gradient, team)  # type: ignore[no-untyped-call]
+    return mean

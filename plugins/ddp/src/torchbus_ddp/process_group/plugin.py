@@ -8,7 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from torch.distributed import Store
-from torchbus.plugin import Context, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.runtime.context import Context
 
 from torchbus_strategy import opening
 

@@ -94,11 +94,11 @@ def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
 
 def give_zeros(parameter: Any) -> None:
     """Give a parameter a gradient of zeros, of its whole shape also while it is empty itself."""
-    kept = parameter.data
+    retained = parameter.data
     shape, dtype, device = shape_of(parameter), parameter.dtype, parameter.device
     parameter.data = torch.zeros(shape, dtype=dtype, device=device)
     parameter.grad = torch.zeros_like(parameter)
-    parameter.data = kept
+    parameter.data = retained
 
 
 # Stage 3's hooks around a module's backward count on these attributes of the module. Without them:
@@ -190,9 +190,9 @@ def take_changes(zero: Any, stage: int) -> None:
     """The same for parts in another dtype: elements that are not what they were rounded to."""
     for master, part in pairs_of_parts(zero, stage):
         if master.data_ptr() != part.data_ptr():
-            own = part.to(master.device)
-            changed = master.to(own.dtype) != own
-            master.data = torch.where(changed, own.to(master.dtype), master)
+            ours = part.to(master.device)
+            changed = master.to(ours.dtype) != ours
+            master.data = torch.where(changed, ours.to(master.dtype), master)
 
 
 def is_gathered(parameter: Any) -> bool:
@@ -212,7 +212,7 @@ def whole_parameter(parameter: Any) -> Tensor:
 @torch.no_grad()
 def put_parameter(parameter: Any, value: Tensor) -> None:
     """Write a whole value into this rank's part, and into the parameter where it is gathered."""
-    mine, part = _own_elements(parameter, value)
+    mine, part = _local_elements(parameter, value)
     part.copy_(mine)
     if is_gathered(parameter):
         parameter.data.copy_(value.reshape(parameter.shape))
@@ -220,11 +220,11 @@ def put_parameter(parameter: Any, value: Tensor) -> None:
 
 def is_own_part(parameter: Any) -> bool:
     """Whether a gathered parameter is equal to this rank's part of it, which may be offloaded."""
-    mine, part = _own_elements(parameter, parameter)
+    mine, part = _local_elements(parameter, parameter)
     return torch.equal(mine, part.to(mine.device))
 
 
-def _own_elements(parameter: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+def _local_elements(parameter: Any, value: Tensor) -> tuple[Tensor, Tensor]:
     """This rank's elements of a whole value, and the memory that keeps them."""
     part, rank = parameter.ds_tensor, dist.get_rank()
     mine = value.detach().reshape(-1)[rank * part.numel() : (rank + 1) * part.numel()]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import Context, UsageError
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_deepspeed._compat import package
-from torchbus_deepspeed.config import activations, agreement, known, reading, values
-from torchbus_deepspeed.optimizers.choice import Choice
+from torchbus_deepspeed.config import known, reading
+from torchbus_deepspeed.optimizers import Choice
 
 STAGES = (0, 1, 2, 3)
 AUTO = "auto"
@@ -21,7 +23,6 @@ NO_FP16 = (
     "fp16 is enabled, by config or by precision='16-true', and DeepSpeed has none on this device"
     " ({}): enable bf16 instead"
 )
-
 NOT_3 = "config: offload_param needs zero_optimization.stage=3, not {}"
 
 
@@ -38,15 +39,15 @@ class Config:
         self._given = reading.read(given)
         self._strategy = strategy
         known.refuse_unknown(self._given)
-        activations.check(self._given.pop(activations.SECTION, None))
+        known.check(self._given.pop(known.SECTION, None))
         section = self._given.setdefault("zero_optimization", {})
         if not isinstance(section, dict):
             raise UsageError(
                 f"config: zero_optimization is a {type(section).__name__}; it must be an object"
             )
-        values.check_numbers(self._given)
-        values.check_objects(self._given, section)
-        for name in [name for name in values.OFFLOADS if section.get(name) == AUTO]:
+        known.check_numbers(self._given)
+        known.check_objects(self._given, section)
+        for name in [name for name in known.OFFLOADS if section.get(name) == AUTO]:
             del section[name]
         self.stage = _stage(section, strategy, stage)
         if offload:
@@ -94,9 +95,9 @@ class Config:
 
         known.refuse_unknown_zero(self.zero, package.zero_keys())
         for name, keys in package.section_keys().items():
-            values.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
-        agreement.check(self._given, session.options)
-        agreement.fill_precision(self._given, session.options)
+            known.check_keys(name, self._given.get(name, self.zero.get(name)), keys)
+        check(self._given, session.options)
+        fill_precision(self._given, session.options)
         if self.stage == 0 and (self.dtype != torch.float32 or self.is_offloaded):
             raise UsageError(
                 "config: zero_optimization.stage=0 divides nothing, so bf16, fp16 and offload have"
@@ -116,7 +117,7 @@ class Config:
 
     def check_batch(self, count: int, world_size: int, windows: int) -> None:
         """Raise UsageError if a batch size contradicts the loop's. ``count``: the global batch."""
-        agreement.check_batch(self._given, count, world_size, windows)
+        check_batch(self._given, count, world_size, windows)
 
     def build(self) -> None:
         """Compile what steps in main memory, before there are ranks that would wait for it.
@@ -153,10 +154,10 @@ class Config:
 
     def words(self) -> str:
         """For ``explain()``."""
-        kept = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
+        retained = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
         parts = [
             f"{what} in {self.zero[name]['device']} memory"
-            for name, what in kept.items()
+            for name, what in retained.items()
             if (self.zero.get(name) or {}).get("device", "none") != "none"
         ]
         dtype = "" if self.dtype == torch.float32 else f"; model in {str(self.dtype)[6:]}"
@@ -203,3 +204,79 @@ def drop_auto(section: dict[str, Any]) -> None:
     for value in section.values():
         if isinstance(value, dict):
             drop_auto(value)
+
+
+WORDS = "{}, and config says {}={!r}: {}"
+PRECISIONS = {"bf16": ("bf16-true",), "fp16": ("16-true",)}
+
+
+def check(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise UsageError for clipping, accumulation or precision that contradict the session's."""
+    _check_clipping(config, options)
+    _check_accumulation(config, options)
+    _check_precision(config, options)
+
+
+def _check_clipping(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    ours = options.get("gradient_clip_val")
+    theirs = config.get("gradient_clipping", AUTO)
+    if ours is None or theirs == AUTO:
+        return
+    if options.get("gradient_clip_algorithm", "norm") != "norm" or float(theirs) != float(ours):
+        what = f"gradient_clip_val={ours!r}"
+        remedy = "leave gradient_clipping out, or write 'auto'"
+        raise UsageError(WORDS.format(what, "gradient_clipping", theirs, remedy))
+
+
+def _check_accumulation(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    theirs = config.get("gradient_accumulation_steps", AUTO)
+    ours = options.get("accumulate_grad_batches", 1)
+    if theirs not in (AUTO, ours):
+        what = f"accumulate_grad_batches={ours!r}"
+        remedy = f"pass accumulate_grad_batches={theirs!r}, or leave the key out"
+        raise UsageError(WORDS.format(what, "gradient_accumulation_steps", theirs, remedy))
+
+
+def _check_precision(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    ours = options.get("precision")
+    on = [name for name in PRECISIONS if (config.get(name) or {}).get("enabled") is True]
+    if len(on) > 1:
+        raise UsageError("config enables both bf16 and fp16: enable one")
+    for name, fitting in PRECISIONS.items():
+        enabled = (config.get(name) or {}).get("enabled", AUTO)
+        if ours in fitting and enabled is False:
+            remedy = "write 'auto'"
+            what = f"precision={ours!r}"
+            raise UsageError(WORDS.format(what, f"{name}.enabled", enabled, remedy))
+        if name in on and ours is not None and ours not in fitting:
+            what = f"precision={ours!r}"
+            remedy = f"leave precision out, or use {fitting[0]!r}"
+            raise UsageError(WORDS.format(what, f"{name}.enabled", True, remedy))
+    if ours == "16-mixed":
+        raise UsageError(
+            "precision='16-mixed' under DeepSpeed: its loss scaling reads p.grad, which is None."
+            " Use config={'fp16': {'enabled': True}}, or precision='bf16-mixed'"
+        )
+
+
+def fill_precision(config: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Let DeepSpeed know that the session's precision makes the model one of 16 bits."""
+    for name, fitting in PRECISIONS.items():
+        if options.get("precision") in fitting:
+            config[name] = {**(config.get(name) or {}), "enabled": True}
+
+
+def check_batch(config: Mapping[str, Any], count: int, ranks: int, windows: int) -> None:
+    """Raise UsageError for batch sizes that are not those of the loop's first batch.
+
+    ``count``: samples of all ranks in it. ``windows``: batches per step.
+    """
+    sizes = {
+        "train_micro_batch_size_per_gpu": (-(-count // ranks), "samples per rank"),
+        "train_batch_size": (count * windows, "samples per step"),
+    }
+    for key, (ours, what) in sizes.items():
+        theirs = config.get(key, AUTO)
+        if theirs not in (AUTO, ours):
+            remedy = "write 'auto', or leave the key out"
+            raise UsageError(WORDS.format(f"the loop has {ours} {what}", key, theirs, remedy))

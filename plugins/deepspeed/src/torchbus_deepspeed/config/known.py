@@ -6,7 +6,89 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
+
+SECTION = "activation_checkpointing"
+CHANGES = (
+    "partition_activations",
+    "cpu_checkpointing",
+    "contiguous_memory_optimization",
+    "synchronize_checkpoint_boundary",
+    "profile",
+)
+KNOWN = (*CHANGES, "number_checkpoints")
+NOT_HERE = (
+    "config: activation_checkpointing.{}={!r} has no effect here: DeepSpeed follows it only in"
+    " deepspeed.checkpointing.checkpoint, which the model would have to call. Leave it out, and"
+    " pass activation_checkpointing='auto' to the session (torchbus-activation)"
+)
+ACTIVATIONS_UNKNOWN = "config: activation_checkpointing has an unknown key {!r}{}: known are {}"
+
+
+def check(section: Any) -> None:
+    """Raise UsageError for what would have no effect. A section that asks for nothing is taken."""
+    if section is None:
+        return
+    if not isinstance(section, dict):
+        raise UsageError(
+            f"config: activation_checkpointing is a {type(section).__name__}; it must be an object"
+        )
+    for key, value in section.items():
+        if key not in KNOWN:
+            raise UsageError(ACTIVATIONS_UNKNOWN.format(key, nearest(key, KNOWN), ", ".join(KNOWN)))
+        if key in CHANGES and value not in (False, None, "auto"):
+            raise UsageError(NOT_HERE.format(key, value))
+
+
+AUTO = "auto"
+SIZES = ("gradient_accumulation_steps", "train_batch_size", "train_micro_batch_size_per_gpu")
+PRECISIONS = ("bf16", "fp16")
+OFFLOADS = ("offload_optimizer", "offload_param")
+DEVICES = ("none", "cpu", "nvme")
+NO_SIZE = "config: {}={!r}: it must be a whole number from 1, or 'auto'"
+NO_NORM = "config: gradient_clipping={!r}: it must be a norm, 0 for none, or 'auto'"
+NO_OBJECT = "config: {} is {!r}; it must be an object, such as {}"
+NO_DEVICE = "config: {}.device={!r}: it must be one of {}"
+VALUES_UNKNOWN = "config: {} has an unknown key {!r}{}: the installed DeepSpeed knows {}"
+
+
+def check_numbers(config: Mapping[str, Any]) -> None:
+    """Raise UsageError for sizes and norms that are none."""
+    for name in SIZES:
+        value = config.get(name, AUTO)
+        if value != AUTO and (type(value) is not int or value < 1):
+            raise UsageError(NO_SIZE.format(name, value))
+    norm = config.get("gradient_clipping", AUTO)
+    if norm != AUTO and (not isinstance(norm, int | float) or isinstance(norm, bool) or norm < 0):
+        raise UsageError(NO_NORM.format(norm))
+
+
+def check_objects(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
+    """Raise UsageError for a section that is no object, and an unknown place of offload."""
+    for where, names, such in (
+        (config, PRECISIONS, '{"enabled": true}'),
+        (zero, OFFLOADS, '{"device": "cpu"}'),
+    ):
+        for name in names:
+            empty = (None, AUTO) if where is zero else (None,)
+            if where.get(name) not in empty and not isinstance(where[name], dict):
+                raise UsageError(NO_OBJECT.format(name, where[name], such))
+    for name in OFFLOADS:
+        section = zero.get(name)
+        device = section.get("device", "none") if isinstance(section, dict) else "none"
+        if device not in (*DEVICES, AUTO):
+            raise UsageError(NO_DEVICE.format(name, device, ", ".join(DEVICES)))
+
+
+def check_keys(name: str, section: object, known: Iterable[str]) -> None:
+    """Raise UsageError for a key of a section that the installed DeepSpeed does not know."""
+    names = sorted(known)
+    for key in section if isinstance(section, dict) else ():
+        if key not in names:
+            raise UsageError(
+                VALUES_UNKNOWN.format(name, key, nearest(key, names), ", ".join(names))
+            )
+
 
 TAKEN = (
     "activation_checkpointing",
@@ -55,7 +137,7 @@ INSTEAD = {
     "torch_autocast": "use precision='bf16-mixed'",
     "wandb": "use logger='wandb'",
 }
-UNKNOWN = "config has an unknown key {!r}{}: DeepSpeed would ignore it; known are {}"
+KNOWN_UNKNOWN = "config has an unknown key {!r}{}: DeepSpeed would ignore it; known are {}"
 
 
 def refuse_unknown(config: Mapping[str, Any]) -> None:
@@ -64,7 +146,7 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
         if key in INSTEAD:
             raise UsageError(f"config has {key!r}, which has no effect here: {INSTEAD[key]}")
         if key not in TAKEN:
-            raise UsageError(UNKNOWN.format(key, nearest(key, TAKEN), ", ".join(TAKEN)))
+            raise UsageError(KNOWN_UNKNOWN.format(key, nearest(key, TAKEN), ", ".join(TAKEN)))
 
 
 def refuse_unknown_zero(section: Mapping[str, Any], known: Iterable[str]) -> None:

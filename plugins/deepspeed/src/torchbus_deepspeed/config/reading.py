@@ -6,10 +6,11 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
 VARIABLE = "DEEPSPEED_CONFIG"
 Given = Mapping[str, Any] | str | os.PathLike[str] | None
@@ -39,3 +40,24 @@ def _from_file(path: Path, where: str) -> object:
         raise UsageError(f"{where}={str(path)!r} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{where}={str(path)!r} is no JSON: {error}") from error
+
+
+OLDEST = (0, 19)
+MISSING = (
+    "strategy='{}' needs DeepSpeed, which is not installed: DS_BUILD_OPS=0 pip install"
+    " --no-build-isolation 'deepspeed>=0.19'"
+)
+TOO_OLD = (
+    "strategy='{}' needs DeepSpeed 0.19 or later, and {} is installed: DS_BUILD_OPS=0 pip install"
+    " --no-build-isolation 'deepspeed>=0.19'"
+)
+
+
+def require_deepspeed(strategy: str) -> None:
+    """Raise UsageError if DeepSpeed is not installed, or too old. Imports nothing."""
+    try:
+        found = version("deepspeed")
+    except PackageNotFoundError:
+        raise UsageError(MISSING.format(strategy)) from None
+    if tuple(int(number) for number in found.split("+")[0].split(".")[:2]) < OLDEST:
+        raise UsageError(TOO_OLD.format(strategy, found))

@@ -3,28 +3,60 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.patches.patching import making_internal
-from torchbus.plugin import Context
+from torch.utils.hooks import RemovableHandle
+from torchbus.patching import making_internal
+from torchbus.runtime.context import Context
 
-from torchbus_deepspeed._compat import package, zero
-from torchbus_deepspeed.engine.layout import Gather
+from torchbus_deepspeed._compat import hooks, package, zero
+from torchbus_deepspeed.engine.layout import Gather, layout_of
 from torchbus_deepspeed.engine.partitioned import Watch
-from torchbus_deepspeed.engine.places import layout_of
 from torchbus_deepspeed.engine.queue import Queue
-from torchbus_deepspeed.engine.shadow import copy_hyperparameters, shadow_of
-from torchbus_deepspeed.engine.traces import Traces
-from torchbus_deepspeed.engine.waits import Waits
-from torchbus_deepspeed.engine.writes import Writes
-from torchbus_deepspeed.optimizers.kernels import Kernel
+from torchbus_deepspeed.engine.shadow import Writes, copy_hyperparameters, shadow_of
+from torchbus_deepspeed.optimizers import Kernel
 from torchbus_launch.relaunch import environment_variables
+
+
+@torch.no_grad()
+def end(engine: Engine, gather: Gather) -> None:
+    """All ranks call it. Parameters keep their values, and get their whole gradients."""
+    gradients = engine.whole_gradients(gather)
+    parameters = list(engine.model.parameters())
+    if engine.stage == 3:
+        values = [zero.whole_parameter(one) for one in parameters]
+    else:
+        values = [one.detach().clone() for one in parameters]
+    if engine.watch is not None:
+        engine.watch.end()
+    if engine.writes is not None:
+        engine.writes.end()
+    engine.ds.destroy()
+    for parameter, value in zip(parameters, values, strict=True):
+        zero.make_plain(parameter, value)
+        if id(parameter) in gradients:
+            parameter.grad = gradients[id(parameter)].to(parameter.dtype)
+    for module in engine.model.modules():
+        zero.unwrap_parameters(module)
+    engine.traces.remove()
+    if engine.waits is not None:
+        engine.waits.remove()
+
+
+class Held(Protocol):
+    """The engines of a session."""
+
+    session: Context
+
+    def __iter__(self) -> Iterator[Engine]: ...
+
+    def of(self, optimizer: Optimizer) -> list[Engine]: ...
 
 
 class Engine:
@@ -240,3 +272,74 @@ def parameters_of_groups(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Pa
 
 def _holder(master: Tensor, device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=torch.float32, device=device).expand(master.numel())
+
+
+Thing = Module | Tensor
+LATER = {"grad_accum", "ds_grad_is_ready"}
+
+
+class Traces:
+    """Compares a model before (``__init__``) and after (``note``)."""
+
+    def __init__(self, model: Module) -> None:
+        self._things: list[Thing] = [*model.modules(), *model.parameters()]
+        self._attributes = [set(vars(thing)) for thing in self._things]
+        self._tables = [hooks.hook_tables(module) for module in model.modules()]
+        self._hooks = [set(table) for tables in self._tables for table in tables]
+
+    def note(self) -> None:
+        """The engine is made."""
+        self._attributes = [
+            set(vars(thing)) - before | LATER
+            for thing, before in zip(self._things, self._attributes, strict=True)
+        ]
+        flat = [table for tables in self._tables for table in tables]
+        self._hooks = [set(table) - old for table, old in zip(flat, self._hooks, strict=True)]
+
+    def remove(self) -> None:
+        """Remove what has come in between, where it is still there."""
+        for thing, names in zip(self._things, self._attributes, strict=True):
+            for name in names & vars(thing).keys():
+                delattr(thing, name)
+        flat: list[dict[int, object]] = [table for tables in self._tables for table in tables]
+        for table, keys in zip(flat, self._hooks, strict=True):
+            for key in keys & table.keys():
+                del table[key]
+
+
+class Waits:
+    """Tells the guard in which layer's forward this rank waits.
+
+    Made before DeepSpeed's hooks are put into the model. ``end`` is called once they are there.
+    """
+
+    def __init__(self, session: Context, model: Module) -> None:
+        assert session.job is not None
+        self._job = session.job
+        self._named = [
+            (name or type(model).__name__, module)
+            for name, module in model.named_modules()
+            if zero.own_parameters(module)
+        ]
+        self._handles: list[RemovableHandle] = []
+        for name, module in self._named:
+            self._begin(f"the forward of {name}", module)
+
+    def _begin(self, what: str, module: Module) -> None:
+        def begin(module: Module, inputs: object) -> None:
+            self._job.wait_in(what)
+
+        self._handles.append(module.register_forward_pre_hook(begin))
+
+    def end(self) -> None:
+        """The layer has its parameters from here on."""
+
+        def go_on(module: Module, inputs: object) -> None:
+            self._job.go_on()
+
+        for _, module in self._named:
+            self._handles.append(module.register_forward_pre_hook(go_on))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchbus_deepspeed._compat import zero as deepspeed_zero
+
+
+def layout_of(zero: Any, stage: int, rank: int) -> Layout:
+    places = {}
+    for number, group in enumerate(deepspeed_zero.groups_of(zero, stage)):
+        at = 0
+        for index, parameter in enumerate(group):
+            shape = deepspeed_zero.shape_of(parameter)
+            if stage == 3:
+                part = getattr(parameter, deepspeed_zero.PARTITION_NUMEL)()
+                pieces = cut_by_parameter(at, shape, part)
+                at += part
+            else:
+                start = zero.round_robin_bit16_offsets[number][index]
+                pieces = cut_by_group(start, shape, int(zero.partition_size[number]))
+            places[id(parameter)] = Place(number, shape, pieces)
+    return Layout(places, rank)
+
 
 Gather = Callable[[Tensor], list[Tensor]]
 """Returns the tensor of every rank, in rank order. All ranks call it."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
 
 from torchbus_deepspeed._compat import zero
 
@@ -97,8 +97,8 @@ class Queue:
         if not gradient.is_contiguous():
             gradient.data = gradient.contiguous()
         if self._kept is not None:
-            kept = self._kept.get(id(parameter))
-            gradient.zero_() if kept is None else gradient.copy_(kept)
+            retained = self._kept.get(id(parameter))
+            gradient.zero_() if retained is None else gradient.copy_(retained)
 
 
 def _copies(parameters: Sequence[Tensor]) -> dict[int, Tensor]:

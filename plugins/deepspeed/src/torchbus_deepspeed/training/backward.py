@@ -18,11 +18,10 @@ from torchbus_deepspeed._compat import zero
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.partitioned import is_empty
 from torchbus_deepspeed.training.engines import Engines
-from torchbus_deepspeed.training.others import Others
 from torchbus_strategy.backward import engine, gradients, header
 from torchbus_strategy.backward import engine as strategy_engine
 from torchbus_strategy.backward.header import WEIGHT
-from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.loss.gradients import isolated_gradients
 from torchbus_strategy.parameters import rank0_values
 from torchbus_strategy.parameters import trained as strategy_trained
 
@@ -49,7 +48,7 @@ class ShardedSync(gradients.GradientSync):
         self._check_batch()
         if call.create_graph:
             raise Unsupported(CREATE_GRAPH.format(self._engines.strategy))
-        with made_anew([holder for each in self._engines for holder in each.gradients]):
+        with isolated_gradients([holder for each in self._engines for holder in each.gradients]):
             super().run_backward(call, engine)
         self._engines.has_local = not call.sync
 
@@ -82,7 +81,7 @@ class ShardedReduction:
         self._local: set[int] = set()
         self._counts = True
         self._begun: list[tuple[Engine, set[int]]] = []
-        self.has_told = False
+        self.has_reported = False
 
     def backward(
         self,
@@ -94,7 +93,7 @@ class ShardedReduction:
         error: BaseException | None = None,
     ) -> None:
         """See ``torchbus.plugin.strategies.Reduction``."""
-        self._loss, self._local, self._begun, self.has_told = loss, local, [], False
+        self._loss, self._local, self._begun, self.has_reported = loss, local, [], False
         self._counts = bool(slots[WEIGHT] != 0.0)
         self.header.begin(slots)
         self._others.begin()
@@ -139,10 +138,10 @@ class ShardedReduction:
         """Runs first in the graph: all ranks learn which parameters any of them will reach."""
         announced = self._others.announced().union(*(each.announced() for each in self._engines))
         present = [id(one) in announced or id(one) in self._local for one in self._trained]
-        told = self.header.tell(self._loss, self._sample(), present)
-        dist.all_reduce(told)
-        told /= dist.get_world_size()
-        self.has_told = True
+        reported = self.header.tell(self._loss, self._sample(), present)
+        dist.all_reduce(reported)
+        reported /= dist.get_world_size()
+        self.has_reported = True
         reached = zip(map(id, self._trained), self.header.reached(), strict=True)
         by = {key: part for key, part in reached if part > 1e-6}
         self._others.wanted = set(by)
@@ -158,7 +157,7 @@ class ShardedReduction:
         scale = self._scale()
         for each, wanted in self._begun:
             each.finish(wanted, scale)
-        self._others.finish(self._counts and self.has_told)
+        self._others.finish(self._counts and self.has_reported)
 
     def _sample(self) -> Tensor:
         """A number that must be the same on all ranks: of what was written, or an element."""
@@ -218,3 +217,46 @@ class ShardedReductions:
         """See ``torchbus.plugin.strategies.Reductions``."""
         self._made.clear()
         self._of = []
+
+
+class Others:
+    """Averages their gradients once the graph has run.
+
+    ``wanted``: the ids of those that some rank reaches, the same on all ranks.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.wanted: set[int] = set()
+        self._nodes = [zero.gradient_node(one, stage=0) for one in self.parameters]
+        self._before: list[Tensor | None] = []
+
+    def announced(self) -> set[int]:
+        """The ids of those that the graph which begins to run will reach."""
+        pairs = zip(self.parameters, self._nodes, strict=True)
+        return {id(one) for one, node in pairs if zero.will_execute(node)}
+
+    def begin(self) -> None:
+        """Set earlier gradients aside, so that this backward's are by themselves."""
+        self.wanted = set()
+        self._before = [one.grad for one in self.parameters]
+        for one in self.parameters:
+            one.grad = None
+
+    @torch.no_grad()
+    def finish(self, counts: bool) -> None:
+        """All ranks call it. If this rank doesn't count, it contributes zeros."""
+        for one, old in zip(self.parameters, self._before, strict=True):
+            if id(one) in self.wanted:
+                one.grad = _mean(one, one.grad if counts else None)
+            if old is not None:
+                one.grad = old if one.grad is None else old.add_(one.grad)
+        self._before = []
+
+
+def _mean(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        gradient = torch.zeros_like(parameter)
+    mean = gradient.to_dense() if gradient.is_sparse else gradient.contiguous()
+    dist.all_reduce(mean)
+    return mean / dist.get_world_size()

@@ -2,28 +2,128 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus import objects
-from torchbus.plugin import Context, Unsupported, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
+from torchbus.tree import map_tensors
 
 from torchbus_deepspeed._compat import hooks, zero
 from torchbus_deepspeed.config.config import Config
-from torchbus_deepspeed.engine.ending import end
-from torchbus_deepspeed.engine.engine import Engine
+from torchbus_deepspeed.engine.engine import Engine, Held, end
 from torchbus_deepspeed.engine.partitioned import Watch
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import put_states
-from torchbus_deepspeed.optimizers.by_element import refuse_unless_by_element
-from torchbus_deepspeed.optimizers.kernels import Kernel
-from torchbus_deepspeed.training import model_states, optimizer_states, refusals
+from torchbus_deepspeed.optimizers import Kernel, refuse_unless_by_element
+from torchbus_deepspeed.training import optimizer_states, refusals
+
+
+class Clipping:
+    """The norm is that of all elements on all ranks. All ranks call it alike."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    @hookimpl
+    @torch.no_grad()
+    def clip_gradients(
+        self, parameters: list[Tensor], max_norm: float, norm_type: float
+    ) -> Tensor | None:
+        if not self._holds(parameters):
+            return None
+        parts, others = self._parts(parameters)
+        norm = self._norm(parts, others, float(norm_type))
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in [*parts, *others]:
+            gradient.mul_(factor.to(gradient.device, gradient.dtype))
+        return norm
+
+    @hookimpl
+    @torch.no_grad()
+    def clip_gradient_values(self, parameters: list[Tensor], clip_value: float) -> bool | None:
+        if not self._holds(parameters):
+            return None
+        parts, others = self._parts(parameters)
+        for gradient in [*parts, *others]:
+            gradient.clamp_(-clip_value, clip_value)
+        return True
+
+    def _holds(self, parameters: Sequence[Tensor]) -> bool:
+        return any(one in each.layout for each in self._engines for one in parameters)
+
+    def _parts(self, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's pieces of the averaged gradients, and gradients that each rank has whole."""
+        parts = [
+            view
+            for each in self._engines
+            for one in parameters
+            if one in each.layout
+            for view in each.layout.views(one, [holder.grad for holder in each.gradients])
+        ]
+        return parts, [one.grad for one in parameters if one.grad is not None]
+
+    def _norm(self, parts: list[Tensor], others: list[Tensor], kind: float) -> Tensor:
+        device = self._engines.session.device
+        mine = _norm(parts, kind, device)
+        if math.isinf(kind):
+            dist.all_reduce(mine, dist.ReduceOp.MAX)
+            return torch.maximum(mine, _norm(others, kind, device))
+        total = mine**kind
+        dist.all_reduce(total)
+        found: Tensor = (total + _norm(others, kind, device) ** kind) ** (1.0 / kind)
+        return found
+
+
+def _norm(tensors: list[Tensor], kind: float, device: torch.device) -> Tensor:
+    if not tensors:
+        return torch.zeros((), device=device)
+    norms = [torch.linalg.vector_norm(tensor, kind).to(device).float() for tensor in tensors]
+    found: Tensor = torch.linalg.vector_norm(torch.stack(norms), kind)
+    return found
+
+
+class Inputs:
+    """Converts floating-point inputs of models that optimizers train. Outputs stay as they are."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._known: set[int] = set()
+
+    @hookimpl(trylast=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        for model in objects.models_of(parameters) if optimizer is not None else ():
+            if id(model) not in self._known:
+                self._known.add(id(model))
+                handle = model.register_forward_pre_hook(self._convert, with_kwargs=True)
+                self._engines.session.on_close.callback(handle.remove)
+
+    def _convert(
+        self, model: Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[object, dict[str, object]]:
+        dtype = self._engines.config.dtype
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if torch.is_floating_point(tensor) else tensor
+
+        return map_tensors(args, convert), map_tensors(kwargs, convert)
+
+    @hookimpl
+    def before_backward(self, call: BackwardCall) -> None:
+        scale = self._engines.loss_scale()
+        if scale != 1.0:
+            call.factor = call.factor * scale
 
 
 class Engines:
@@ -136,7 +236,7 @@ class Engines:
         if states:
             put_states(engine, states)
         if engine.stage == 3:
-            model_states.hook(self, engine)
+            hook(self, engine)
             engine.watch = Watch(model, self.strategy)
 
     def _end_left(self, models: Sequence[Module]) -> None:
@@ -195,3 +295,38 @@ class Engines:
             return None
         number = sum(each.model is thing for each in self._engines)
         return f"divided by DeepSpeed, ZeRO stage {self.config.stage}" if number else None
+
+
+def hook(engines: Held, engine: Engine) -> None:
+    """Each module gets the hooks, because the script may ask a part of the model by itself."""
+
+    def gather(module: Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
+        if engine not in engines:
+            return
+        for name, parameter in zero.own_parameters(module).items():
+            if prefix + name in state and parameter is not None:
+                state[prefix + name] = zero.whole_parameter(parameter)
+
+    def divide(module: Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        if engine not in engines:
+            return
+        for name, parameter in zero.own_parameters(module).items():
+            value = state.get(prefix + name)
+            if isinstance(value, Tensor) and parameter is not None:
+                put(engine, parameter, value)
+                state[prefix + name] = parameter.detach()
+
+    stack = engines.session.on_close
+    for module in engine.model.modules():
+        stack.callback(module.register_state_dict_post_hook(gather).remove)
+        stack.callback(module.register_load_state_dict_pre_hook(divide).remove)
+
+
+@torch.no_grad()
+def put(engine: Engine, parameter: Tensor, value: Tensor) -> None:
+    """Write this rank's part of a whole value, and what DeepSpeed keeps of it in float32."""
+    if value.shape != zero.shape_of(parameter):
+        return  # torch says what is wrong
+    zero.put_parameter(parameter, value)
+    if parameter in engine.layout:
+        engine.layout.put(parameter, value, engine.masters)

@@ -5,12 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
 
-from torchbus_deepspeed.engine.engine import Engine
-from torchbus_deepspeed.engine.held import Held
+from torchbus_deepspeed.engine.engine import Engine, Held
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.engine.states import Entry, put_states, whole_states
+
+LOCAL = (
+    "a checkpoint between a backward under s.no_sync() and {}.step(), after a backward of all"
+    " ranks in the same step: DeepSpeed has gradients of all ranks, and p.grad has this rank's own."
+    " Save after the step"
+)
+
+
+class Gradients:
+    """Answers torchbus-checkpoint. All ranks get its events alike."""
+
+    def __init__(self, engines: Held) -> None:
+        self._engines = engines
+
+    @hookimpl(optionalhook=True)
+    def whole_gradients(self, optimizer: Optimizer) -> list[Tensor | None] | None:
+        held = self._engines.of(optimizer)
+        if not any(each.has_gradients for each in held):
+            return None
+        mine = parameters_of(optimizer)
+        if any(one.grad is not None for one in mine):
+            raise Unsupported(LOCAL.format(type(optimizer).__name__))
+        found: dict[int, Tensor] = {}
+        for each in held:
+            found |= each.whole_gradients(gathering(self._engines))
+        return [found.get(id(one)) for one in mine]
+
+    @hookimpl(optionalhook=True)
+    def put_gradients(self, optimizer: Optimizer, gradients: list[Tensor | None]) -> bool | None:
+        """Without an engine they go to ``p.grad``, where the engine finds them as it is made."""
+        held = self._engines.of(optimizer)
+        pairs = zip(parameters_of(optimizer), gradients, strict=False)
+        whole = {id(one): gradient for one, gradient in pairs if gradient is not None}
+        for each in held:
+            each.take_gradients(whole)
+        return True if held else None
 
 
 def hook(engines: Held, optimizer: Optimizer) -> None:
@@ -64,11 +102,12 @@ def _divide(
     """
     held = engines.of(optimizer)
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-    own = parameters_of(optimizer)
-    if not held or len(saved) != len(own):
+    mine = parameters_of(optimizer)
+    if not held or len(saved) != len(mine):
         return None
     entries = {
-        id(one): state_dict["state"].get(number, {}) for one, number in zip(own, saved, strict=True)
+        id(one): state_dict["state"].get(number, {})
+        for one, number in zip(mine, saved, strict=True)
     }
     for each in held:
         each.shadow.state.clear()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
-from torchbus.plugin import TorchbusError, Unsupported, UsageError
+from torchbus.errors import TorchbusError, Unsupported, UsageError
 
 from torchbus_deepspeed._compat import hooks
 from torchbus_deepspeed.engine.engine import Engine
@@ -140,8 +140,12 @@ def translate(
     if isinstance(error, TorchbusError):
         return None
     if isinstance(error, RuntimeError) and any(each.stage == 3 for each in engines):
-        told = str(error).splitlines() or [""]
-        return Unsupported(EMPTY.format(told[0], strategy)) if OF_SIZES.search(told[0]) else None
+        reported = str(error).splitlines() or [""]
+        return (
+            Unsupported(EMPTY.format(reported[0], strategy))
+            if OF_SIZES.search(reported[0])
+            else None
+        )
     if not isinstance(error, AttributeError) or error.obj is not None or not engines:
         return None
     if not hasattr(Tensor, str(error.name)):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import Unsupported, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
 
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.shadow import parameters_of
 from torchbus_deepspeed.training import refusals
 from torchbus_deepspeed.training.backward import refuse_some
 from torchbus_deepspeed.training.engines import Engines
-from torchbus_deepspeed.training.unreached import Unreached
-from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.loss.gradients import isolated_gradients
 
 
 class Intake:
@@ -35,7 +36,7 @@ class Intake:
         weight = 1.0 if self._engines.has_local else self._engines.session.share.weight
         for each in self._engines.of(optimizer):
             if any(one.grad is not None for one in each.parameters):
-                with made_anew(each.gradients):
+                with isolated_gradients(each.gradients):
                     self._reduce(each, weight)
 
     @torch.no_grad()
@@ -138,3 +139,50 @@ class Steps:
                 each.clear()
             elif inside:
                 each.clear_some(inside)
+
+
+WORDS = (
+    "{} has no gradient in this step of {}, on any rank. torch leaves such a parameter alone, and"
+    " DeepSpeed steps all of them: {}. Freeze it before you make the optimizer"
+    " (requires_grad_(False)), or use strategy='ddp' or 'fsdp' in place of '{}'"
+)
+DECAYS = "its weight_decay={:g} would change it"
+MOVES = "what the optimizer keeps of earlier gradients would move it"
+COUNTS = "it has had such a step before, and the optimizer's count of steps would be wrong for it"
+
+
+class Unreached:
+    """Raises Unsupported where a step with zeros is not the same as no step."""
+
+    def __init__(self, strategy: str) -> None:
+        self._strategy = strategy
+        self._stepped: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._reached: dict[int, bool] = {}
+        """By the id of a parameter: whether the steps so far had a gradient for it."""
+
+    def refuse(self, engine: Engine, optimizer: Optimizer) -> None:
+        """Look at one step that is about to run."""
+        plain = isinstance(optimizer, SGD) and not optimizer.defaults["dampening"]
+        for name, parameter in engine.model.named_parameters():
+            if parameter in engine.layout:
+                group = _group(optimizer, parameter)
+                why = self._why(engine, parameter, group, plain)
+                if why:
+                    words = name, type(optimizer).__name__, why, self._strategy
+                    raise Unsupported(WORDS.format(*words))
+                self._reached[id(parameter)] = id(parameter) in engine.reached
+
+    def _why(self, engine: Engine, parameter: Tensor, group: dict[str, object], plain: bool) -> str:
+        before = self._reached.get(id(parameter))
+        if id(parameter) in engine.reached:
+            return COUNTS if before is False and not plain else ""
+        decay = group.get("weight_decay", 0.0)
+        if isinstance(decay, float | int) and decay:
+            return DECAYS.format(decay)
+        keeps = not plain or bool(group.get("momentum"))
+        return MOVES if before and keeps else ""
+
+
+def _group(optimizer: Optimizer, parameter: Tensor) -> dict[str, object]:
+    groups = optimizer.param_groups
+    return next(group for group in groups if any(one is parameter for one in group["params"]))

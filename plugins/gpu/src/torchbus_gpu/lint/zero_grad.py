@@ -15,7 +15,7 @@ from torchbus_gpu.lint.sites import Sites
 STEPS, PART = 3, 0.1
 
 
-class KeptGradients:
+class RetainedGradients:
     """Warns of a line that calls it in three steps, for an optimizer or a module."""
 
     def __init__(self, steps: Steps) -> None:

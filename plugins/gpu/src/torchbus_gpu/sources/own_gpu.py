@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 import torch
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_device import accelerators
 from torchbus_gpu.notices import Notices
@@ -12,7 +12,7 @@ from torchbus_gpu.sources.allocator import Allocator
 from torchbus_gpu.sources.nvml import NvidiaGpu, uuid_of
 
 
-class OwnGpu:
+class LocalGpu:
     """Reads nothing until the loop has initialised the device.
 
     Asking for the UUID initialises CUDA, after which the process can't fork ranks.

@@ -5,14 +5,57 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torchbus.plugin import Context, RanksDiverged
+from torchbus.errors import RanksDiverged
+from torchbus.runtime.context import Context
 
-from torchbus_log.metrics.records import merged
+from torchbus_log.metrics.totals import Metric, Value, combine, kept, to_host
+
+
+def local_values(ready: Sequence[Record]) -> list[float]:
+    """Return this rank's value of each record."""
+    return [
+        merged(record.reduce, [pair]) for record, pair in zip(ready, numbers_of(ready), strict=True)
+    ]
+
+
+def over_ranks(
+    exchange: Exchange,
+    steps: int,
+    ready: Sequence[Record],
+    metrics: Sequence[tuple[str, Metric, int]],
+) -> list[float]:
+    """Return the value of each record, reduced over ranks if it is to be. All ranks call it.
+
+    The exchange also checks that all ranks have the same metric objects.
+    """
+    mine = numbers_of(ready)
+    shared = [index for index, record in enumerate(ready) if record.sync]
+    keys = [
+        Key(ready[index].name, ready[index].reduce, ready[index].step, ready[index].may_lack)
+        for index in shared
+    ]
+    keys += [Key(name, "metric", step) for name, _, step in metrics]
+    reduced = exchange.reduced(steps, keys, [mine[index] for index in shared])
+    values = [merged(record.reduce, [pair]) for record, pair in zip(ready, mine, strict=True)]
+    for index, value in zip(shared, reduced, strict=True):
+        values[index] = value
+    return values
+
+
+def computed(name: str, metric: Metric, step: int, epoch: int | None) -> list[Record]:
+    """Return the values of a metric object, which reduces itself over ranks."""
+    value = metric.compute()
+    named = value if isinstance(value, Mapping) else {name: value}
+    return [
+        Record(one, step, epoch, (kept(one, number),), 1.0, 1.0, "sum", False, False)
+        for one, number in named.items()
+    ]
+
 
 EXTREMES = {"max": 1.0, "min": -1.0}
 PART = 2**19  # the sum of the squares of so small numbers is exact, for up to 2**15 ranks
@@ -53,13 +96,15 @@ class Exchange:
         numbers = [
             number for key, pair in zip(keys, mine, strict=False) for number in _sent(key, pair)
         ]
-        told = _alike(step, _digest(keys))
-        summed = self._summed(step, [*told, *(numbers if len(numbers) <= self._capacity else [])])
-        if not self._all_told(told, summed):
+        reported = _alike(step, _digest(keys))
+        summed = self._summed(
+            step, [*reported, *(numbers if len(numbers) <= self._capacity else [])]
+        )
+        if not self._all_reported(reported, summed):
             return self._completed(step, keys, mine)
         if len(numbers) > self._capacity:
             self._capacity = 1 << (len(numbers) - 1).bit_length()
-            summed = self._summed(step, [*told, *numbers])
+            summed = self._summed(step, [*reported, *numbers])
         pairs = list(zip(summed[ALIKE::2], summed[ALIKE + 1 :: 2], strict=True))
         return self._with_extremes(step, keys, mine, pairs[: len(mine)])
 
@@ -74,7 +119,7 @@ class Exchange:
             largest = self._all_reduced(
                 step,
                 [
-                    _or_nothing(sign * mine[place][0], mine[place][1])
+                    _or_empty(sign * mine[place][0], mine[place][1])
                     for place, sign in zip(places, signs, strict=True)
                 ],
                 dist.ReduceOp.MAX,
@@ -102,10 +147,10 @@ class Exchange:
             for key, numbered, _ in zip(keys, _numbered(keys), mine, strict=False)
         ]
 
-    def _all_told(self, told: Sequence[float], summed: Sequence[float]) -> bool:
+    def _all_reported(self, reported: Sequence[float], summed: Sequence[float]) -> bool:
         """Whether all ranks have told the same: then no number varies."""
         ranks = self._session.world_size
-        return all(ranks * one == total for one, total in zip(told, summed, strict=False))
+        return all(ranks * one == total for one, total in zip(reported, summed, strict=False))
 
     def _summed(self, step: int, sent: list[float]) -> list[float]:
         padding = ALIKE + self._capacity - len(sent)
@@ -176,7 +221,7 @@ def _sent(key: Key, pair: Pair) -> Pair:
     return (float(math.isnan(number)) if key.reduce in EXTREMES else number), weight
 
 
-def _or_nothing(number: float, weight: float) -> float:
+def _or_empty(number: float, weight: float) -> float:
     return -math.inf if not weight or math.isnan(number) else number
 
 
@@ -187,9 +232,77 @@ def _alike(*numbers: int) -> list[float]:
 
 
 def _digest(keys: Sequence[Key]) -> int:
-    told = repr([tuple(key) for key in keys]).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=6).digest(), "big")
+    reported = repr([tuple(key) for key in keys]).encode()
+    return int.from_bytes(hashlib.blake2b(reported, digest_size=6).digest(), "big")
 
 
 def _by_rank(values: Sequence[int]) -> str:
     return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+
+
+class Record(NamedTuple):
+    """One name's contribution to a log point.
+
+    ``parts`` are numbers, or tensors that are still on their device. ``reduce`` combines them to
+    one number, which is multiplied by ``scale`` and stands for ``weight`` samples. ``sync``: reduce
+    it over ranks. ``may_lack``: other ranks may have no value of this name.
+    """
+
+    name: str
+    step: int
+    epoch: int | None
+    parts: Sequence[Value]
+    scale: float
+    weight: float
+    reduce: str
+    sync: bool
+    prog_bar: bool
+    may_lack: bool = False
+
+
+class Line(NamedTuple):
+    """The numbers of one step, as loggers get them."""
+
+    step: int
+    epoch: int | None
+    metrics: dict[str, float]
+    prog_bar: set[str]
+
+
+def numbers_of(records: Sequence[Record]) -> list[tuple[float, float]]:
+    """Return the total of each record, and the samples that it stands for.
+
+    All tensors are copied to the host at once.
+    """
+    host = iter(to_host(part for record in records for part in record.parts))
+    totals = [
+        combine([next(host) for _ in record.parts], record.reduce) * record.scale
+        for record in records
+    ]
+    return [(total, record.weight) for total, record in zip(totals, records, strict=True)]
+
+
+def merged(reduce: str, numbers: Iterable[tuple[float, float]]) -> float:
+    """Combine numbers of several ranks, without those that stand for no samples."""
+    there = [(total, weight) for total, weight in numbers if weight]
+    if not there:
+        return 0.0 if reduce == "sum" else float("nan")
+    total = combine([total for total, _ in there], reduce)
+    return total / sum(weight for _, weight in there) if reduce == "mean" else total
+
+
+def lines(records: Iterable[Record], values: Iterable[float]) -> list[Line]:
+    """Group numbers by step, in order. A name that comes twice at one step begins a new line."""
+    found: dict[int, list[Line]] = {}
+    seen: Counter[tuple[int, str]] = Counter()
+    for record, value in zip(records, values, strict=True):
+        ones = found.setdefault(record.step, [])
+        place = seen[record.step, record.name]
+        seen[record.step, record.name] += 1
+        if place == len(ones):
+            ones.append(Line(record.step, record.epoch, {}, set()))
+        line = ones[place]
+        line.metrics[record.name] = value
+        if record.prog_bar:
+            line.prog_bar.add(record.name)
+    return [line for step in sorted(found) for line in found[step]]

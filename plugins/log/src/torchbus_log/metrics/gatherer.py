@@ -5,19 +5,28 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Collection
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Literal, TypedDict, get_args
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, LoaderIterator, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator
+from torchbus.runtime.context import Context
 
 from torchbus_log.autolog import Autolog
-from torchbus_log.metrics.exchange import Exchange
-from torchbus_log.metrics.how import PLAINLY, How
+from torchbus_log.metrics.exchange import (
+    Exchange,
+    Record,
+    computed,
+    lines,
+    local_values,
+    over_ranks,
+)
 from torchbus_log.metrics.monitors import Monitors
-from torchbus_log.metrics.records import Record, lines
-from torchbus_log.metrics.reduction import computed, over_ranks, own_values
-from torchbus_log.metrics.values import Metric, Value
+from torchbus_log.metrics.totals import Metric, Value
 from torchbus_log.passes import LoaderPass, Passes
 
 LOCAL_VALUES_WAITING_AT_MOST = 10_000
@@ -239,7 +248,7 @@ class Gatherer:
         for name, metric, step in metrics:
             more = computed(name, metric, step, self.passes.epoch)
             ready += more
-            values += own_values(more)
+            values += local_values(more)
         self._send(ready, values)
 
     def end(
@@ -269,7 +278,7 @@ class Gatherer:
             self.waiting = [
                 record for record in self.waiting if record.sync and self._session.world_size > 1
             ]
-            self._send(ready, own_values(ready))
+            self._send(ready, local_values(ready))
 
     def _send(self, ready: list[Record], values: list[float]) -> None:
         for line in lines(ready, values):
@@ -311,3 +320,53 @@ class Gatherer:
             metric.reset()
         one.totals.clear()
         one.metrics.clear()
+
+
+Reduction = Literal["mean", "sum", "max", "min"]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+
+class LogOptions(TypedDict, total=False):
+    """What ``s.log`` takes beside name and value."""
+
+    on_step: bool | None
+    on_epoch: bool
+    sync_dist: bool | None
+    reduce: Reduction
+    batch_size: float | None
+    prog_bar: bool
+    step: int | None
+
+
+@dataclass(slots=True)
+class How:
+    """How to log a value. By default, ``on_step`` is the opposite of ``on_epoch``."""
+
+    on_step: bool | None = None
+    on_epoch: bool = False
+    sync_dist: bool | None = None
+    reduce: str = "mean"
+    batch_size: float | None = None
+    prog_bar: bool = False
+    step: int | None = None
+
+    @property
+    def in_step(self) -> bool:
+        return not self.on_epoch if self.on_step is None else self.on_step
+
+
+OPTIONS = frozenset(field.name for field in dataclasses.fields(How))
+PLAINLY = How()
+
+
+def how(options: dict[str, Any]) -> How:
+    """Return the options. Raises UsageError for an unknown option or reduction."""
+    if not options.keys() <= OPTIONS:
+        unknown = sorted(options.keys() - OPTIONS)
+        raise UsageError(
+            f"s.log has no option {unknown[0]!r}: there are {', '.join(sorted(OPTIONS))}"
+        )
+    found = How(**options)
+    if found.reduce not in REDUCTIONS:
+        raise UsageError(f"reduce={found.reduce!r} is unknown: use one of {', '.join(REDUCTIONS)}")
+    return found

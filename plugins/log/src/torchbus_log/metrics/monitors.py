@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
-from torchbus.plugin import Context, UsageError, warn
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
-from torchbus_log.metrics.exchange import Exchange, Key, Pair
-from torchbus_log.metrics.records import Record, merged, numbers_of
+from torchbus_log.metrics.exchange import Exchange, Key, Pair, Record, merged, numbers_of
 
 
 class Monitors:
@@ -73,12 +74,12 @@ class Monitors:
     def _gathered(
         self, found: Sequence[Record], asked: dict[int, list[str]], mine: Sequence[Pair]
     ) -> dict[str, float]:
-        own = [
+        ours = [
             (names, found[index].reduce, pair)
             for (index, names), pair in zip(asked.items(), mine, strict=True)
         ]
         alike: dict[tuple[str, str], list[Pair]] = {}
-        for theirs in self._session.all_gather_object(own):
+        for theirs in self._session.all_gather_object(ours):
             for names, reduce, pair in theirs:
                 for name in names:
                     alike.setdefault((name, reduce), []).append(pair)

@@ -16,13 +16,16 @@ from queue import Full, Queue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, warn
+from torchbus.bus.base import Plugin, hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import PluginError, UsageError
+from torchbus.runtime.user_code import warn
 
 from torchbus_log.trackers.values import describe_run
 from torchbus_redaction.redactor import Redactor
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context
+    from torchbus.runtime.context import Context
 
     from torchbus_log.trackers.values import Histogram, Image, Values
 
@@ -393,10 +396,10 @@ class Tracker(Client, Plugin):
             return False
 
     def _not_started(self, error: Exception, instead: str) -> None:
-        told = self._words(error) or f"no answer within {self._start_timeout_s:g} s"
+        reported = self._words(error) or f"no answer within {self._start_timeout_s:g} s"
         if self._raises:
-            raise PluginError(f"{self.name} did not start: {told}") from None
-        warn(f"{self.name} did not start, {instead}: {told}")
+            raise PluginError(f"{self.name} did not start: {reported}") from None
+        warn(f"{self.name} did not start, {instead}: {reported}")
 
     def _open(
         self, session: Context, config: dict[str, object], offline: bool, attempt: object
@@ -460,14 +463,14 @@ class Tracker(Client, Plugin):
         if lost := self._calls.lost(self._words):
             self._complain(f"{self.name}: {lost}", error)
 
-    def _complain(self, told: str, error: BaseException | None) -> None:
+    def _complain(self, reported: str, error: BaseException | None) -> None:
         """Report a problem at the end: raise it if on_error="raise", otherwise warn.
 
         It also warns if the block already ended with an error.
         """
         if self._raises and error is None:
-            raise PluginError(told)
-        warn(told)
+            raise PluginError(reported)
+        warn(reported)
 
     def _words(self, error: BaseException | None) -> str:
         """Return an error as one line without secrets; "" for one without a text (a timeout)."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchbus.plugin import UsageError
+from torchbus.errors import UsageError
 
 from torchbus_redaction.redactor import Redactor
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context
+    from torchbus.runtime.context import Context
 
 
 MOST_BINS = 512
@@ -87,9 +87,9 @@ def _numbers(name: str, values: object) -> Tensor:
     except (RuntimeError, TypeError, ValueError):
         tensor = None
     if tensor is None or tensor.is_complex():
-        told = f"a {type(values).__name__}" if tensor is None else str(tensor.dtype)
+        reported = f"a {type(values).__name__}" if tensor is None else str(tensor.dtype)
         raise UsageError(
-            f"s.log_histogram({name!r}): {told} is no tensor and no array of real numbers"
+            f"s.log_histogram({name!r}): {reported} is no tensor and no array of real numbers"
         )
     flat = tensor.detach().flatten()
     return flat if flat.dtype is torch.float64 else flat.float()

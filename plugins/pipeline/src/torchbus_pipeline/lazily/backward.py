@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchbus.plugin import warn
+from torchbus.runtime.user_code import warn
 
+from torchbus_pipeline._compat import Order, interleaved_order
 from torchbus_pipeline.lazily.deferred import Deferred
 from torchbus_pipeline.lazily.later import Later, number
 from torchbus_pipeline.lazily.one_pass import OnePass
-from torchbus_pipeline.lazily.orders import Orders
-from torchbus_pipeline.lazily.proof import kind_of
-from torchbus_pipeline.lazily.replay import Replay
+from torchbus_pipeline.lazily.replay import Replay, kind_of
+from torchbus_pipeline.meeting import Team
 from torchbus_pipeline.model.cut import Cut
 from torchbus_strategy.backward import engine as strategy_engine
-from torchbus_strategy.loss.gradients import made_anew
+from torchbus_strategy.loss.gradients import isolated_gradients
 
 NEITHER = (
     "strategy='pipeline', schedule={!r}: the loss of {} is no mean and no sum over samples, so that"
@@ -48,7 +48,7 @@ class LaterBackward:
         if source.output is None and (retain or order is None or loss.dim()):
             source.numbers()
         if source.output is None and order is not None:
-            with made_anew(holders):
+            with isolated_gradients(holders):
                 if self._in_turns(loss, source, order, seed, engine):
                     return
                 for one in holders:
@@ -103,3 +103,43 @@ class LaterBackward:
         cut.loss_kind = kind or ""
         if not kind and self._speaks:
             warn(NEITHER.format(self._schedule, cut.name))
+
+
+class Orders:
+    """What this rank computes in which order.
+
+    With one stage on each rank it is the order of torch's ``Schedule1F1B``, else torch's
+    ``ScheduleInterleaved1F1B``.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._known: dict[tuple[int, int], Order] = {}
+
+    def of(self, cut: Cut, count: int) -> Order | None:
+        """None if the schedule can't have so few micro-batches: a small batch at the end."""
+        if count < cut.stages or count % max(1, count // cut.places):
+            return None
+        key = (cut.stages, count)
+        if key not in self._known:
+            self._known[key] = (
+                one_forward_one_backward(cut.own[0], cut.stages, count)
+                if cut.stages == cut.places
+                else interleaved_order(cut.own, cut.stages, count, self._team.group)
+            )
+        return self._known[key]
+
+
+def one_forward_one_backward(stage: int, stages: int, count: int) -> Order:
+    """The order of torch's ``Schedule1F1B``.
+
+    >>> [f"{kind}{index}" for kind, _, index in one_forward_one_backward(0, 2, 3)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    ahead = min(count, stages - stage)
+    order: Order = [("F", stage, index) for index in range(ahead)]
+    for index in range(count):
+        order.append(("B", stage, index))
+        if index + ahead < count:
+            order.append(("F", stage, index + ahead))
+    return order

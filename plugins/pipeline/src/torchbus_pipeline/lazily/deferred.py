@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from zlib import crc32
 
 import torch
 from torch import Tensor
+from torchbus.tree import leaves
 
 from torchbus_pipeline.lazily.later import Later
-from torchbus_pipeline.lazily.replay import Replay
-from torchbus_pipeline.schedule.passes import Pass
+from torchbus_pipeline.lazily.replay import Replay, path_of
+from torchbus_pipeline.schedule.stream import Pass
+
+
+def batch_of(loss: Later) -> str:
+    """Words with a digest of the input, and of all else that the loss was made of.
+
+    Tensors with gradients are left out: they come from the model.
+    """
+    source = loss.source
+    assert isinstance(source, Deferred)
+    nodes = [later.node for later in path_of(loss) if later.node is not None]
+    used = [leaf for node in nodes for leaf in leaves((node.args, node.kwargs))]
+    numbers = [
+        float(one.detach().double().sum())
+        for one in [source.one.run.inputs.x, *used]
+        if isinstance(one, Tensor) and not isinstance(one, Later) and not one.requires_grad
+    ]
+    return f"a batch with the checksum {crc32(struct.pack(f'{len(numbers)}d', *numbers)):08x}"
+
 
 Compute = Callable[[Pass], Tensor]
 
@@ -22,9 +43,9 @@ class Deferred:
     """
 
     def __init__(
-        self, again: Callable[[], Pass], compute: Compute, meet: Callable[[str], None]
+        self, again: Callable[[], Pass], compute: Compute, synchronise: Callable[[str], None]
     ) -> None:
-        self._again, self._compute, self._meet = again, compute, meet
+        self._again, self._compute, self._meet = again, compute, synchronise
         self.one = again()
         self.device = self.one.run.inputs.x.device
         self.output: Tensor | None = None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline._compat import as_plain_tensors, version
@@ -98,7 +98,7 @@ class Later(Tensor):
         if function is Tensor.backward:
             return _backward(*args, **given)
         for one in found:
-            _refuse_own_function(one)
+            _refuse_local_function(one)
         if not _reads(name, owner, found):
             made = _noted(function, args, given, found[0].source)
             if made is not None:
@@ -204,11 +204,11 @@ def _backward(
     inputs: Any = None,
 ) -> None:
     """``loss.backward()``, as Tensor has it: the session hears ``torch.autograd.backward``."""
-    _refuse_own_function(loss)
+    _refuse_local_function(loss)
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 
-def _refuse_own_function(later: Later) -> None:
+def _refuse_local_function(later: Later) -> None:
     """Raise Unsupported for the outcome of a torch.autograd.Function.
 
     Its operations were noted, and its own backward was not.

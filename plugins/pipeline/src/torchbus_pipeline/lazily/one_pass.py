@@ -14,9 +14,15 @@ import torch
 from torch import Tensor
 
 from torchbus_pipeline._compat import Order
-from torchbus_pipeline.lazily.proof import OF_A_PART, agree, bounds_of, total_of, weights_of
-from torchbus_pipeline.lazily.replay import Replay
-from torchbus_pipeline.schedule.passes import Pass
+from torchbus_pipeline.lazily.replay import (
+    OF_A_PART,
+    Replay,
+    agree,
+    bounds_of,
+    total_of,
+    weights_of,
+)
+from torchbus_pipeline.schedule.stream import Pass
 
 
 class Outcome(NamedTuple):
@@ -71,18 +77,18 @@ class OnePass:
 
     def _outcome(self) -> Outcome:
         """What the last place has found, on all ranks."""
-        count, told = self._run.count, None
+        count, reported = self._run.count, None
         if len(self._told) == count:
             parts = [part for _, part in sorted(self._run.outputs.items()) if part is not None]
             output = torch.cat(parts)
             with torch.no_grad():
                 loss = self._replay.loss_of(output, 0, self._rows)
             total = total_of([one for _, one in sorted(self._told.items())], self._kind, self._rows)
-            told = torch.stack([loss, torch.full_like(loss, float(agree(total, loss)))])
+            reported = torch.stack([loss, torch.full_like(loss, float(agree(total, loss)))])
         elif self._takes_no_part and self._run.error is None:
-            told = torch.tensor([torch.nan, 0.0], device=self._seed.device)
+            reported = torch.tensor([torch.nan, 0.0], device=self._seed.device)
         self._run.outputs.clear()
-        spread = self._spread(told)
+        spread = self._spread(reported)
         if spread is None:
             return Outcome(None, True)
         return Outcome(spread[0].clone(), bool(spread[1]))
@@ -97,12 +103,12 @@ class OnePass:
             roots.append(x)
             gradients.append(self._one.input_gradient())
         roots, gradients = [*roots, *self._replay.outside], [*gradients, *found]
-        kept = [
+        retained = [
             (one, gradient)
             for one, gradient in zip(roots, gradients, strict=True)
             if gradient is not None
         ]
-        return [one for one, _ in kept], [gradient for _, gradient in kept]
+        return [one for one, _ in retained], [gradient for _, gradient in retained]
 
     def _spread(self, tensor: Tensor | None) -> Tensor | None:
         return self._one.link.spread(tensor, self._run.cut.place_of(self._last))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import UsageError
+from torchbus.errors import Unsupported, UsageError
 
+from torchbus_pipeline._compat import as_plain_tensors
 from torchbus_pipeline.model import elsewhere
-from torchbus_pipeline.model.layers import Layers
-from torchbus_pipeline.model.marks import Marks, unmark
 
 
 class Cut:
@@ -104,3 +106,156 @@ class Cut:
         for layer in self.layers:
             for module in layer.modules():
                 unmark(module)
+
+
+FACTS = ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_nested")
+
+
+class Between(torch.Tensor):
+    """May be given to the next layer, and to nothing else."""
+
+    torchbus_after: str
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        name = getattr(function, "__name__", "")
+        owner = getattr(getattr(function, "__self__", None), "__name__", "")
+        if name == "__hash__" or (name == "__get__" and owner in FACTS):
+            with as_plain_tensors():
+                return function(*args, **(kwargs or {}))
+        found = [one for one in args if isinstance(one, Between)]
+        after = found[0].torchbus_after if found else "a layer"
+        raise Unsupported(
+            f"{owner if name == '__get__' else name} of what {after} returns, before the last of"
+            " the layers is called: strategy='pipeline' computes layers on other ranks, so what one"
+            " returns can only go into the next one, and no connection may skip a layer; name"
+            " another list with blocks=, or use strategy='ddp'"
+        )
+
+
+def after(layer: str, x: Tensor) -> Between:
+    """What to return for a layer that ``x`` went into."""
+    made = x.detach().as_subclass(Between)
+    made.torchbus_after = layer
+    return made
+
+
+AUTO = "auto"
+
+
+class Layers(NamedTuple):
+    """Consecutive layers. ``path`` names their list in the model, "" if that is the model.
+
+    ``holder`` is the nn.Sequential that calls them, or an nn.ModuleList, whose model does.
+    """
+
+    path: str
+    holder: nn.Sequential | nn.ModuleList
+
+    def names(self) -> list[str]:
+        """Each layer's name in the model."""
+        prefix = f"{self.path}." if self.path else ""
+        return [f"{prefix}{name}" for name, _ in self.holder.named_children()]
+
+
+def find(model: Module, blocks: str) -> Layers | None:
+    """The layers of a model: itself, if it is an nn.Sequential, else its longest list of blocks.
+
+    ``blocks`` is "auto", or the path of the list. None if there is none.
+    Raises UsageError if ``blocks`` names something else.
+    """
+    if blocks != AUTO:
+        return Layers(blocks, _named(model, blocks))
+    if isinstance(model, nn.Sequential) and not _has_local_forward(model):
+        return Layers("", model)
+    lists = [
+        Layers(path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Sequential | nn.ModuleList) and _repeats(module)
+    ]
+    return max(lists, key=lambda one: len(one.holder), default=None)
+
+
+def _has_local_forward(model: nn.Sequential) -> bool:
+    """Whether a class of the script's adds to what nn.Sequential does."""
+    kinds = type(model).__mro__
+    return any("forward" in vars(kind) for kind in kinds[: kinds.index(nn.Sequential)])
+
+
+def _repeats(module: nn.Sequential | nn.ModuleList) -> bool:
+    """Whether these are blocks: at least two, all with parameters and of one class."""
+    kinds = {type(one) for one in module}
+    return (
+        len(module) > 1
+        and len(kinds) == 1
+        and all(any(True for _ in one.parameters()) for one in module)
+    )
+
+
+def _named(model: Module, blocks: str) -> nn.Sequential | nn.ModuleList:
+    try:
+        found = model.get_submodule(blocks)
+    except AttributeError:
+        found = None
+    if not isinstance(found, nn.Sequential | nn.ModuleList):
+        lists = [
+            path or "''"
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Sequential | nn.ModuleList)
+        ]
+        what = "nothing" if found is None else type(found).__name__
+        raise UsageError(
+            f"blocks={blocks!r}: {type(model).__name__} has {what} there, and no nn.ModuleList or"
+            f" nn.Sequential; it has some at {', '.join(lists) or 'no place'}"
+        )
+    return found
+
+
+MARK = "torchbus_pipeline_mark"
+
+
+class Mark:
+    """``number``: of this mark, in the order in which marks were made and copied.
+
+    All ranks copy the same models in the same order. So they can tell by the numbers which copy is
+    which.
+    """
+
+    def __init__(self, place: int, numbers: Iterator[int]) -> None:
+        self.place, self._numbers = place, numbers
+        self.number = next(numbers)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
+        return Mark(self.place, self._numbers)
+
+
+class Marks:
+    """Marks modules, with numbers of one row."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def put(self, module: Module, place: int) -> None:
+        vars(module)[MARK] = Mark(place, self._numbers)
+
+
+def mark_of(module: Module) -> Mark | None:
+    """The mark of a module, None if every rank has its values."""
+    found: Mark | None = vars(module).get(MARK)
+    return found
+
+
+def unmark(module: Module) -> None:
+    vars(module).pop(MARK, None)
+
+
+def first_mark(model: Module) -> int | None:
+    """The smallest number of a mark in a model, None if it has no mark."""
+    found = [mark.number for module in model.modules() if (mark := mark_of(module))]
+    return min(found, default=None)

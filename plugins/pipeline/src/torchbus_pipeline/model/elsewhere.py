@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline._compat import FOREACH, as_plain_tensors
@@ -134,12 +134,12 @@ def _each(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
     def chosen(value: Any) -> Any:
         is_list = isinstance(value, list | tuple) and len(value) == size
-        return [one for one, own in zip(value, here, strict=True) if own] if is_list else value
+        return [one for one, mine in zip(value, here, strict=True) if mine] if is_list else value
 
-    kept, named = [chosen(one) for one in args], {k: chosen(one) for k, one in kwargs.items()}
-    if any(isinstance(one, Elsewhere) for one in leaves((kept, named))):
+    retained, named = [chosen(one) for one in args], {k: chosen(one) for k, one in kwargs.items()}
+    if any(isinstance(one, Elsewhere) for one in leaves((retained, named))):
         _refuse(function, next(one for one in args[0] if isinstance(one, Elsewhere)))
-    return function(*kept, **named) if kept[0] else args[0]
+    return function(*retained, **named) if retained[0] else args[0]
 
 
 def _derived(

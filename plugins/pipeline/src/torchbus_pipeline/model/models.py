@@ -10,17 +10,16 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
-from torchbus_pipeline.meeting import Meeting
-from torchbus_pipeline.model import layers
-from torchbus_pipeline.model.cut import Cut
+from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.model import cut
+from torchbus_pipeline.model.cut import Cut, Layers, Marks
 from torchbus_pipeline.model.elsewhere import Elsewhere
-from torchbus_pipeline.model.first_calls import FirstCalls, is_waiting
-from torchbus_pipeline.model.layers import Layers
-from torchbus_pipeline.model.marks import Marks
+from torchbus_pipeline.model.timing import FirstCalls, is_waiting
 from torchbus_pipeline.options import TIME, PipelineOptions
-from torchbus_pipeline.team import Team
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.parameters import rank0_values
 
@@ -37,15 +36,15 @@ class Models:
     """
 
     def __init__(
-        self, session: Context, options: PipelineOptions, team: Team, meeting: Meeting
+        self, session: Context, options: PipelineOptions, team: Team, rendezvous: Meeting
     ) -> None:
-        self._session, self._options, self._team, self._meeting = session, options, team, meeting
+        self._session, self._options, self._team, self._meeting = session, options, team, rendezvous
         self._cuts: weakref.WeakKeyDictionary[Module, Cut] = weakref.WeakKeyDictionary()
         self._whole: dict[str, str] = {}
         self._shared: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._marks = Marks()
-        self._first_calls = FirstCalls(session, meeting)
+        self._first_calls = FirstCalls(session, rendezvous)
         self.on_cut: list[Callable[[Cut], None]] = []
         session.on_close.callback(self._forget)
 
@@ -92,7 +91,7 @@ class Models:
 
     def _cut(self, model: Module) -> None:
         ranks, name = self._team.size, type(model).__name__
-        found = layers.find(model, self._options.blocks)
+        found = cut.find(model, self._options.blocks)
         needed = ranks * self._options.stages_of_rank()
         has = 0 if found is None else len(found.holder)
         if found is None or (isinstance(self._options.balance, str) and has < needed):
@@ -165,8 +164,8 @@ class Models:
         return hyperparameters.of_numbered(list(enumerate(self.optimizers())))
 
     def _forget(self) -> None:
-        for cut in self:
-            cut.forget()
+        for model in self:
+            model.forget()
         self._shared.clear()
 
     @hookimpl

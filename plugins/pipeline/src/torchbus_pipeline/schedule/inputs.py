@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline.schedule.objects import copied, held_in, mutable_in
@@ -60,10 +60,10 @@ class Inputs(NamedTuple):
 
 def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> Inputs:
     """The inputs, with copies of what layers could write to."""
-    own = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
+    mine = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
     known: dict[int, object] = {}
-    kept = [copied(one, known) if some else one for one, some in zip(extras, own, strict=True)]
-    return Inputs(x, kept, by_rows, own)
+    retained = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
+    return Inputs(x, retained, by_rows, mine)
 
 
 def tensors_in(extra: Extra) -> list[Tensor]:

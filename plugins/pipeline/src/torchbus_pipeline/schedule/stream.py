@@ -1,18 +1,97 @@
-"""Random numbers inside the stages: each rank draws its own, for its own layers."""
+"""GPipe: all micro-batches forward, and in the loop's backward all of them back.
+
+The output is there at once, on all ranks, so that the loop may do anything with it.
+
+Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism,
+NeurIPS 2019."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torchbus.plugin import Context
+from torch import Tensor
 from torchbus.runtime import builtin
+from torchbus.runtime.context import Context
 
+from torchbus_pipeline.schedule.run import Link, Run
 from torchbus_strategy import random_streams
 
 
-class OwnStream:
+def forward(one: Pass) -> Tensor | None:
+    """The whole output, on all ranks. None on all of them if a layer has failed on some rank."""
+    run, ours = one.run, one.run.cut.own
+    with one.stream.drawn_from():
+        for stage in ours:
+            for index in range(run.count):
+                run.forward(stage, index)
+    last = run.cut.place_of(run.cut.stages - 1)
+    parts = [run.outputs.pop(index) for index in range(run.count) if index in run.outputs]
+    here = [part for part in parts if part is not None]
+    whole = torch.cat(here) if len(here) == run.count else None
+    made = one.link.spread(whole, last)
+    run.finish()
+    return made
+
+
+class Chain(torch.autograd.Function):
+    """The chain of layers, as one operation of the loop's graph.
+
+    ``anchor`` requires gradients, so that the output does, whatever the input.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, one: Pass, whole: Tensor, anchor: Tensor, x: Tensor) -> Tensor:
+        ctx.one, ctx.needs_input = one, x.requires_grad
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        one: Pass = ctx.one
+        found = backward(one, gradient.contiguous(), ctx.needs_input)
+        return None, None, None, found
+
+
+def backward(one: Pass, gradient: Tensor, needs_input: bool) -> Tensor | None:
+    """Drive the stages back. Returns the gradient of the input, on all ranks, if it is needed."""
+    run = one.run
+    retain = one.begin_backward(run)
+    seeds = gradient.tensor_split(run.count)
+    for stage in reversed(run.cut.own):
+        for index in reversed(range(run.count)):
+            run.backward(stage, index, retain, seeds[index] if _is_last(one, stage) else None)
+    found = one.input_gradient() if needs_input else None
+    run.finish()
+    return found
+
+
+def _is_last(one: Pass, stage: int) -> bool:
+    return stage == one.run.cut.stages - 1
+
+
+@dataclass
+class Pass:
+    """One forward of the loop, and the backward that belongs to it.
+
+    ``begin_backward``: raises Unsupported unless the session runs a backward; returns whether the
+    loop keeps the graph.
+    """
+
+    run: Run
+    link: Link
+    stream: LocalStream
+    begin_backward: Callable[[Run], bool]
+
+    def input_gradient(self) -> Tensor | None:
+        """The gradient of the input, from the first place to all of the pipeline."""
+        mine = self.run.input_gradient() if 0 in self.run.cut.own else None
+        return self.link.spread(mine, self.run.cut.place_of(0))
+
+
+class LocalStream:
     """Seeded for each pass from the common stream, which does not advance.
 
     A pass is known by the clock of the session and its number since that moved. So a run that

@@ -33,8 +33,8 @@ def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Any]:
 
 
 def dequantise(tensors: Mapping[str, Tensor], settings: Any) -> Tensor:
-    kind, rest = settings
-    made = kind.__tensor_unflatten__(dict(tensors), rest, None, None)
+    kind, remaining = settings
+    made = kind.__tensor_unflatten__(dict(tensors), remaining, None, None)
     values: Tensor = (
         made.get_original_weight() if isinstance(made, NF4Tensor) else made.dequantize()
     )

@@ -6,12 +6,12 @@ import html
 from collections import Counter
 
 from torchbus_cli import html_page
-from torchbus_report.page import chart, configuration, curves, media, names, sheets
+from torchbus_report.page import chart, configuration, media, sheets
 from torchbus_report.page.script import SCRIPT
 from torchbus_report.page.style import DARK, LIGHT, RULES
 from torchbus_report.page.table import chip, table
-from torchbus_report.runs.run import Run
-from torchbus_report.runs.showing import showable
+from torchbus_report.runs.files import showable
+from torchbus_report.runs.summary import Run
 
 MOST_CHARTS = 300
 
@@ -44,7 +44,7 @@ def _header(title: str) -> str:
 
 
 def _charts(runs: list[Run], system: bool) -> str:
-    wanted = names.in_order(curves.metric_names(runs, system), system)
+    wanted = chart.in_order(chart.metric_names(runs, system), system)
     drawn = [_chart(name, runs, system) for name in wanted[:MOST_CHARTS]]
     if not drawn:
         return (
@@ -86,7 +86,7 @@ def _more(wanted: int) -> str:
 
 
 def _chart(name: str, runs: list[Run], system: bool) -> str:
-    drawn = curves.system(runs, name) if system else curves.training(runs, name)
+    drawn = chart.system(runs, name) if system else chart.training(runs, name)
     return chart.chart(
         name, drawn, chart.TIME if system else chart.STEPS, hover_names=len(drawn) > 1
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchbus_report.page import names
 from torchbus_report.page.scale import Scale, fit, tick_text
-from torchbus_report.page.series import Series
+from torchbus_report.page.series import Series, series
+from torchbus_report.runs.summary import Lines, Run
 
 SIZE = 1000
 COLORS, DASHES = 8, 5
@@ -40,7 +42,7 @@ def chart(name: str, curves: list[Series], axis: Axis, *, hover_names: bool) -> 
     lost = sum(curve.lost for curve in curves)
     curves = [curve for curve in curves if curve.known]
     across, up = _across(curves), _up(name, [value for curve in curves for value in curve.known])
-    title = f"<b>{html.escape(names.title(name))}</b>"
+    title = f"<b>{html.escape(names_title(name))}</b>"
     lines = "".join(_curve(number, curve, across, up) for number, curve in enumerate(curves))
     return (
         f'<figure class="chart" data-hover="{_hover(curves, across, up, axis, hover_names)}">'
@@ -58,7 +60,7 @@ def _across(curves: list[Series]) -> Scale:
 
 
 def _up(name: str, values: list[float]) -> Scale:
-    unit = names.unit(name)
+    unit = names_unit(name)
     if unit == "%" and max(values, default=0.0) <= 100:
         return Scale(0.0, 105.0)
     return fit(values, from_zero=unit in FROM_ZERO, log=not unit)
@@ -163,9 +165,9 @@ def _rounded(values: list[float]) -> list[float]:
 
 
 def _unit(name: str, up: Scale) -> str:
-    unit = names.unit(name)
-    told = f' <span class="unit">{html.escape(unit)}</span>' if unit else ""
-    return f'{told} <span class="unit logs"{"" if up.log else " hidden"}>log scale</span>'
+    unit = names_unit(name)
+    reported = f' <span class="unit">{html.escape(unit)}</span>' if unit else ""
+    return f'{reported} <span class="unit logs"{"" if up.log else " hidden"}>log scale</span>'
 
 
 def _lost(lost: int) -> str:
@@ -178,7 +180,7 @@ def _lost(lost: int) -> str:
 
 def _spoken(name: str, curves: list[Series]) -> str:
     ends = [f"{curve.label} ends at {curve.known[-1]:.4g}" for curve in curves[:COLORS]]
-    return f"{names.title(name)}: {'; '.join(ends)}"
+    return f"{names_title(name)}: {'; '.join(ends)}"
 
 
 def _time(seconds: float) -> str:
@@ -187,3 +189,132 @@ def _time(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02} h" if hours else f"{minute}:{second:02}"
+
+
+def metric_names(runs: list[Run], system: bool) -> list[str]:
+    """Return all names in order of appearance, without system metrics that are always zero."""
+    found: dict[str, bool] = {}
+    for run in runs:
+        for lines in (run.system if system else run.metrics).values():
+            for point in lines.points:
+                for name, value in point.values.items():
+                    found[name] = found.get(name, not system) or value != 0
+    return [name for name, worth in found.items() if worth]
+
+
+def training(runs: list[Run], name: str) -> list[Series]:
+    """Return the values of each run's first rank. Reduced values are equal on all ranks."""
+    return [curve for color, run in enumerate(runs) for curve in _first_rank(run, name, color)]
+
+
+def _first_rank(run: Run, name: str, color: int) -> Iterator[Series]:
+    for lines in run.metrics.values():
+        points = [
+            (float(point.step), point.values[name])
+            for point in lines.points
+            if name in point.values and point.step is not None
+        ]
+        if points:
+            yield series(run.label, color, points)
+            return
+
+
+def system(runs: list[Run], name: str) -> list[Series]:
+    """Return a curve for each rank.
+
+    A single run has a colour for each rank. Several runs have a colour each, which is fainter for
+    ranks after the first.
+    """
+    if len(runs) == 1:
+        return [
+            series(f"rank {rank}", rank, over_time(lines, name))
+            for rank, lines in runs[0].system.items()
+            if over_time(lines, name)
+        ]
+    return [
+        series(
+            f"{run.label}, rank {rank}",
+            color,
+            over_time(lines, name),
+            faint=rank != min(run.system),
+        )
+        for color, run in enumerate(runs)
+        for rank, lines in run.system.items()
+        if over_time(lines, name)
+    ]
+
+
+def over_time(lines: Lines, name: str) -> list[tuple[float, float]]:
+    return [
+        (point.time_s, point.values[name])
+        for point in lines.points
+        if name in point.values and math.isfinite(point.time_s)
+    ]
+
+
+UNITS = {"pct": "%", "mib": "MiB", "s": "s", "c": "°C", "w": "W", "mhz": "MHz"}
+TITLES = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "samples_per_s": "throughput",
+    "step_time_s": "step time",
+    "gpu_util_pct": "GPU utilisation",
+    "gpu_memory_busy_pct": "GPU memory busy",
+    "gpu_memory_used_mib": "GPU memory used",
+    "gpu_memory_total_mib": "GPU memory total",
+    "gpu_temperature_c": "GPU temperature",
+    "gpu_power_w": "GPU power",
+    "gpu_sm_clock_mhz": "GPU clock",
+    "gpu_memory_clock_mhz": "GPU memory clock",
+    "gpu_slowed_down": "GPU slowed down by heat or power",
+    "torch_allocated_mib": "torch: memory allocated",
+    "torch_allocated_peak_mib": "torch: memory allocated, peak",
+    "torch_reserved_mib": "torch: memory reserved",
+    "torch_alloc_retries": "torch: allocation retries",
+    "loop_in_loader_pct": "time in the loader",
+    "own_work_s": "own work per step",
+    "step_s": "step time",
+    "process_cpu_pct": "process CPU (100 % is one core)",
+    "process_rss_mib": "process memory",
+    "host_cpu_pct": "host CPU",
+    "host_memory_pct": "host memory",
+}
+SPECIAL_UNITS = {"samples_per_s": "samples/s"}
+LAST_OF_TRAINING = ("lr", "grad_norm", "samples_per_s", "step_time_s")
+
+
+def names_title(name: str) -> str:
+    """Return its title without the unit. The user's own names stay as they are."""
+    base, number = _split(name)
+    return f"{TITLES[base]} {number}".strip() if base in TITLES else name
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split "lr_2/group0", the second optimizer's "lr" of its first group, after "lr"."""
+    match = re.fullmatch(r"(.+?)((?:_\d+)?(?:/(?:group)?\d+)?)", name)
+    return (match[1], match[2].strip("_/")) if match else (name, "")
+
+
+def names_unit(name: str) -> str:
+    base, _ = _split(name)
+    if base in SPECIAL_UNITS:
+        return SPECIAL_UNITS[base]
+    return UNITS.get(base.rsplit("_", 1)[-1], "") if base in TITLES else ""
+
+
+def in_order(names: list[str], system: bool) -> list[str]:
+    """Sort names: losses, the user's other metrics, and those that a session logs by itself.
+
+    System metrics have the order of ``TITLES``.
+    """
+    if system:
+        known = list(TITLES)
+        return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+    return sorted(names, key=_place)
+
+
+def _place(name: str) -> tuple[int, int]:
+    base, _ = _split(name)
+    if base in LAST_OF_TRAINING:
+        return 3, LAST_OF_TRAINING.index(base)
+    return (0 if base == "loss" else 1 if "loss" in name else 2), 0

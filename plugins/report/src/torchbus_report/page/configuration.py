@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 
-from torchbus_report.runs.run import Run
+from torchbus_report.runs.summary import Run
 
 SHOWN_ELSEWHERE = ("name", "started")
 MOST_COLUMNS = 8

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torchbus_report.page import chart
 from torchbus_report.page.scale import Scale, fit
 from torchbus_report.runs.media import Distribution, Picture
-from torchbus_report.runs.run import Run
+from torchbus_report.runs.summary import Run
 
 MOST_OF_A_NAME, MOST_FIGURES = 12, 60
 MOST_COLUMNS, ROWS = 40, 32
@@ -108,11 +108,11 @@ def _histograms(found: list[Distribution], heading: str, color: int) -> str:
         f'<span class="x" style="left:{place}%">{step}</span>'
         for place, step in ((0, shown[0].step), (100, shown[-1].step))
     )
-    told = f"{found[0].name}: steps {across.low:g} to {shown[-1].step}"
+    reported = f"{found[0].name}: steps {across.low:g} to {shown[-1].step}"
     return (
         f'<figure class="chart"><figcaption>{_title(found[0], heading)}</figcaption>'
         f'<div class="plot"><svg class="heat c{color % chart.COLORS}" viewBox="0 0 {chart.SIZE}'
-        f' {chart.SIZE}" preserveAspectRatio="none" role="img" aria-label="{html.escape(told)}">'
+        f' {chart.SIZE}" preserveAspectRatio="none" role="img" aria-label="{html.escape(reported)}">'
         f"{cells}</svg>{chart.y_labels(up)}{ends}</div></figure>"
     )
 

@@ -68,7 +68,7 @@ def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
         return points
     stretches = MOST_POINTS // 2
     bounds = [len(points) * number // stretches for number in range(stretches + 1)]
-    kept: list[tuple[float, float]] = []
+    retained: list[tuple[float, float]] = []
     for start, end in pairwise(bounds):
         numbers = [index for index in range(start, end) if not math.isnan(points[index][1])]
         picked = (
@@ -76,8 +76,8 @@ def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
             if numbers
             else {start}
         )
-        kept += [points[index] for index in sorted(picked)]
-    return kept
+        retained += [points[index] for index in sorted(picked)]
+    return retained
 
 
 def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torchbus_report.page import chart
 from torchbus_report.page.scale import fit, tick_text
 from torchbus_report.page.series import thin
-from torchbus_report.runs.run import Run
 from torchbus_report.runs.sheets import Cell, Sheet
+from torchbus_report.runs.summary import Run
 
 MOST_SHEETS = 40
 Heading = Callable[[int], str]
@@ -62,12 +62,12 @@ def _curve(sheet: Sheet, heading: str, color: int) -> str:
         f'<span class="x" style="left:{100 * across.place(tick):.2f}%">{tick_text(tick)}</span>'
         for tick in across.ticks()
     )
-    told = f"{sheet.name}: {sheet.columns[y]} by {sheet.columns[x]}"
+    reported = f"{sheet.name}: {sheet.columns[y]} by {sheet.columns[x]}"
     return (
         f'<figure class="chart"><figcaption>{_title(sheet, heading)} <span class="unit">'
         f"{html.escape(sheet.columns[y])} by {html.escape(sheet.columns[x])}</span></figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {chart.SIZE} {chart.SIZE}" preserveAspectRatio="none"'
-        f' role="img" aria-label="{html.escape(told)}">'
+        f' role="img" aria-label="{html.escape(reported)}">'
         f"{chart.grid(up)}{chart.path(chart.color_class(color), '', points, across, up)}"
         f"</svg>{chart.y_labels(up)}{ends}</div></figure>"
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 
-from torchbus_report.page import chart, configuration, curves
+from torchbus_report.page import chart, configuration
 from torchbus_report.runs import summary
-from torchbus_report.runs.run import Run
-from torchbus_report.runs.showing import showable
+from torchbus_report.runs.files import showable
+from torchbus_report.runs.summary import Run
 
 COLUMNS = (
     "started",
@@ -50,7 +50,7 @@ def table(runs: list[Run]) -> str:
 
 
 def _row(run: Run, label: str, notes: list[str], cells: dict[str, str]) -> str:
-    told = f'<div class="bad">{html.escape("; ".join(notes))}</div>' if notes else ""
+    reported = f'<div class="bad">{html.escape("; ".join(notes))}</div>' if notes else ""
     folder = (
         f'<div class="quiet">{html.escape(showable(run.folder.name))}</div>'
         if run.label != run.folder.name
@@ -60,12 +60,12 @@ def _row(run: Run, label: str, notes: list[str], cells: dict[str, str]) -> str:
         f'<td data-head="{html.escape(column)}">{html.escape(text)}</td>'
         for column, text in cells.items()
     )
-    return f"<tr><th scope=row>{label}{folder}{told}</th>{texts}</tr>"
+    return f"<tr><th scope=row>{label}{folder}{reported}</th>{texts}</tr>"
 
 
 def best_loss(run: Run) -> str:
     """Return the smallest loss, of the mean over some steps if the curve is drawn as one."""
-    found = curves.training([run], "loss")
+    found = chart.training([run], "loss")
     if not found or not found[0].known:
         return ""
     mean = [y for _, y in found[0].smoothed]

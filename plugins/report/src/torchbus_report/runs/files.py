@@ -1,16 +1,16 @@
 """Open the files in a run's folder, which anybody may have filled.
 
-Nothing outside the folder is opened. Nothing blocks, and no more is read than fits in memory.
-"""
+Nothing outside the folder is opened. Nothing blocks, and no more is read than fits in memory."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 MIB = 1 << 20
 LONGEST_LINE, LONGEST_FILE, LONGEST_CONFIG = MIB, 256 * MIB, MIB
@@ -79,3 +79,31 @@ def _words(error: OSError) -> str:
         if error.errno == errno.ELOOP
         else error.strerror or type(error).__name__
     )
+
+
+NOT_SHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+REPLACED = "\ufffd"
+LONGEST = 2_000
+
+
+def showable(text: str) -> str:
+    """Remove control characters, marks of text direction and halves of characters.
+
+    Of a long text, keep the beginning.
+    """
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}..."
+    return NOT_SHOWN.sub(REPLACED, text) if not text.isascii() or not text.isprintable() else text
+
+
+def shown(value: Any) -> Any:
+    """Make every text in plain JSON safe to show."""
+    if isinstance(value, dict):
+        return {showable(str(key)): shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    if isinstance(value, int) and abs(value) > 10**300:
+        return "a very large number"
+    return showable(value) if isinstance(value, str) else value

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from torchbus_report.runs import files, sheets
-from torchbus_report.runs.files import Unreadable
+from torchbus_report.runs.files import Unreadable, showable
 from torchbus_report.runs.sheets import Sheet
-from torchbus_report.runs.showing import showable
 
 PLACE = re.compile(r"media/[0-9]{1,9}\.png")
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchbus_report.runs.showing import showable
+from torchbus_report.runs.files import showable
 
 MOST_COLUMNS, MOST_ROWS, LONGEST_TEXT, LARGEST = 32, 1000, 200, 1e300
 Cell = str | float

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 import weakref
 from collections.abc import Sized
+from pathlib import Path
 
 from torch.utils.data import DataLoader, Dataset
 from torchbus import objects
-from torchbus.plugin import Context, RanksDiverged, hookimpl, users_frame, warn
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import users_frame, warn
 
 from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.items import Field
-from torchbus_sampler.content.purpose import asks_for_rank
 from torchbus_sampler.order import chosen
 
 CAUSES = {
@@ -52,7 +58,7 @@ class Contents:
     def explain_lines(self) -> dict[str, list[str]]:
         return {"notes": self.notes} if self.notes else {}
 
-    def are_own(self, loader: DataLoader[object]) -> bool:
+    def are_local(self, loader: DataLoader[object]) -> bool:
         """Whether the ranks have data of their own on purpose."""
         return self._is_known(loader) and id(loader.dataset) in self._own
 
@@ -116,9 +122,9 @@ class Contents:
                 f"the ranks' data sets do not hold the same samples: {facts}. Here {cause}."
                 f" {ON_PURPOSE}"
             )
-        self._keep_own(loader, facts)
+        self._keep_local(loader, facts)
 
-    def _keep_own(self, loader: DataLoader[object], facts: str) -> None:
+    def _keep_local(self, loader: DataLoader[object], facts: str) -> None:
         """The ranks have data of their own on purpose. Leave it, and warn."""
         self._own.add(id(loader.dataset))
         self._note(
@@ -193,3 +199,63 @@ def _name(loader: DataLoader[object]) -> str:
     dataset, kind = objects.name_of(loader.dataset, frame), type(loader.dataset).__name__
     named = dataset or objects.name_of(loader, frame)
     return f"{named} ({kind})" if dataset else f"{kind} of the loader {named}" if named else kind
+
+
+FUNCTIONS = frozenset({"get_rank", "get_local_rank", "get_node_local_rank"})
+VARIABLES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "PMI_RANK",
+        "HOROVOD_RANK",
+        "HOROVOD_LOCAL_RANK",
+    }
+)
+STARTED_HERE = ("session", "fork", "spawn")  # these ranks see no launcher's variables
+
+
+def asks_for_rank(session: Context, dataset: object) -> bool:
+    """Whether the script has read ``s.rank``, or its code names a source of the rank.
+
+    Its code is the main file and the file of the data set's class. Sources of the rank are
+    functions such as ``get_rank`` of torch.distributed, and the variables of a launcher.
+    """
+    sources = FUNCTIONS if session.world.launched_by in STARTED_HERE else FUNCTIONS | VARIABLES
+    files = {
+        getattr(module, "__file__", None)
+        for module in (sys.modules["__main__"], inspect.getmodule(type(dataset)))
+    }
+    return session.rank_asked or any(
+        _names(Path(file)) & sources for file in files if file and not _is_library(file)
+    )
+
+
+def _is_library(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _names(file: Path) -> set[str]:
+    """Return the names and strings in the code of a file, or none if it can't be read."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    texts = {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return (
+        texts
+        | {node.id for node in nodes if isinstance(node, ast.Name)}
+        | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    )

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.plugin import Context, Share, Unsupported
-from torchbus.world import Place
+from torchbus.errors import Unsupported
+from torchbus.runtime.context import Context
+from torchbus.world import Place, Share
 
 from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.ledger import Ledger
-from torchbus_sampler.order import DividedOrder
-from torchbus_sampler.orders.array import digest
-from torchbus_sampler.shares import share_out
+from torchbus_sampler.order import DividedOrder, share_out
+from torchbus_sampler.orders.shared import digest
 from torchbus_strategy import random_streams
 
 STREAM = (
@@ -31,21 +31,21 @@ def refuse_stream(session: Context, dataset: object) -> None:
         raise Unsupported(STREAM.format(type(dataset).__name__))
 
 
-def in_words(session: Context, own_batch: bool, batch_size: int | None) -> str:
+def in_phrases(session: Context, local_batch: bool, batch_size: int | None) -> str:
     """How the loader's batches are divided, for ``explain()``."""
     parts = session.world.data.parts
     over = f"{parts} ranks" if parts == session.world_size else f"{parts} groups of ranks"
     if session.world.divides_anew:
         over = f"{parts} ranks of all replicas, anew when one comes or goes,"
-    if own_batch:
+    if local_batch:
         busy = parts if batch_size is None else min(parts, max(1, batch_size // 2))
         idle = f"; {parts - busy} of them have none, as each gets two samples at least"
         return f"divided, each batch over {over}" + (idle if busy < parts else "")
     return f"divided, {batch_size or 'a batch'} x {over} a step"
 
 
-class AnewOrder(DividedOrder):
-    """The order of a pass, and its own iterator. See ``DividedAnew`` of the core.
+class ElasticIndices(DividedOrder):
+    """The order of a pass, and its own iterator. See ``ElasticOrder`` of the core.
 
     It counts in the user's own batches. ``_kept`` are those that are drawn and not used, from
     number ``_used`` on.
@@ -56,12 +56,12 @@ class AnewOrder(DividedOrder):
         session: Context,
         loader: DataLoader[object],
         batched: bool,
-        own_batch: bool,
+        local_batch: bool,
         ledger: Ledger | None,
     ) -> None:
         super().__init__(index_sampler(loader), 0, 1, 1, batched, session.random)
         self._session = session
-        self._own_batch = own_batch
+        self._local_batch = local_batch
         self._told = None if ledger is None else ledger.of_pass(loader)
         self._drawing: Iterator[Sequence[object]] | None = None
         self._began: Place = {}
@@ -72,7 +72,7 @@ class AnewOrder(DividedOrder):
 
     # The iterator --------------------------------------------------------------------------------
 
-    def __iter__(self) -> AnewOrder:
+    def __iter__(self) -> ElasticIndices:
         return self
 
     def __next__(self) -> object:
@@ -92,7 +92,7 @@ class AnewOrder(DividedOrder):
 
     def _step_at(self, start: int) -> list[Sequence[object]]:
         """The user's batches of the step that begins with number ``start``; none at the end."""
-        per_step = 1 if self._own_batch else self._session.world.data.parts
+        per_step = 1 if self._local_batch else self._session.world.data.parts
         found = self._at(start, per_step)
         is_short = len(found) < per_step and getattr(self._inner, "drop_last", False)
         return [] if is_short else found

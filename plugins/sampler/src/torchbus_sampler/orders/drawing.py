@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torchbus_sampler.orders.array import OrderArray, checksum_of
 from torchbus_sampler.orders.draws import Draws
-from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.shared import Memory, OrderArray, checksum_of
 
 
 class Order(Protocol):

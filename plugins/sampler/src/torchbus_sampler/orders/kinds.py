@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from torchbus_sampler.orders.drawing import Chosen, Drawing, Order, Range
 from torchbus_sampler.orders.draws import Permutations, Weighted, WithReplacement
-from torchbus_sampler.orders.memory import Memory
+from torchbus_sampler.orders.shared import Memory
 
 MODULE = "torch.utils.data.sampler"
 
@@ -59,18 +59,18 @@ def _sequential(sampler: SequentialSampler, memory: Memory) -> Order:
 
 
 def _random(sampler: RandomSampler, memory: Memory) -> Order:
-    length, generator, is_own = (
+    length, generator, is_local = (
         len(sampler.data_source),
         sampler.generator,
         sampler.generator is None,
     )
-    if is_own:
+    if is_local:
         generator = Generator()
         generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     total = sampler.num_samples
     if sampler.replacement:
-        return Drawing(WithReplacement(length, total, generator, ahead=is_own), memory)
-    return Drawing(Permutations(length, total, generator, one_more=not is_own), memory)
+        return Drawing(WithReplacement(length, total, generator, ahead=is_local), memory)
+    return Drawing(Permutations(length, total, generator, one_more=not is_local), memory)
 
 
 def _subset(sampler: SubsetRandomSampler, memory: Memory) -> Order:

@@ -3,22 +3,93 @@
 It is a file in memory without a name. The kernel frees it when the last rank releases it, or is
 killed. Each rank that wants the array offers a file of its own, and the store takes the first. Its
 rank draws while it holds a lock on the file. The others open the file through /proc, wait for the
-lock, and map the file for reading.
-"""
+lock, and map the file for reading."""
 
 from __future__ import annotations
 
+import array
+import contextlib
 import mmap
 import os
 import time
 import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
 
 import torch
-from torch import Generator
-from torchbus.plugin import SharedStore
+from torch import Generator, Tensor
+from torchbus.runtime.user_code import warn
+from torchbus.world import SharedStore, World
 
-from torchbus_sampler.orders.array import ITEM_BYTES, OrderArray, words, write
 from torchbus_sampler.orders.draws import Draws
+
+SHARED_FROM = 2**20  # samples; it is faster to draw a smaller array than to ask for it
+TOO_SMALL = (
+    "the order of {} samples does not fit into shared memory ({}): each rank keeps its own copy,"
+    " {:.1f} GB"
+)
+
+
+class Memory:
+    """Gives arrays, which the ranks of a node share through ``store``; None if there is one rank.
+
+    The first rank that asks draws the array. Ranks that ask meanwhile wait for it. No rank waits
+    for one that does not draw.
+    """
+
+    def __init__(self, store: SharedStore | None = None, shared_from: int = SHARED_FROM) -> None:
+        self._store = store
+        self._shared_from = shared_from
+        self._drawn: Counter[str] = Counter()
+        self._offered: list[tuple[str, weakref.ref[OrderArray]]] = []
+
+    def array(self, length: int, draws: Draws) -> OrderArray:
+        """Return the next ``length`` indices.
+
+        Afterwards the generator is in the state after these draws, even if another rank drew them.
+        """
+        if self._store is not None and draws.shared and length >= self._shared_from:
+            try:
+                return self._shared(self._store, length, draws)
+            except NoRoom as error:
+                warn(TOO_SMALL.format(length, error, length * 8 / 1e9))
+            except NotShared:
+                pass
+        return own(length, draws.fill)
+
+    def _shared(self, store: SharedStore, length: int, draws: Draws) -> OrderArray:
+        self._forget(store)
+        name = self._name(length, draws)
+        found = shared(store, name, length, draws)
+        if found.file is not None:
+            self._offered.append((name, weakref.ref(found)))
+        return found
+
+    def _forget(self, store: SharedStore) -> None:
+        """Remove from the store the arrays that this rank has drawn and released."""
+        over = [name for name, array in self._offered if array() is None]
+        self._offered = [(name, array) for name, array in self._offered if name not in over]
+        with contextlib.suppress(RuntimeError):  # the store has gone
+            for name in over:
+                store.delete_key(name)
+
+    def _name(self, length: int, draws: Draws) -> str:
+        """Return a name that is equal on ranks that would draw the same, as often as before."""
+        state = bytes(draws.generator.get_state().tolist())
+        what = blake2b(state + f"{length} {draws.name}".encode(), digest_size=16).hexdigest()
+        self._drawn[what] += 1
+        return f"{what}/{self._drawn[what]}"
+
+
+def memory_of(world: World) -> Memory:
+    """Return the memory for the ranks of this node."""
+    if world.store is None or world.local_world_size < 2:
+        return Memory()
+    return Memory(world.store.within(f"orders/{world.node_rank}"))
+
 
 TOKEN_BYTES, NUMBER_BYTES = 16, 8
 HEADER_BYTES = 2**14  # token, length of the generator's state, this state
@@ -73,6 +144,24 @@ class _File:
         import fcntl
 
         fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+
+class OrderArray:
+    """``length`` indices, each an int64, and after them the checksums of the blocks.
+
+    All are in one buffer of ``words(length)`` numbers. A block's checksum covers all up to its end.
+    """
+
+    def __init__(self, view: memoryview, length: int) -> None:
+        self._view = view
+        self.length = length
+
+    def indices(self, start: int, stop: int) -> list[int]:
+        return self._view[start:stop].tolist()
+
+    def checksum(self, stop: int) -> int:
+        """Return the checksum of all blocks up to the one with index number ``stop - 1``."""
+        return int(self._view[self.length + (stop - 1) // BLOCK])
 
 
 class SharedArray(OrderArray):
@@ -137,3 +226,49 @@ def _state(fd: int, token: bytes) -> bytes:
 
 def _go_on(generator: Generator, state: bytes) -> None:
     generator.set_state(torch.tensor(list(state), dtype=torch.uint8))
+
+
+BLOCK = 2**16  # samples
+ITEM_BYTES = 8
+Fill = Callable[[Tensor], None]
+
+
+def words(length: int) -> int:
+    """Return how many numbers an array of so many indices has."""
+    return length + -(-length // BLOCK)
+
+
+def own(length: int, fill: Fill) -> OrderArray:
+    """Make an array in this process's own memory."""
+    view = memoryview(array.array("q", [0]) * words(length))
+    write(view, length, fill)
+    return OrderArray(view, length)
+
+
+def write(view: memoryview, length: int, fill: Fill) -> None:
+    """Draw the indices, and compute the checksums."""
+    if not length:
+        return
+    fill(torch.frombuffer(view, dtype=torch.int64, count=length))
+    checksum = 0
+    for number, start in enumerate(range(0, length, BLOCK)):
+        checksum = zlib.crc32(view[start : min(start + BLOCK, length)], checksum)
+        view[length + number] = checksum
+
+
+def checksum_of(indices: Any, before: int = 0) -> int:
+    """Return the checksum of a list, tuple, range, tensor or array of numbers, read in blocks."""
+    if isinstance(indices, range):
+        return zlib.crc32(repr(indices).encode(), before)
+    for start in range(0, len(indices), BLOCK):
+        part = indices[start : start + BLOCK]
+        before = digest(part.tolist() if hasattr(part, "tolist") else list(part), before)
+    return before
+
+
+def digest(indices: list[Any], before: int) -> int:
+    """Return a number that is equal on all ranks with the same indices so far."""
+    try:
+        return zlib.crc32(array.array("q", indices).tobytes(), before)
+    except (TypeError, OverflowError):
+        return zlib.crc32(repr(indices).encode(), before)

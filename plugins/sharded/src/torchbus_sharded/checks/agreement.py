@@ -10,7 +10,9 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.plugin import Context, RanksDiverged, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged
+from torchbus.runtime.context import Context
 
 from torchbus_sharded._compat.tensors import count_of_collectives
 from torchbus_strategy.collectives import all_gather_object
@@ -89,19 +91,19 @@ class Agreement:
         waits_already = self._job.waiting is not None
         if not waits_already:
             self._job.wait_in(what)
-        told = self._gather(
+        reported = self._gather(
             HEAD.pack(self._passed, *numbers, *NO_NUMBERS[len(numbers) :])
             + flags.ljust(self.room, b"\0")
         )
         if not waits_already:
             self._job.go_on()
         self._passed = self._steps = 0
-        heads = [HEAD.unpack_from(message) for message in told]
+        heads = [HEAD.unpack_from(message) for message in reported]
         if any(digest != heads[0][0] for digest, *_ in heads):
             self._raise(what)
         self._met_at = self._counted()
         return Told(
-            bytes(map(max, zip(*told, strict=True)))[HEAD.size :],
+            bytes(map(max, zip(*reported, strict=True)))[HEAD.size :],
             [sum(parts) for parts in list(zip(*heads, strict=True))[1:]],
         )
 
@@ -114,11 +116,13 @@ class Agreement:
         )
 
     def _gather(self, message: bytes) -> list[bytes]:
-        told = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)
+        reported = torch.empty(self._session.world_size, len(message), dtype=torch.uint8)
         dist.all_gather(
-            list(told), torch.frombuffer(bytearray(message), dtype=torch.uint8), group=self._group
+            list(reported),
+            torch.frombuffer(bytearray(message), dtype=torch.uint8),
+            group=self._group,
         )
-        return [bytes(row) for row in told.tolist()]
+        return [bytes(row) for row in reported.tolist()]
 
     def told(self, what: T) -> list[T]:
         """What every rank tells. All ranks call it, when they have met."""
@@ -133,13 +137,13 @@ class Agreement:
         self._group = None
 
     def _raise(self, what: str) -> None:
-        told = self.told(what)
-        if len(set(told)) == 1:
+        reported = self.told(what)
+        if len(set(reported)) == 1:
             raise RanksDiverged(
                 f"on the way to {what} the ranks called different parts of models, or different"
                 f" things that all ranks must call. {REMEDY}"
             )
-        places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(told))
+        places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(reported))
         raise RanksDiverged(f"the ranks are at different places of the loop: {places}. {REMEDY}")
 
 

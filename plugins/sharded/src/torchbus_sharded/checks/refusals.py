@@ -2,20 +2,102 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
-from torchbus.plugin import Unsupported, UsageError
+from torchbus.errors import Unsupported, UsageError
 
-from torchbus_sharded._compat.fsdp2 import original_class, pairs_in, places_in, units_in, unsharded
-from torchbus_sharded._compat.tensors import parameters
-from torchbus_sharded.checks.stale import StaleParameter
+from torchbus_sharded._compat.fsdp2 import (
+    names_in,
+    original_class,
+    pairs_in,
+    places_in,
+    units_in,
+    unsharded,
+)
+from torchbus_sharded._compat.tensors import as_plain_tensors, parameters
+from torchbus_strategy import sharding
+
+OUTSIDE = ("its data is not allocated yet", "for input.numel() == 0")
+"""What torch says of parts outside of forward."""
+BY_ITSELF = (
+    "{}.forward is called by itself, and what gathers its parameters under strategy='fsdp' is a"
+    " call of the module: call it (module(x)), or take module.forward after the optimizer was made"
+)
+ASSIGNED = "(torch.nn.Parameter or None expected)"
+PART_FIRST = "FSDP state has already been lazily initialized"
+
+
+def translate(error: BaseException | None, models: Iterable[Module]) -> Unsupported | None:
+    """What to say instead of torch's own words, if these are about divided tensors."""
+    if isinstance(error, RuntimeError) and PART_FIRST in str(error):
+        return Unsupported(
+            "a part of a model was called by itself before the model that its optimizer has (such"
+            " as model.module of a DataParallel, or a block): under strategy='fsdp' the whole is"
+            " called first. Call the whole in both places, or use strategy='ddp'"
+        )
+    is_mixture = sharding.has_sign(error, *OUTSIDE)
+    is_assigned = isinstance(error, TypeError) and ASSIGNED in str(error)
+    new = _new_parameter(models) if is_mixture or is_assigned else ""
+    if new:
+        return Unsupported(new)
+    if error is not None and is_mixture:
+        return _mixture(error, models)
+    return sharding.no_entry(error, "of a model that strategy='fsdp' has divided")
+
+
+def _is_by_itself(forward: FrameType, caller: FrameType) -> bool:
+    """Whether the script calls a unit's forward, and not torch or a class that extends it."""
+    module = forward.f_locals.get("self")
+    return (
+        isinstance(module, FSDPModule)
+        and caller.f_locals.get("self") is not module
+        and not caller.f_globals["__name__"].startswith("torch")
+    )
+
+
+def _new_parameter(models: Iterable[Module]) -> str:
+    for model in models:
+        for name, _ in model.named_parameters(remove_duplicate=False):
+            if name not in names_in(model):
+                return made_later(name, model)
+    return ""
+
+
+def _mixture(error: BaseException, models: Iterable[Module]) -> Unsupported:
+    """For an operation on parts, which names the method, or else the line."""
+    parts = {
+        id(part): original_class(model).__name__ for model in models for part in model.modules()
+    }
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    callers = dict(zip(frames[1:], frames, strict=False))
+    for frame, _ in sharding.places_of(error):
+        owner, method = parts.get(id(frame.f_locals.get("self"))), frame.f_code.co_name
+        if method == "forward" and _is_by_itself(frame, callers.get(frame, frame)):
+            called = original_class(frame.f_locals["self"])
+            return Unsupported(BY_ITSELF.format(called.__name__))
+        if owner and method != "forward":
+            return Unsupported(
+                f"{owner}.{method} uses parameters outside forward. There a rank has only a part of"
+                f" each, under strategy='fsdp': say forward_methods=({method!r},), or use"
+                " strategy='ddp'"
+            )
+    return Unsupported(
+        f"{sharding.line_of(error)} mixes parts of parameters or gradients with whole tensors,"
+        " which does not work under strategy='fsdp': take tensor.full_tensor(), or use"
+        " strategy='ddp'. For an average of the weights, use ema_decay= or swa_start= of"
+        " torchbus-average"
+    )
+
 
 TOGETHER = {
     LBFGS: ("all parameters together", "'ddp'"),
@@ -145,3 +227,42 @@ def _refuse_parameters(models: Iterable[Module], asked: Sequence[Tensor]) -> Non
             "torch.autograd.grad for parameters under strategy='fsdp': a rank would get the"
             " gradient of only its own samples. Use backward(), or strategy='ddp'"
         )
+
+
+GETTER = "__get__"
+EMPTIED = [getattr(Tensor, name).__get__ for name in ("grad", "data", "shape")]
+KNOWN = (Tensor.__hash__, Tensor.dim, Tensor.__repr__, Tensor.untyped_storage)
+
+
+class StaleParameter(nn.Parameter):
+    """May be given to an optimizer, which gets the part in its place. Other uses are refused.
+
+    They would be wrong without a message.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        harmless = function in KNOWN or (
+            getattr(function, "__name__", "") == GETTER and function not in EMPTIED
+        )
+        if not harmless:
+            raise Unsupported(
+                "a list of parameters that was made before its model was divided (strategy='fsdp')"
+                " is empty now: make it after the optimizer, or call model.parameters() when you"
+                " need it"
+            )
+        with as_plain_tensors():
+            return function(*args, **(kwargs or {}))
+
+
+def empty(old: nn.Parameter) -> None:
+    """Let the values go."""
+    if not isinstance(old, StaleParameter):  # a shared parameter has two names
+        old.data = old.data.new_empty(0)
+        old.__class__ = StaleParameter

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import RanksDiverged
+from torchbus.errors import RanksDiverged
 
 from torchbus_sharded._compat.fsdp2 import Pair, original_class, pairs_in, unsharded
 from torchbus_sharded._compat.tensors import backward_hooks, call_when_accumulated
 from torchbus_sharded.checks.agreement import REMEDY, Agreement
-from torchbus_sharded.engine.parameter_hooks import forward_to
+from torchbus_sharded.engine.meta import forward_to
 
 REACHED, COUNTED = 1, 2
 """A backward has reached a parameter: of the flags that ranks give, the greatest is told."""
@@ -62,26 +62,26 @@ class UsedParameters:
             )
         return flags
 
-    def settle(self, told: bytes) -> None:
+    def settle(self, reported: bytes) -> None:
         """Set a gradient to None if no rank has made one that counts, but others have some.
 
-        ``told``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them have
+        ``reported``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them have
         reached a model.
         """
-        least = COUNTED if told[self._counts] else REACHED
+        least = COUNTED if reported[self._counts] else REACHED
         for model, place in self._places.items():
-            if told[place] and told[place + 1]:
+            if reported[place] and reported[place + 1]:
                 self._refuse(model)
-            for pair, reached in zip(pairs_in(model), told[place + 2 :], strict=False):
+            for pair, reached in zip(pairs_in(model), reported[place + 2 :], strict=False):
                 if reached < least and pair.torchbus_had_none:
                     pair.sharded_param.grad = None
 
     def _refuse(self, model: Module) -> None:
-        told = self._agreement.told(any(pair.torchbus_reached for pair in pairs_in(model)))
-        ranks = ", ".join(str(rank) for rank, reached in enumerate(told) if reached)
+        reported = self._agreement.told(any(pair.torchbus_reached for pair in pairs_in(model)))
+        ranks = ", ".join(str(rank) for rank, reached in enumerate(reported) if reached)
         raise RanksDiverged(
             f"backward reached {original_class(model).__name__} only on rank {ranks}, of"
-            f" {len(told)} ranks. {REMEDY}"
+            f" {len(reported)} ranks. {REMEDY}"
         )
 
 

@@ -1,22 +1,23 @@
 """Hooks around each forward of a divided model.
 
-They check that all ranks are here, and keep torch's engine from making wrong gradients.
-"""
+They check that all ranks are here, and keep torch's engine from making wrong gradients."""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_sharded._compat.fsdp2 import (
     can_reset,
+    gather_ahead,
     names_in,
     original_class,
     pairs_in,
@@ -29,7 +30,6 @@ from torchbus_sharded._compat.gathering import let_go_of_early
 from torchbus_sharded._compat.tensors import current_graph_task_id
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_sharded.checks.refusals import refuse_borrowed, refuse_derivatives, refuse_replaced
-from torchbus_sharded.engine.prefetch import Prefetch
 from torchbus_sharded.engine.writes import Writes
 
 CLOSELY = 3
@@ -196,3 +196,48 @@ def _gather_outside(model: Module) -> None:
 def _reshard(model: Module) -> None:
     for unit in units_in(model):
         unit.reshard()
+
+
+class Prefetch:
+    """Learns the order of the units from the first forwards.
+
+    A later forward that takes another order gathers each unit on demand.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._learns = session.device.type == "cpu"
+        self._orders: weakref.WeakKeyDictionary[Module, list[list[Module]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._order: list[Module] = []
+
+    def add(self, model: Module) -> None:
+        """Let a backward prefetch without waiting."""
+        for unit in units_in(model) if self._learns else []:
+            gather_ahead(unit)
+
+    def begin(self, model: Module) -> None:
+        """A forward for training begins."""
+        if self._learns:
+            self._order = []
+            self._orders.setdefault(model, []).append(self._order)
+
+    def passing(self, unit: Module) -> None:
+        self._order.append(unit)
+
+    def end(self) -> None:
+        """The forward has ended. Units that are called by themselves belong to no order."""
+        self._order = []
+
+    def settle(self, forwards: bool) -> None:
+        """Prefetch from now on. All ranks have passed the same units, so all decide alike.
+
+        ``forwards``: also in forwards, which is wrong if they write to parts without a trace.
+        """
+        for model, orders in self._orders.items() if forwards else ():
+            first = orders[0]
+            if all(order == first for order in orders) and len(set(map(id, first))) == len(first):
+                for unit, following in pairwise([model, *first]):
+                    unit.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+        self._orders.clear()
+        self._learns = False

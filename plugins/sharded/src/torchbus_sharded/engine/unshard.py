@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -9,7 +10,7 @@ from torch.nn import Module
 
 from torchbus_sharded._compat.fsdp2 import forget_engine
 from torchbus_sharded._compat.gathering import let_go_of_early
-from torchbus_sharded._compat.tensors import parameters, share_backward_hooks
+from torchbus_sharded._compat.tensors import DATA, parameters, share_backward_hooks
 from torchbus_strategy import sharding
 
 
@@ -42,3 +43,25 @@ def _gathered(parameter: DTensor) -> nn.Parameter:
         full.grad = sharding.whole(parameter.grad)
     share_backward_hooks(parameter, full)
     return full
+
+
+Strides = dict[str, tuple[int, ...]]
+
+
+def make_contiguous(model: Module) -> Strides:
+    """Let all parameters be contiguous. Returns the strides of those that were not, by name."""
+    found: Strides = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_contiguous():
+            found[name] = parameter.stride()
+            parameter.data = parameter.data.contiguous()
+    return found
+
+
+def put_strides(model: Module, strides: Strides) -> None:
+    """Give whole parameters the strides that they had."""
+    for name, stride in strides.items():
+        parameter = model.get_parameter(name)
+        whole = parameter.detach()
+        made = torch.empty_strided(whole.shape, stride, dtype=whole.dtype, device=whole.device)
+        DATA.__set__(parameter, made.copy_(whole))

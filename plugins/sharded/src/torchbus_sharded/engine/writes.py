@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, pairs_in
 from torchbus_sharded._compat.gathering import (
@@ -26,7 +26,7 @@ from torchbus_sharded._compat.gathering import (
 )
 from torchbus_sharded._compat.tensors import DATA, version
 from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.dtensor.writing import check_alike, set_data
+from torchbus_sharded.dtensor import check_alike, set_data
 from torchbus_strategy import compat, sharding
 from torchbus_strategy.checks.constants import Digest, byte_sum
 
@@ -181,31 +181,31 @@ def _copy(whole: Tensor, part: nn.Parameter) -> bool:
 
     A whole value may have fewer bits than the part (bf16), which stays as it is if it is equal.
     """
-    own, new = compat.own_part(part), _own_part_of(whole, part)
-    is_same = new == own.to(new)
+    mine, new = compat.local_part(part), _local_part_of(whole, part)
+    is_same = new == mine.to(new)
     if bool(is_same.all()):
         return False
-    own.copy_(torch.where(is_same, own.to(new.device), new.to(own.dtype)))
+    mine.copy_(torch.where(is_same, mine.to(new.device), new.to(mine.dtype)))
     return True
 
 
-def _own_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
+def _local_part_of(whole: Tensor, part: nn.Parameter) -> Tensor:
     """This rank's part of gathered values. Nothing is sent, because only some ranks may ask."""
     if not isinstance(whole, DTensor):
-        return compat.own_part(sharding.like(whole, part))
+        return compat.local_part(sharding.like(whole, part))
     # the ranks of a tensor group have different values, of which each keeps a part
     divided: Any = part
     of_layers = whole.device_mesh.mesh_dim_names or ()
     names = divided.device_mesh.mesh_dim_names
-    kept = [
+    retained = [
         (name, placement)
         for name, placement in zip(names, divided.placements, strict=True)
         if name not in of_layers
     ]
-    mesh = divided.device_mesh[tuple(name for name, _ in kept)]
-    places = [Shard(one.dim) if hasattr(one, "dim") else one for _, one in kept]
+    mesh = divided.device_mesh[tuple(name for name, _ in retained)]
+    places = [Shard(one.dim) if hasattr(one, "dim") else one for _, one in retained]
     return distribute_tensor(whole.to_local(), mesh, places, src_data_rank=None).to_local()
 
 
 def _sum(pair: Pair) -> int:
-    return byte_sum(compat.own_part(pair.sharded_param))
+    return byte_sum(compat.local_part(pair.sharded_param))

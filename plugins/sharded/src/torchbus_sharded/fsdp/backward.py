@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl, warn
+from torchbus.bus.base import hookimpl
+from torchbus.errors import RanksDiverged, Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
+from torchbus_sharded._compat.fsdp2 import buffers_in
+from torchbus_sharded._compat.tensors import is_view
 from torchbus_sharded.engine.forward_hooks import CLOSELY
-from torchbus_sharded.engine.parameter_hooks import zeros_instead
-from torchbus_sharded.fsdp.buffers import copy_from_rank0
+from torchbus_sharded.engine.meta import zeros_instead
 from torchbus_sharded.fsdp.loss_counts import LossCounts
-from torchbus_sharded.fsdp.mean_loss import MeanLoss
 from torchbus_sharded.fsdp.models import ShardedModels
 from torchbus_strategy.checks import divergence
-from torchbus_strategy.checks.constants import MODULUS, Constants, told_alike
-from torchbus_strategy.loss.gradients import made_anew
-from torchbus_strategy.loss.terms import Count
+from torchbus_strategy.checks.constants import MODULUS, Constants, equal_on_all_ranks
+from torchbus_strategy.loss import terms
+from torchbus_strategy.loss.gradients import isolated_gradients
+from torchbus_strategy.loss.terms import Count, Number
 
 if TYPE_CHECKING:
     from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
@@ -31,8 +37,6 @@ LOST = (
     " to the gradients is lost. That changes nothing where the loop clears them before its next"
     " backward or step; else use strategy='ddp'"
 )
-
-
 WRITTEN = (
     "a forward writes to parameters, and writes other values on other ranks, because they come from"
     " the rank's own samples (torch.nn.Embedding with max_norm, weights that are set from the first"
@@ -76,7 +80,7 @@ class ShardedBackward:
         holders = self._models.gradient_holders()
         goes_beyond = self._session.bus.heard("average_beyond")
         with (
-            made_anew(holders) if count.anew or goes_beyond else nullcontext(),
+            isolated_gradients(holders) if count.anew or goes_beyond else nullcontext(),
             self._unmanaged.averaged() as whole,
         ):
             self._models.used.begin()
@@ -95,9 +99,9 @@ class ShardedBackward:
         self, holders: Sequence[Tensor], means: Sequence[float] | Tensor
     ) -> Sequence[float]:
         """Let replicas that are sessions of their own average too."""
-        own = means.tolist() if isinstance(means, Tensor) else list(means)
-        told = self._session.bus.hook.average_beyond(parameters=list(holders), numbers=own)
-        return own if told is None else list(told)
+        ours = means.tolist() if isinstance(means, Tensor) else list(means)
+        reported = self._session.bus.hook.average_beyond(parameters=list(holders), numbers=ours)
+        return ours if reported is None else list(reported)
 
     def _dropped(self) -> AbstractContextManager[None]:
         """This rank has no samples of its own, and its gradients count nothing."""
@@ -133,16 +137,16 @@ class ShardedBackward:
         agreement.passing(f"{agreement.collectives()} collectives")
         flags, writes = used.flags(counts), self._models.forwards.writes
         position = self._session.share.position % MODULUS
-        own = (constants, position, writes.tell(flags))
-        told = agreement.meet(
+        ours = (constants, position, writes.tell(flags))
+        reported = agreement.meet(
             f"the end of backward {self._job.backwards + 1}",
             bytes(flags),
-            [*numbers, *own, *(one**2 for one in own)],
+            [*numbers, *ours, *(one**2 for one in ours)],
         )
-        used.settle(told.flags)
-        writes.hear(told.flags)
-        self._refuse_unlike(own, told.totals[len(numbers) :])
-        return told.totals[: len(numbers)]
+        used.settle(reported.flags)
+        writes.hear(reported.flags)
+        self._refuse_unlike(ours, reported.totals[len(numbers) :])
+        return reported.totals[: len(numbers)]
 
     def _refuse_unlike(self, own: tuple[int, int, int], totals: Sequence[float]) -> None:
         """Raise RanksDiverged, on all ranks, if constants, position or writes differ."""
@@ -158,7 +162,7 @@ class ShardedBackward:
 
     def _is_alike(self, mine: int, total: float, total_of_squares: float) -> bool:
         size = self._session.world_size
-        return told_alike(mine, total / size, total_of_squares / size)
+        return equal_on_all_ranks(mine, total / size, total_of_squares / size)
 
     def _end(self) -> None:
         self._job.go_on()
@@ -200,3 +204,83 @@ def _refuse(call: BackwardCall) -> None:
             "backward(inputs=) under strategy='fsdp': the inputs are parts of parameters, which are"
             " not in the graph; use strategy='ddp'"
         )
+
+
+def copy_from_rank0(models: Iterable[Module]) -> None:
+    """Give the models' buffers rank 0's values, in one broadcast per dtype. All ranks call it."""
+    held = [buffer for model in models for some in buffers_in(model) for buffer in some.values()]
+    buffers = {
+        id(buffer): buffer for buffer in held if buffer is not None and buffer.numel()
+    }.values()
+    for kind in dict.fromkeys((buffer.dtype, buffer.device) for buffer in buffers):
+        same = [buffer for buffer in buffers if (buffer.dtype, buffer.device) == kind]
+        packed = torch.cat([buffer.reshape(-1) for buffer in same])
+        dist.broadcast(packed, 0)
+        for buffer, part in zip(same, packed.split([one.numel() for one in same]), strict=True):
+            buffer.data.copy_(part.view_as(buffer))
+
+
+NUMBERS = 1 + terms.SLOTS
+
+
+class MeanLoss:
+    """Sums the ranks' losses, and what these count.
+
+    On CPU, ``numbers`` are this rank's part of the sums: the ranks add them when they meet at the
+    end of the backward. On a GPU the sums are made while the engine runs, and the host does not
+    wait. A rank without samples of its own adds nothing, whatever its loss is.
+    """
+
+    def __init__(self, session: Context, call: BackwardCall, count: Count) -> None:
+        self._world_size = session.world_size
+        loss = call.loss
+        self._loss = loss if _is_the_loops_local(call) else None
+        self._totals: Tensor | None = None
+        self._work: dist.Work | None = None
+        self.numbers = [0.0] * NUMBERS
+        if loss is None or loss.dim():
+            return
+        reported = [
+            _weighted(loss.detach(), count.weight) if count.value is None else count.value,
+            *count.told(),
+        ]
+        if loss.device.type == "cpu":
+            self.numbers = [float(number) for number in reported]
+        else:
+            dtype = torch.promote_types(loss.dtype, torch.float32)
+            self._totals = torch.stack(
+                [
+                    number.to(dtype)
+                    if isinstance(number, Tensor)
+                    else torch.full((), number, dtype=dtype, device=loss.device)
+                    for number in reported
+                ]
+            )
+            self._work = dist.all_reduce(self._totals, async_op=True)
+
+    def means(self, reported: Sequence[float]) -> Sequence[float] | Tensor:
+        """The means over ranks of the loss, and of what it counts. ``reported`` are the sums."""
+        if self._totals is None or self._work is None:
+            return [total / self._world_size for total in reported]
+        self._work.wait()
+        return self._totals / self._world_size
+
+    def put(self, mean: Number) -> None:
+        """Write the mean into the tensor that the loop reads."""
+        if self._loss is None:
+            return
+        if isinstance(mean, Tensor):
+            self._loss.data.copy_(mean)
+        else:
+            self._loss.data.fill_(mean)
+
+
+def _weighted(loss: Tensor, weight: Number) -> Number:
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0.0, 0.0, loss * weight)
+    return loss * weight if weight else 0.0
+
+
+def _is_the_loops_local(call: BackwardCall) -> bool:
+    loss = call.loss
+    return not (loss is None or loss.dim() or loss.is_leaf or is_view(loss) or call.retain_graph)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchbus.plugin import BackwardCall, Context
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_strategy.checks import first_steps
@@ -79,18 +80,18 @@ class LossCounts:
         elif self._backwards <= READ_AT_ONCE:
             scales = self.losses.settle(means.tolist(), windows)
         else:
-            scales = self.losses.settle_on_device(means, windows)
+            scales = self.losses.resolve_on_device(means, windows)
         if scales is None:
             return 1.0
         if count.left:
             count.scale = scales.gradient
         elif not windows and (isinstance(scales.gradient, Tensor) or scales.gradient != 1.0):
             scale_all(
-                [_own_part(holder.grad) for holder in holders if holder.grad is not None],
+                [_local_part(holder.grad) for holder in holders if holder.grad is not None],
                 scales.gradient,
             )
         return scales.loss
 
 
-def _own_part(gradient: Tensor) -> Tensor:
+def _local_part(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

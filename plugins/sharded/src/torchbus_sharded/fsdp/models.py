@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -13,7 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_launch.place import END
 from torchbus_sharded._compat.fsdp2 import (
@@ -24,23 +27,17 @@ from torchbus_sharded._compat.fsdp2 import (
     reduce_late,
 )
 from torchbus_sharded.checks.agreement import Agreement
-from torchbus_sharded.checks.divisible import can_be_divided, refuse_unlike_dtypes
-from torchbus_sharded.checks.refusals import refuse_copies, refuse_optimizer
-from torchbus_sharded.checks.stale import empty
-from torchbus_sharded.checks.translation import translate
-from torchbus_sharded.checks.undivided import UndividedModels
+from torchbus_sharded.checks.refusals import empty, refuse_copies, refuse_optimizer, translate
+from torchbus_sharded.checks.undivided import UndividedModels, can_be_divided, refuse_unlike_dtypes
 from torchbus_sharded.checks.used_parameters import UsedParameters
-from torchbus_sharded.dtensor.install import as_whole
-from torchbus_sharded.engine import parameter_hooks
+from torchbus_sharded.dtensor import as_whole
+from torchbus_sharded.engine import meta
 from torchbus_sharded.engine.forward_hooks import ForwardHooks
 from torchbus_sharded.engine.meta import MetaModules
-from torchbus_sharded.engine.strides import Strides, make_contiguous, put_strides
-from torchbus_sharded.engine.unshard import make_whole
+from torchbus_sharded.engine.unshard import Strides, make_contiguous, make_whole, put_strides
 from torchbus_sharded.engine.wrapping import called_parts, units
-from torchbus_sharded.fsdp.existing_optimizers import common_optimizers
-from torchbus_sharded.fsdp.layers import divide_layers
 from torchbus_sharded.fsdp.options import ShardingOptions
-from torchbus_sharded.optimizers.holders import Optimizers
+from torchbus_sharded.optimizers import Optimizers
 from torchbus_strategy import sharding
 from torchbus_strategy.checks import first_steps, hyperparameters
 from torchbus_strategy.checks.hyperparameters import Settings
@@ -138,12 +135,12 @@ class ShardedModels:
             return
         first_steps.refuse_renormalised(self._session, [model])
         on_meta = MetaModules(model, self._options.param_init_fn)
-        self._meet_for(model, made_with)
+        self._sync_for(model, made_with)
         for tensor in [*model.parameters(), *model.buffers()]:
             if not tensor.is_meta:
                 dist.broadcast(tensor.data, 0)
         self._strides[model] = make_contiguous(model)
-        before = parameter_hooks.named(model)
+        before = meta.named(model)
         if self._options.tp is not None:
             divide_layers(self._session, model)
         self._kept.append(model)
@@ -152,10 +149,10 @@ class ShardedModels:
             self._fill(on_meta)
         self.used.add(model)
         self._hook(model)
-        self._replace(before, parameter_hooks.named(model))
+        self._replace(before, meta.named(model))
         self.undivided.discard(model)
 
-    def _meet_for(self, model: Module, made_with: Settings) -> None:
+    def _sync_for(self, model: Module, made_with: Settings) -> None:
         """Raise RanksDiverged, on all ranks, if these would divide different models."""
         name, sizes = type(model).__name__, [parameter.numel() for parameter in model.parameters()]
         self.agreement.meet(f"dividing {name}, model {len(self._models) + 1}")
@@ -199,13 +196,13 @@ class ShardedModels:
         stack.callback(refuse_copies(model))
         gather = sharding.whole_states(self._session)
         for module in model.modules():
-            stack.callback(module.register_state_dict_pre_hook(self._meet_to_gather).remove)
+            stack.callback(module.register_state_dict_pre_hook(self._sync_to_gather).remove)
             stack.callback(module.register_state_dict_post_hook(gather).remove)
             stack.callback(module.register_load_state_dict_pre_hook(sharding.divided_states).remove)
 
     def _replace(self, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
         """Let hooks and optimizers go on with the divided parameters."""
-        parameter_hooks.move(before, after)
+        meta.move(before, after)
         self._replaced |= {id(before[name]): after[name] for name in before}
         self._kept += before.values()
         self._optimizers.add_holding(list(before.values()))
@@ -213,7 +210,7 @@ class ShardedModels:
         for old in before.values():
             empty(old)
 
-    def _meet_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
+    def _sync_to_gather(self, model: Module, prefix: str, keep_vars: bool) -> None:
         if (not prefix or model in self._models) and self._session.gathers_states:
             self.agreement.meet(f"the state_dict of {original_class(model).__name__}")
 
@@ -248,4 +245,64 @@ class ShardedModels:
         return (
             f"divided in {units} {'units' if units > 1 else 'unit'}; each rank keeps"
             f" 1/{self._mesh.size(-1)} of it{self._options.share_of_layers(self._mesh)}"
+        )
+
+
+Form = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+def common_optimizers(agreement: Agreement) -> list[Optimizer]:
+    """These optimizers, in the same order on all ranks. All ranks call it.
+
+    In a new process a function finds what it was sent, but the caller may have other models too:
+    these are left alone. Ranks with as many optimizers of the same forms have the same ones,
+    whatever the values of their parameters.
+    """
+    alive = objects.optimizers()
+    agreement.meet("the optimizers made before the block")
+    forms, keys = [_form(one) for one in alive], [(_form(one), _values(one)) for one in alive]
+    reported = agreement.told((forms, keys))
+    if (
+        all(their_forms == forms for their_forms, _ in reported)
+        and len({tuple(sorted(theirs)) for _, theirs in reported}) > 1
+    ):
+        return alive
+    common = Counter(reported[0][1])
+    for _, theirs in reported:
+        common &= Counter(theirs)
+    waiting = list(zip(keys, alive, strict=True))
+    found = []
+    for key in (key for key in reported[0][1] if key in common):
+        place = next((index for index, (mine, _) in enumerate(waiting) if mine == key), None)
+        if place is not None and common[key]:
+            common[key] -= 1
+            found.append(waiting.pop(place)[1])
+    return found
+
+
+def _form(optimizer: Optimizer) -> Form:
+    return type(optimizer).__qualname__, tuple(
+        tuple(parameter.shape) for parameter in _parameters(optimizer)
+    )
+
+
+def _values(optimizer: Optimizer) -> tuple[str, ...]:
+    """A number for each parameter, rounded so that it doesn't depend on how a machine adds."""
+    return tuple(
+        "" if one.is_meta else f"{float(one.detach().double().sum()):.9e}"
+        for one in _parameters(optimizer)
+    )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def divide_layers(session: Context, model: Module) -> None:
+    """Let it do so. All ranks call it. Raises UsageError if there is no such plugin."""
+    mesh = session.world.mesh["tp"]
+    if session.bus.hook.divide_layers(model=model, mesh=mesh) is None:
+        raise UsageError(
+            f"tp={mesh.size()} with strategy='fsdp': no plugin divides the layers of"
+            f" {type(model).__name__}: pip install torchbus-tensor-parallel"
         )

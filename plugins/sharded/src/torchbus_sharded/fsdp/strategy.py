@@ -1,22 +1,27 @@
 """The strategy ``fsdp``, by torch's ``fully_shard``.
 
-It divides parameters, gradients and optimizer states over ranks.
-"""
+It divides parameters, gradients and optimizer states over ranks."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.plugin import Context, World, expect, hookimpl
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.runtime.context import Context
+from torchbus.world import World
 
 from torchbus_sharded import events
-from torchbus_sharded.engine import wrapping
-from torchbus_sharded.engine.meta import ParamInit
+from torchbus_sharded.engine import meta, wrapping
+from torchbus_sharded.engine.meta import MetaModules, ParamInit
 from torchbus_sharded.fsdp.backward import ShardedBackward
 from torchbus_sharded.fsdp.loss_counts import LossCounts
 from torchbus_sharded.fsdp.models import ShardedModels
 from torchbus_sharded.fsdp.options import ShardingOptions
-from torchbus_sharded.fsdp.single_rank import SingleRank
 from torchbus_sharded.fsdp.unmanaged import UnmanagedTensors
 from torchbus_strategy import sharding
 from torchbus_strategy.strategy import Strategy
@@ -130,3 +135,52 @@ class FSDP(Strategy):
             "parameters, gradients and optimizer states are divided over ranks; a unit is gathered"
             f" while the one before it computes, and let go {when}{layers}"
         )
+
+
+class SingleRank:
+    """Fills models on the meta device, at the events at which ``ShardedModels`` divides them."""
+
+    def __init__(self, session: Context, param_init_fn: ParamInit | None) -> None:
+        self._session = session
+        self._param_init_fn = param_init_fn
+        self._replaced: dict[int, nn.Parameter] = {}
+        self._old: list[Tensor] = []
+        session.on_close.callback(self._replaced.clear)
+        session.on_close.callback(self._old.clear)
+
+    @hookimpl(tryfirst=True)
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        for model in objects.models_of(
+            [
+                parameter
+                for parameter in parameters
+                if parameter.is_meta and id(parameter) not in self._replaced
+            ]
+        ):
+            self._fill(model)
+        sharding.swap(optimizer, self._replaced)
+
+    @hookimpl
+    def model_found(self, model: Module, calling: bool) -> None:
+        if self._session.captures(model) and not calling:
+            self._fill(model)
+
+    def fill_made_before(self) -> None:
+        for optimizer in objects.optimizers():
+            self.parameters_added(
+                optimizer,
+                [parameter for group in optimizer.param_groups for parameter in group["params"]],
+            )
+
+    def _fill(self, model: Module) -> None:
+        modules = MetaModules(model, self._param_init_fn)
+        if not modules:
+            return
+        before = meta.named(model)
+        with self._session.random.order():
+            modules.fill(self._session.device, self._session.device, lambda _: None)
+        after = meta.named(model)
+        self._replaced |= {id(before[name]): after[name] for name in before if before[name].is_meta}
+        self._old += before.values()

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.plugin import Context, UsageError, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_sharded.engine.wrapping import called_parts
 from torchbus_strategy.backward import before_step
@@ -27,7 +29,7 @@ class UnmanagedTensors:
         self._session = session
         self._forward_methods = forward_methods
         self._shared: dict[int, Tensor] = {}
-        self._own = per_rank.OwnTensors(session)
+        self._own = per_rank.PerRankTensors(session)
         self._assigned = before_step.Assigned()
         session.on_close.callback(self._shared.clear)
 
@@ -38,8 +40,8 @@ class UnmanagedTensors:
             return
         new = self._unowned(parameters if optimizer is None else _whole_tensors(optimizer))
         what = "adopted tensors" if optimizer is None else type(optimizer).__name__
-        own = [] if optimizer is None else self._own.find(new, what)
-        shared = {id(tensor): tensor for tensor in new if not any(tensor is one for one in own)}
+        mine = [] if optimizer is None else self._own.find(new, what)
+        shared = {id(tensor): tensor for tensor in new if not any(tensor is one for one in mine)}
         if shared:
             _refuse_empty(what, list(shared.values()))
             rank0_values.copy_from_rank0(
@@ -90,9 +92,13 @@ class UnmanagedTensors:
             yield [*tensors, *self._own.tensors()]
         if tensors:
             averaging.average(tensors, 1.0)
-        for tensor, kept in zip(tensors, before, strict=True):
+        for tensor, retained in zip(tensors, before, strict=True):
             tensor.grad = (
-                kept if tensor.grad is None else tensor.grad if kept is None else kept + tensor.grad
+                retained
+                if tensor.grad is None
+                else tensor.grad
+                if retained is None
+                else retained + tensor.grad
             )
         self._assigned.synchronised()
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.runtime.context import Context
 
-from torchbus_strategy.groups import MeetingPlace
+from torchbus_strategy.groups import Rendezvous
 from torchbus_strategy.parameters.trained import Trained
 
 
 @dataclass
-class Witness:
+class _Sentinel:
     """A parameter, and the gradient that the last synchronised backward has ``left``."""
 
     parameter: Tensor
@@ -32,27 +33,27 @@ class Assigned:
 
     def __init__(self) -> None:
         # by the optimizer's id: to list a WeakKeyDictionary in every step takes 10 us
-        self._witnesses: dict[int, Witness] = {}
+        self._witnesses: dict[int, _Sentinel] = {}
 
     def watch(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if trained:
             key = id(optimizer)
-            gone = weakref.ref(optimizer, functools.partial(self._witnesses.pop, key))
-            self._witnesses[key] = Witness(min(trained, key=Tensor.numel), gone)
+            lost = weakref.ref(optimizer, functools.partial(self._witnesses.pop, key))
+            self._witnesses[key] = _Sentinel(min(trained, key=Tensor.numel), lost)
 
     def synchronised(self) -> None:
         """The gradients of this moment are common to all ranks."""
-        for witness in list(self._witnesses.values()):
-            witness.left = witness.parameter.grad
+        for sentinel in list(self._witnesses.values()):
+            sentinel.left = sentinel.parameter.grad
 
     def found(self, optimizer: Optimizer) -> bool:
         """Whether the loop has assigned the optimizer's gradients since then."""
-        witness = self._witnesses.get(id(optimizer))
+        sentinel = self._witnesses.get(id(optimizer))
         return (
-            witness is not None
-            and witness.parameter.grad is not None
-            and witness.parameter.grad is not witness.left
+            sentinel is not None
+            and sentinel.parameter.grad is not None
+            and sentinel.parameter.grad is not sentinel.left
         )
 
 
@@ -77,7 +78,7 @@ class StepAveraging:
         self._average_all = average
         self._local = local
         self._assigned = Assigned()
-        self._place = MeetingPlace(session)
+        self._place = Rendezvous(session)
         self._early: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._averaged_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 

@@ -74,7 +74,7 @@ def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseE
     Returns the error that it has raised. The other ranks may have raised it too, and they wait for
     this one first.
     """
-    kept = [parameter.grad for parameter in parameters]
+    retained = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -82,7 +82,7 @@ def discard(engine: Engine, roots: Roots, parameters: Sequence[Tensor]) -> BaseE
     except BaseException as error:
         return error
     finally:
-        for parameter, gradient in zip(parameters, kept, strict=True):
+        for parameter, gradient in zip(parameters, retained, strict=True):
             parameter.grad = gradient
     return None
 
@@ -123,32 +123,32 @@ def backward(engine: Engine, parameters: Sequence[Tensor], roots: Roots, count: 
 
     All ranks call it with the same parameters. A gradient that no rank makes stays None.
     """
-    kept = [parameter.grad for parameter in parameters]
+    retained = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     engine(roots.tensors, roots.gradients, True, True, inputs=roots.inputs)
     made = [parameter.grad for parameter in parameters]
-    told = [
+    reported = [
         *(float(gradient is not None) for gradient in made),
         float(count.counted),
         float(count.weight),
     ]
-    *present, counted, weights = _summed(told, parameters[0].device)
+    *present, counted, weights = _summed(reported, parameters[0].device)
     weight = float(count.weight) * (dist.get_world_size() / weights if counted and weights else 1.0)
     packed = torch.cat(
         [_flat(parameter, gradient) for parameter, gradient in zip(parameters, made, strict=True)]
     )
     mean_of_all: Tensor = MeanOverRanks.apply(packed, weight)  # type: ignore[no-untyped-call]
     means = mean_of_all.split([parameter.numel() for parameter in parameters])
-    for parameter, mean, old, ranks in zip(parameters, means, kept, present, strict=True):
+    for parameter, mean, old, ranks in zip(parameters, means, retained, present, strict=True):
         new = mean.view_as(parameter) if ranks else None
         parameter.grad = new if old is None else old if new is None else old + new
 
 
 def _summed(numbers: list[float], device: torch.device) -> list[float]:
-    told = torch.tensor(numbers, dtype=torch.float64, device=device)
-    dist.all_reduce(told)
-    summed: list[float] = told.tolist()
+    reported = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(reported)
+    summed: list[float] = reported.tolist()
     return summed
 
 

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 from torchbus.tree import as_list
 
 from torchbus_strategy.backward import engine as strategy_engine
@@ -21,7 +24,7 @@ from torchbus_strategy.checks.constants import Constants
 from torchbus_strategy.checks.divergence import Facts, HeaderCheck, refuse_unlike
 from torchbus_strategy.checks.first_steps import look_at_first
 from torchbus_strategy.compat import is_view
-from torchbus_strategy.loss.gradients import add_again, set_apart
+from torchbus_strategy.loss.gradients import add_again, stash_gradients
 from torchbus_strategy.loss.held import kind_of, parts_of, unscaled
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
@@ -108,8 +111,8 @@ class GradientSync:
         held = strategy_engine.take_off(parameters)
         hooks = strategy_engine.TensorHooks(parameters)
         alone = bool(hooks) and not (call.create_graph or count.left or self._local)
-        apart = alone or (count.anew and not call.create_graph)
-        before = set_apart(parameters) if apart else []
+        separate = alone or (count.anew and not call.create_graph)
+        before = stash_gradients(parameters) if separate else []
         try:
             try:
                 self._with_hooks(hooks if alone else None, call, engine, count)
@@ -168,7 +171,7 @@ class GradientSync:
         try:
             reduction.backward(engine, roots, slots, loss, self._local, error)
         except BaseException:
-            if reduction.has_told:  # the gradients that were made are averaged
+            if reduction.has_reported:  # the gradients that were made are averaged
                 self._divide(reduction, count)
             raise
         finally:
@@ -204,8 +207,8 @@ class GradientSync:
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
         roots = Roots(tensors, gradients, call.retain_graph, call.inputs)
         if count.is_zero and not self._division.runs_uncounted:
-            nothing = Roots([], [], call.retain_graph, None)
-            return nothing, discard(engine, roots, reduction.parameters)
+            none_found = Roots([], [], call.retain_graph, None)
+            return none_found, discard(engine, roots, reduction.parameters)
         if call.inputs is None:
             return roots, None
         return roots._replace(inputs=[*as_list(call.inputs), reduction.header.parameter]), None
@@ -230,18 +233,18 @@ class GradientSync:
             reduction.header.give_parts(parts, scale)
         self._after_sync()
 
-    def _have_like_buffers(self, told: Header) -> bool:
+    def _have_like_buffers(self, reported: Header) -> bool:
         """Whether all ranks' buffers have the same shapes.
 
         The host waits for a GPU in the first backwards, and for good if they differed in these.
         """
         if (
-            isinstance(told, DeviceHeader)
+            isinstance(reported, DeviceHeader)
             and not self._buffers_vary
             and self._job.backwards > LOOKS
         ):
             return True
-        alike = header.buffers_agree(told.mean(), told.slots)
+        alike = header.buffers_agree(reported.mean(), reported.slots)
         self._buffers_vary |= not alike
         return alike
 
@@ -251,14 +254,14 @@ class GradientSync:
         return self._counts.settle(reduction.header, count, gradients_of)
 
     def _give_loss(
-        self, told: Header, call: BackwardCall, loss: Tensor | None, scale: Number
+        self, reported: Header, call: BackwardCall, loss: Tensor | None, scale: Number
     ) -> None:
         if (
             loss is not None
             and self._options.sync_loss
             and not (call.retain_graph or loss.is_leaf or is_view(loss))
         ):
-            told.give_loss(loss, scale)
+            reported.give_loss(loss, scale)
 
     def _after_sync(self) -> None:
         if not self._session.random.is_split and self._division.stream is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbus_device import accelerators
-from torchbus_strategy.checks.constants import MODULUS, told_alike
+from torchbus_strategy.checks.constants import MODULUS, equal_on_all_ranks
 from torchbus_strategy.loss import terms
 from torchbus_strategy.loss.terms import Count, Number
 
@@ -52,7 +52,7 @@ def numbers(
 ) -> Slots:
     """The slots that are known before the backward. ``Header.fill`` adds the others."""
     a, b = progress % MODULUS, position % MODULUS
-    told: Slots = [
+    reported: Slots = [
         count.value,
         0.0,
         float(a),
@@ -67,7 +67,7 @@ def numbers(
         float(buffers * buffers),
         *[0.0] * (2 + PARTS),
     ]
-    return [*told, *count.told()]
+    return [*reported, *count.told()]
 
 
 def add_parts(slots: Slots, loss: Tensor, kind: int, parts: Sequence[Tensor]) -> None:
@@ -75,8 +75,12 @@ def add_parts(slots: Slots, loss: Tensor, kind: int, parts: Sequence[Tensor]) ->
     slots[KIND], slots[KIND_SQUARED] = float(kind % MODULUS), float((kind % MODULUS) ** 2)
     weight, value = slots[WEIGHT], slots[LOSS]
     for slot, part in enumerate(parts, FIRST_PART):
-        told = part.detach()
-        counted = _weighted(told, weight) if value is None else _share(told, loss.detach()) * value
+        reported = part.detach()
+        counted = (
+            _weighted(reported, weight)
+            if value is None
+            else _share(reported, loss.detach()) * value
+        )
         slots[slot] = counted.item() if isinstance(counted, Tensor) and counted.is_cpu else counted
 
 
@@ -155,7 +159,7 @@ class Header:
     def give_parts(self, parts: Sequence[Tensor], scale: Number) -> None:
         """Write into each part its value over all ranks, if all have the same parts."""
         kind = self.slots[KIND]
-        if told_alike(cast("float", kind), self._array[KIND], self._array[KIND_SQUARED]):
+        if equal_on_all_ranks(cast("float", kind), self._array[KIND], self._array[KIND_SQUARED]):
             for slot, part in enumerate(parts, FIRST_PART):
                 part.data.fill_(self._array[slot] * scale)
 
@@ -191,8 +195,8 @@ class DeviceHeader(Header):
         return self.sent
 
     def tell(self, loss: Tensor | None, sample: Tensor, present: Sequence[bool]) -> Tensor:
-        self.parameter.grad = told = self.fill(loss, sample, present).clone()
-        return told
+        self.parameter.grad = reported = self.fill(loss, sample, present).clone()
+        return reported
 
     def counts(self) -> list[float]:
         return self._mean()[OWN:SLOTS].tolist()
@@ -245,20 +249,20 @@ def first_number(tensor: Tensor) -> Tensor:
 
 def agrees(mean: Sequence[float], sent: Sequence[float]) -> bool:
     """Whether all ranks gave the same progress and position."""
-    return told_alike(sent[PROGRESS], mean[PROGRESS], mean[PROGRESS_SQUARED]) and told_alike(
-        sent[POSITION], mean[POSITION], mean[POSITION_SQUARED]
-    )
+    return equal_on_all_ranks(
+        sent[PROGRESS], mean[PROGRESS], mean[PROGRESS_SQUARED]
+    ) and equal_on_all_ranks(sent[POSITION], mean[POSITION], mean[POSITION_SQUARED])
 
 
 def constants_agree(mean: Sequence[float], sent: Sequence[float]) -> bool:
     """Whether all ranks gave the same checksum of constants."""
-    return told_alike(sent[CONSTANTS], mean[CONSTANTS], mean[CONSTANTS_SQUARED])
+    return equal_on_all_ranks(sent[CONSTANTS], mean[CONSTANTS], mean[CONSTANTS_SQUARED])
 
 
 def buffers_agree(mean: Sequence[float], sent: Sequence[Number | None]) -> bool:
     """Whether all ranks gave the same checksum of their buffers' shapes."""
-    own = cast("float", sent[BUFFERS])
-    return told_alike(own, mean[BUFFERS], mean[BUFFERS_SQUARED])
+    mine = cast("float", sent[BUFFERS])
+    return equal_on_all_ranks(mine, mean[BUFFERS], mean[BUFFERS_SQUARED])
 
 
 def drifted(mean: Sequence[float], sent: Sequence[float]) -> bool:

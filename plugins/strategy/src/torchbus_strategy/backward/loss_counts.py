@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Context
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
 from torchbus_strategy.backward.header import COUNTED, DeviceHeader, Header
 from torchbus_strategy.loss.gradients import scale_all
@@ -78,13 +79,13 @@ class LossCounts:
         """
         return self._losses.meet(count)
 
-    def settle(self, told: Header, count: Count, parameters: Sequence[Tensor]) -> Number:
+    def settle(self, reported: Header, count: Count, parameters: Sequence[Tensor]) -> Number:
         """Divide the gradients, once the ranks have told each other their counts.
 
         Returns the factor of the averaged loss.
         """
         self._backwards += 1
-        scales = self._scales(told, count)
+        scales = self._scales(reported, count)
         if scales is None:
             return 1.0
         if count.left:
@@ -96,10 +97,10 @@ class LossCounts:
             )
         return scales.loss
 
-    def _scales(self, told: Header, count: Count) -> Scales | None:
-        if isinstance(told, DeviceHeader) and self._backwards > READ_AT_ONCE:
-            return self._losses.settle_on_device(told.counts_there(), windows=count.left)
-        return self._losses.settle(told.counts(), windows=count.left)
+    def _scales(self, reported: Header, count: Count) -> Scales | None:
+        if isinstance(reported, DeviceHeader) and self._backwards > READ_AT_ONCE:
+            return self._losses.resolve_on_device(reported.counts_there(), windows=count.left)
+        return self._losses.settle(reported.counts(), windows=count.left)
 
     def look(self, mean: Sequence[float]) -> None:
         """Read what the ranks told each other in a backward that the host did not wait for."""

@@ -12,7 +12,7 @@ from torchbus.compat.torch_names import version
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.engine import Engine, Roots, engine_run
 from torchbus_strategy.backward.header import WEIGHT, Header, Slots, make_header
-from torchbus_strategy.compat import is_sharded, own_part
+from torchbus_strategy.compat import is_sharded, local_part
 from torchbus_strategy.parameters.averaging import settled
 from torchbus_strategy.parameters.rank0_values import Buffers
 from torchbus_strategy.parameters.trained import Trained
@@ -48,7 +48,7 @@ class Reduction(Protocol):
         """
 
     @property
-    def has_told(self) -> bool:
+    def has_reported(self) -> bool:
         """Whether the ranks told each other anything in the last backward, also in a failed one."""
 
     def synchronised(self) -> set[int]:
@@ -73,12 +73,12 @@ class AfterBackward:
     dense, and those of DTensors are placed as their parameters are.
     """
 
-    has_told = True
+    has_reported = True
 
     def __init__(self, parameters: Sequence[Tensor], buffers: Buffers, average: Average) -> None:
         self.parameters = list(parameters)
         self.buffers = buffers
-        self.header = make_header(own_part(self.parameters[0]), len(self.parameters))
+        self.header = make_header(local_part(self.parameters[0]), len(self.parameters))
         self._average = average
         # of a shard, ranks have different elements
         self._compared = [one for one in self.parameters if not is_sharded(one)]
@@ -117,11 +117,11 @@ class AfterBackward:
             or _touched(parameter.grad, *old)
             for parameter, old in zip(self.parameters, before, strict=True)
         ]
-        told = self.tell(loss, present)
+        reported = self.tell(loss, present)
         gradients = [settled(parameter) for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        self._average([told, *gradients])
+        self._average([reported, *gradients])
         self._restore_none([old for old, _ in before])
 
     def tell(self, loss: Tensor | None, present: Sequence[bool]) -> Tensor:
@@ -135,7 +135,7 @@ class AfterBackward:
         """One element of a parameter that all ranks have whole, another one each time."""
         if not self._compared:
             return torch.zeros(())
-        sample = own_part(self._compared[self._uses % len(self._compared)].detach())
+        sample = local_part(self._compared[self._uses % len(self._compared)].detach())
         self._uses += 1
         return header.first_number(sample)
 

@@ -11,7 +11,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.plugin import RanksDiverged
+from torchbus.errors import RanksDiverged
 from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
@@ -20,7 +20,7 @@ from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.loss.samples import samples_in
 
 if TYPE_CHECKING:
-    from torchbus.plugin import Context
+    from torchbus.runtime.context import Context
 
 
 NODES_AT_MOST = 64
@@ -194,29 +194,29 @@ class Constants:
 
         Raises RanksDiverged on all ranks, or warns.
         """
-        told = [
+        reported = [
             Look(*look) for look in self._session.all_gather_object(tuple(self._looks[progress]))
         ]
-        common = set.intersection(*[set(look.settings) for look in told])
+        common = set.intersection(*[set(look.settings) for look in reported])
         hyperparameters.compare(
             [
                 {name: look.settings[name] for name in look.settings if name in common}
-                for look in told
+                for look in reported
             ]
         )
         if (
-            len({look.kinds for look in told}) == 1
-            and len({round(look.weight, 6) for look in told}) == 1
+            len({look.kinds for look in reported}) == 1
+            and len({round(look.weight, 6) for look in reported}) == 1
         ):
-            self._judge_loss(told[0].kinds, [look.values for look in told])
+            self._judge_loss(reported[0].kinds, [look.values for look in reported])
 
-    def _judge_loss(self, kinds: tuple[str, ...], told: list[tuple[float, ...]]) -> None:
+    def _judge_loss(self, kinds: tuple[str, ...], reported: list[tuple[float, ...]]) -> None:
         """Judge by two looks.
 
         The same numbers twice are a setting. Other numbers each time come from the data, or are
         random.
         """
-        columns = [tuple(column) for column in zip(*told, strict=True)]
+        columns = [tuple(column) for column in zip(*reported, strict=True)]
         before, stayed = self._unlike.get(kinds, ([()] * len(columns), [0] * len(columns)))
         stays = [
             count + 1 if old and _alike(column, old) else 0
@@ -251,7 +251,7 @@ class Constants:
         self._warned = True
 
 
-def told_alike(mine: float, mean: float, mean_of_squares: float) -> bool:
+def equal_on_all_ranks(mine: float, mean: float, mean_of_squares: float) -> bool:
     """Whether all ranks gave the same whole number.
 
     Then the means over ranks of it and of its square are this rank's own.
@@ -314,8 +314,8 @@ class Digest:
 
     def take(self) -> int:
         """Return the checksum, below ``MODULUS``, and begin anew."""
-        taken, self._sum = self._sum, 0
-        return taken % MODULUS
+        consumed, self._sum = self._sum, 0
+        return consumed % MODULUS
 
 
 def byte_sum(tensor: Tensor) -> int:

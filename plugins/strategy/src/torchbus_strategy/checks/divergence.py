@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context, RanksDiverged
+from torchbus.errors import RanksDiverged
+from torchbus.runtime.context import Context
 
 from torchbus_device import accelerators
 from torchbus_strategy.backward import header
@@ -30,7 +31,7 @@ DRIFTED = (
     " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a new"
     " model)"
 )
-UNHEARD = (
+UNUSED_OPTIONS = (
     "no backward was heard, and the ranks' parameters are not the same any more: gradients that are"
     " made by torch.autograd.grad and applied by hand are not averaged. Call loss.backward(), or"
     " apply s.reduce(gradient)"
@@ -79,12 +80,12 @@ class HeaderCheck:
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._pending: tuple[Tensor, accelerators.Event] | None = None
 
-    def take(self, told: Header) -> None:
+    def take(self, reported: Header) -> None:
         """Check a header now or, on a GPU, later. Raises RanksDiverged, on all ranks."""
-        if not isinstance(told, DeviceHeader):
-            return self._compare(told.mean(), cast("list[float]", told.slots))
+        if not isinstance(reported, DeviceHeader):
+            return self._compare(reported.mean(), cast("list[float]", reported.slots))
         self.finish()
-        there = told.both()
+        there = reported.both()
         both = there.to("cpu", non_blocking=True)
         self._pending = (both, accelerators.recorded(there.device))
 
@@ -107,13 +108,15 @@ class HeaderCheck:
         self._look(mean)
 
     def _raise_diverged(self) -> None:
-        told = [Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))]
+        reported = [
+            Facts(*facts) for facts in self._session.all_gather_object(tuple(self._facts()))
+        ]
         lines = [
-            _by_rank(name, [getattr(facts, name) for facts in told])
+            _by_rank(name, [getattr(facts, name) for facts in reported])
             for name in ("backward_calls", "optimizer_steps")
         ]
-        if len({facts.position for facts in told}) > 1:
-            calls = {facts.backward_calls for facts in told}
+        if len({facts.position for facts in reported}) > 1:
+            calls = {facts.backward_calls for facts in reported}
             at = f"at backward call {calls.pop()} " if len(calls) == 1 else ""
             lines.append(
                 f"{at}the ranks do not have the same order of the data, or are not at the same"
@@ -132,10 +135,10 @@ def refuse_unlike(session: Context, parameters: list[Tensor], backwards: int) ->
     All ranks call it. It finds a loop that has trained without a backward, and parameters that
     only the optimizer has known.
     """
-    told = session.all_gather_object(sums_of(parameters))
-    if all(_alike(theirs, told[0]) for theirs in told):
+    reported = session.all_gather_object(sums_of(parameters))
+    if all(_alike(theirs, reported[0]) for theirs in reported):
         return
-    raise RanksDiverged(DRIFTED if backwards else UNHEARD)
+    raise RanksDiverged(DRIFTED if backwards else UNUSED_OPTIONS)
 
 
 def sums_of(parameters: Sequence[Tensor]) -> list[float]:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported
+from torchbus.errors import PluginError, RanksDiverged, Unsupported
+from torchbus.runtime.context import Context
 from torchbus.runtime.user_code import warn_of_gradients
+from torchbus.world import DataPlace
 
 from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS
@@ -88,12 +90,12 @@ class SameLoss:
 
     def look(self, mean: Sequence[float], sent: Sequence[float]) -> None:
         """Raise RanksDiverged if the losses differ by more than rounding."""
-        own, shared = sent[RAW_LOSS], mean[RAW_LOSS]
-        differs = abs(shared - own) > 1e-3 * abs(own) + 1e-30
-        if differs or math.isnan(shared) > math.isnan(own):
+        mine, shared = sent[RAW_LOSS], mean[RAW_LOSS]
+        differs = abs(shared - mine) > 1e-3 * abs(mine) + 1e-30
+        if differs or math.isnan(shared) > math.isnan(mine):
             raise RanksDiverged(
                 f"strategy={self._strategy!r}: {self._ranks} had different losses (their mean is"
-                f" {shared:g}, this one's {own:g}), but each must see {self._batch}. Something"
+                f" {shared:g}, this one's {mine:g}), but each must see {self._batch}. Something"
                 " differs between them: a generator that is not seeded, the rank, a file, the time"
             )
 
@@ -119,11 +121,11 @@ class TriedAverage:
 
     def __call__(self, tensors: list[Tensor]) -> None:
         """All ranks call it."""
-        own = [] if self._is_tried else [torch.full_like(tensors[0][:1], self._data.part)]
-        returned = self._average([*tensors, *own])
+        mine = [] if self._is_tried else [torch.full_like(tensors[0][:1], self._data.part)]
+        returned = self._average([*tensors, *mine])
         if returned is not None:
             raise PluginError(RETURNED.format(self._name, type(returned).__name__))
-        for number in own:
+        for number in mine:
             self._check(float(number))
         self._is_tried = True
 

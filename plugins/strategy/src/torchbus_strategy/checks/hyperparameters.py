@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.plugin import RanksDiverged
+from torchbus.errors import RanksDiverged
 
 Setting = float | str
 Settings = dict[str, Setting]
@@ -80,10 +80,10 @@ def refuse_unlike(settings: Settings, gather: Callable[[object], list[Any]]) -> 
         compare(gather(settings))
 
 
-def compare(told: Sequence[Settings]) -> None:
+def compare(reported: Sequence[Settings]) -> None:
     """Raise RanksDiverged if the ranks' settings differ; the error names the first difference."""
-    for name in dict.fromkeys(name for one in told for name in one):
-        values = [one.get(name, "nothing") for one in told]
+    for name in dict.fromkeys(name for one in reported for name in one):
+        values = [one.get(name, "nothing") for one in reported]
         if any(not _same(values[0], value) for value in values):
             shown = ", ".join(
                 f"{_shown(value)} on rank {rank}" for rank, value in enumerate(values)

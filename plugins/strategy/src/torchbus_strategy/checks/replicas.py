@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torchbus import objects
-from torchbus.plugin import Context, LoaderIterator, Origin, hookimpl, warn
-from torchbus.runtime.user_code import warn_of_gradients
+from torchbus.bus.base import hookimpl
+from torchbus.patches.loaders import LoaderIterator, Origin
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn, warn_of_gradients
 
 from torchbus_strategy.backward import header
 from torchbus_strategy.checks.divergence import Watch
@@ -191,5 +193,5 @@ class RepeatedWork:
 
     def _all_alike(self) -> bool:
         keys = [f"repeated/{rank}" for rank in range(self._session.world_size)]
-        told = self._session.world.shared.read_all(keys)
-        return told is not None and len(set(told)) == 1
+        reported = self._session.world.shared.read_all(keys)
+        return reported is not None and len(set(reported)) == 1

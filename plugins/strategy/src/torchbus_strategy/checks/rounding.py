@@ -27,7 +27,7 @@ def of_sums(unit: float, terms: int, steps: int = 0) -> float:
     return 2 * LAMBDA * math.sqrt(max(terms, 1)) * unit * (steps + 1)
 
 
-def of_nothing(unit: float, terms: int, largest: float) -> float:
+def of_empty(unit: float, terms: int, largest: float) -> float:
     """What rounding leaves of a gradient that is zero: its terms are as large as those of the
     others.
     """

@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 from torchbus.compat.torch_names import foreach_mul_
 
-from torchbus_strategy.compat import own_part
+from torchbus_strategy.compat import local_part
 from torchbus_strategy.loss.terms import Number
 
 Gradients = list[tuple[Any, Tensor]]
 
 
 @contextmanager
-def made_anew(holders: Sequence[Any]) -> Iterator[None]:
+def isolated_gradients(holders: Sequence[Any]) -> Iterator[None]:
     """Add what a backward inside the block makes to the gradients from before only at its end.
 
     ``holders``: tensors that have a ``grad``.
     """
-    before = set_apart(holders)
+    before = stash_gradients(holders)
     try:
         yield
     finally:
         add_again(before)
 
 
-def set_apart(holders: Sequence[Any]) -> Gradients:
+def stash_gradients(holders: Sequence[Any]) -> Gradients:
     """Take the gradients from before off their holders, and return both."""
     before = [(holder, holder.grad) for holder in holders if holder.grad is not None]
     for holder, _ in before:
@@ -53,7 +53,7 @@ def _sum(old: Tensor, new: Tensor | None) -> Tensor:
 @torch.no_grad()
 def scale_all(gradients: Sequence[Tensor], factor: Number) -> None:
     """Multiply gradients in place: sparse ones too, and of divided ones this rank's part."""
-    dense = [own_part(gradient) for gradient in gradients if not gradient.is_sparse]
+    dense = [local_part(gradient) for gradient in gradients if not gradient.is_sparse]
     if dense:
         foreach_mul_(dense, factor)
     for gradient in gradients:

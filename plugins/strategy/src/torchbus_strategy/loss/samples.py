@@ -64,10 +64,10 @@ def reduces_a_parameter(node: Any) -> bool:
         if type(node).__name__ == "AccumulateGrad":
             return True
         children = {child for child, _ in node.next_functions if child is not None}
-        own = type(node).__name__ in OF_ONE_TENSOR or (
+        mine = type(node).__name__ in OF_ONE_TENSOR or (
             type(node).__name__ == "MulBackward0" and len(node.next_functions) == 2
         )
-        if not own or len(children) != 1 or any(child is None for child, _ in node.next_functions):
+        if not mine or len(children) != 1 or any(child is None for child, _ in node.next_functions):
             return False
         node = children.pop()
     return False
@@ -206,8 +206,8 @@ def _joined(found: Iterable[Samples]) -> Samples:
     return Samples(tuple(dims), any(one.related for one in each))
 
 
-def _without(dims: tuple[int, ...], gone: int) -> tuple[int, ...]:
-    return tuple([dim for dim in dims if dim != gone])
+def _without(dims: tuple[int, ...], lost: int) -> tuple[int, ...]:
+    return tuple([dim for dim in dims if dim != lost])
 
 
 def _first(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -240,10 +240,12 @@ def _dims(node: Any, count: int) -> set[int]:
 def _reduced(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     before = sizes_of(node)
     found, over = _first(node, before, budget), _dims(node, len(before))
-    kept = getattr(node, compat.KEEPDIM, False)
+    retained = getattr(node, compat.KEEPDIM, False)
     left = _moved(
         found,
-        lambda dim: None if dim in over else dim if kept else dim - sum(one < dim for one in over),
+        lambda dim: (
+            None if dim in over else dim if retained else dim - sum(one < dim for one in over)
+        ),
     )
     return left._replace(related=left.related or (bool(found.dims) and not left.dims))
 
@@ -316,26 +318,26 @@ def _removed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
     """One number of a dimension was selected, or a dimension of size 1 was left out."""
     before = sizes_of(node)
     if type(node).__name__ == "SelectBackward0":
-        gone = _dims(node, len(before))
+        lost = _dims(node, len(before))
     else:
         over = _dims(node, len(before))
-        gone = {dim for dim in over if before[dim] == 1}
+        lost = {dim for dim in over if before[dim] == 1}
     found = _first(node, before, budget)
-    if found.dims and found.dims[0] in gone:  # one sample
+    if found.dims and found.dims[0] in lost:  # one sample
         return found._replace(dims=NONE.dims)
     return _moved(
         found,
-        lambda dim: None if dim in gone else dim - sum(one < dim for one in gone),
+        lambda dim: None if dim in lost else dim - sum(one < dim for one in lost),
     )
 
 
 def _unbound(node: Any, sizes: Sizes, budget: Budget) -> Samples:
-    gone = compat.signed(compat.dim(node)) % (len(sizes) + 1)
-    before = [*sizes[:gone], 1, *sizes[gone:]]
+    lost = compat.signed(compat.dim(node)) % (len(sizes) + 1)
+    before = [*sizes[:lost], 1, *sizes[lost:]]
     found = _first(node, before, budget)
-    if found.dims and found.dims[0] == gone:
+    if found.dims and found.dims[0] == lost:
         return found._replace(dims=NONE.dims)
-    return _moved(found, lambda dim: dim - (dim > gone))
+    return _moved(found, lambda dim: dim - (dim > lost))
 
 
 def _viewed(node: Any, sizes: Sizes, budget: Budget) -> Samples:
@@ -372,9 +374,9 @@ def _joined_before(node: Any, sizes: Sizes) -> Any:
 
 def _overlap(before: Sizes, old: int, after: Sizes, new: int) -> bool:
     """Whether two dimensions of two shapes of the same elements run over the same strides."""
-    inner, own = math.prod(before[old + 1 :]), math.prod(before[old:])
+    inner, mine = math.prod(before[old + 1 :]), math.prod(before[old:])
     other_inner, other = math.prod(after[new + 1 :]), math.prod(after[new:])
-    return max(inner, other_inner) < min(own, other)
+    return max(inner, other_inner) < min(mine, other)
 
 
 def _expanded(node: Any, sizes: Sizes, budget: Budget) -> Samples:

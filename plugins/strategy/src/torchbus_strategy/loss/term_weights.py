@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torchbus.plugin import Context, Share
+from torchbus.runtime.context import Context
+from torchbus.world import Share
 
 from torchbus_device import accelerators
 from torchbus_strategy.batches import Taken
@@ -59,14 +60,14 @@ class TermWeights:
         """
         self._look_at_last()
         self._looks += 1
-        told = torch.tensor(
+        reported = torch.tensor(
             _told(found) if not self._on_device(found) else [0.0] * NUMBERS, dtype=torch.float64
         )
-        told = accelerators.sent(told, self._session.device)
+        reported = accelerators.sent(reported, self._session.device)
         if found is not None and self._on_device(found):
-            _tell_there(told, found)
-        mean = self._mean(told)
-        if self._looks <= WAITS or told.device.type == "cpu":
+            _report_there(reported, found)
+        mean = self._mean(reported)
+        if self._looks <= WAITS or reported.device.type == "cpu":
             if not self._look(mean.tolist()):
                 return None
         elif self._looks <= LOOKS:
@@ -101,7 +102,7 @@ class TermWeights:
             mean[HEAD + TERMS_AT_MOST : HEAD + TERMS_AT_MOST + size],
         )
         if mean.device.type != "cpu":
-            own = torch.stack(
+            mine = torch.stack(
                 [
                     count.to(mean.dtype)
                     if isinstance(count, Tensor)
@@ -110,12 +111,12 @@ class TermWeights:
                 ]
             )
             return list(
-                torch.where(counts == 0.0, 0.0, own / torch.where(counts == 0.0, 1.0, counts))
+                torch.where(counts == 0.0, 0.0, mine / torch.where(counts == 0.0, 1.0, counts))
             )
         both = zip(found.terms, _counts(found), counts.tolist(), squares.tolist(), strict=True)
         return [
-            float(own) / mean * self._whole(term, mean, square) if mean else math.nan
-            for term, own, mean, square in both
+            float(mine) / mean * self._whole(term, mean, square) if mean else math.nan
+            for term, mine, mean, square in both
         ]
 
     def _whole(self, term: Term, mean: float, square: float) -> float:
@@ -182,24 +183,28 @@ def unique(terms: Sequence[Term]) -> list[Term]:
 
 
 def _told(found: Apart | None) -> list[float]:
-    told = [0.0] * NUMBERS
+    reported = [0.0] * NUMBERS
     size = len(found.terms) if found is not None and len(found.terms) <= TERMS_AT_MOST else 0
-    told[TERMS], told[TERMS_SQUARED] = float(size), float(size * size)
+    reported[TERMS], reported[TERMS_SQUARED] = float(size), float(size * size)
     if found is not None and size:
         counts = [float(count) for count in _counts(found)]
-        told[HEAD : HEAD + size] = counts
-        told[HEAD + TERMS_AT_MOST : HEAD + TERMS_AT_MOST + size] = [
+        reported[HEAD : HEAD + size] = counts
+        reported[HEAD + TERMS_AT_MOST : HEAD + TERMS_AT_MOST + size] = [
             count * count for count in counts
         ]
         ratio = found.ratio() if all(found.weights) else 0.0
-        told[HAVE], told[RATIO], told[RATIO_SQUARED] = float(ratio > 0.0), ratio, ratio * ratio
-    return told
+        reported[HAVE], reported[RATIO], reported[RATIO_SQUARED] = (
+            float(ratio > 0.0),
+            ratio,
+            ratio * ratio,
+        )
+    return reported
 
 
-def _tell_there(told: Tensor, found: Apart) -> None:
+def _report_there(reported: Tensor, found: Apart) -> None:
     """Put counts on a GPU into the tensor, without waiting for them."""
     for place, count in enumerate(_counts(found)):
-        told[HEAD + place] = count
+        reported[HEAD + place] = count
 
 
 def _counts(found: Apart) -> list[Number]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_strategy.loss.messages import NEITHER, REPEATED
 from torchbus_strategy.loss.terms import (
@@ -206,7 +206,7 @@ class Unit:
         term = term or UNKNOWN
         self._own, self._divisors, self._sizes = term.number, term.divisors, term.sizes
 
-    def forget_own(self) -> None:
+    def reset(self) -> None:
         """Keep nothing: the latest loss counted nothing that could be compared."""
         self._own = None
 
@@ -218,9 +218,9 @@ class Unit:
         if self._session.world.divides_anew:
             return
         weight, total = (float(count.weight), float(count.total)) if count.anew else (0.0, 0.0)
-        told = torch.tensor([weight, total, total * total], dtype=torch.float64)
+        reported = torch.tensor([weight, total, total * total], dtype=torch.float64)
         several = self._session.world.data.parts > 1
-        mean, whole, squared = (self._session.reduce(told) if several else told).tolist()
+        mean, whole, squared = (self._session.reduce(reported) if several else reported).tolist()
         alike = whole > 0.0 and spread(whole, squared) <= SPREAD
         self.value = mean / self._target(alike) or 1.0
 
@@ -243,7 +243,7 @@ class Unit:
             return None
         self.agreed = True
         target = self._target(alike)
-        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or _of_nothing(mean)
+        loss = (mean[ALL] if alike and not windows else mean[WEIGHT]) or _of_empty(mean)
         base = (mean[ALL] if alike else mean[NORM]) or 1.0
         if not windows and mean[NORM]:
             self.value *= base / target
@@ -287,7 +287,7 @@ class Unit:
         return self._constants.target(self._own, self._divisors, self._sizes) if alike else 1.0
 
 
-def _of_nothing(mean: Sequence[float]) -> float:
+def _of_empty(mean: Sequence[float]) -> float:
     """A mean over nothing is NaN, unless its divisor is clamped."""
     return 1.0 if mean[OVER_ONE] else math.nan
 

@@ -53,11 +53,11 @@ def _without(place: slice, node: Node) -> Callable[[Gradients, Gradients], Gradi
 
 def _slope(node: Node, size: int) -> Tensor:
     """The derivative of a product of so many numbers by the weight of all."""
-    own: Tensor = compat.own(node)
+    mine: Tensor = compat.own(node)
     other: Tensor = compat.other(node)
     if type(node).__name__ == "DivBackward0":
-        return -own / other**2
-    return own if own.numel() == size else other
+        return -mine / other**2
+    return mine if mine.numel() == size else other
 
 
 def _changed(gradient: Tensor, place: slice, values: Tensor | float) -> Tensor:
@@ -108,11 +108,11 @@ def weighed(loss: Tensor, terms: Sequence[Term], weights: Sequence[Number]) -> N
     values = parts(loss, terms)
     if values is None:
         return None
-    rest = loss.detach() - sum(values)
+    remaining = loss.detach() - sum(values)
     total = sum(_times(value, weight) for value, weight in zip(values, weights, strict=True))
     if loss.device.type == "cpu":
-        return float(total) + (float(rest) if math.isfinite(rest) else 0.0)
-    return total + torch.where(torch.isfinite(rest), rest, 0.0)
+        return float(total) + (float(remaining) if math.isfinite(remaining) else 0.0)
+    return total + torch.where(torch.isfinite(remaining), remaining, 0.0)
 
 
 def parts(loss: Tensor, terms: Sequence[Term]) -> list[Tensor] | None:

@@ -9,8 +9,10 @@ from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
-from torchbus.plugin import Context, Share, UsageError
+from torchbus.errors import UsageError
+from torchbus.runtime.context import Context
 from torchbus.runtime.user_code import warn_of_gradients
+from torchbus.world import Share
 
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages
@@ -64,7 +66,7 @@ class Deciding:
         """That the loss has whatever the number of rows."""
 
     def find(
-        self, loss: Tensor, rows: int, share: Share, may_meet: bool
+        self, loss: Tensor, rows: int, share: Share, may_sync: bool
     ) -> tuple[Term | None, float, Apart | None]:
         """Return the deciding term, the digest, and the terms that may weigh differently."""
         self.hidden, self.mixed = None, 0.0
@@ -87,12 +89,12 @@ class Deciding:
             return None, 0.0, None
         first = next((term for term in terms if not term.sizes or term.divisors), terms[0])
         self.numbers = [term.number for term in terms if term.number is not None]
-        apart = of_one_batch(loss, unique(terms), rows, share) if may_meet else None
+        separate = of_one_batch(loss, unique(terms), rows, share) if may_sync else None
         known = [float(number) for number in self.numbers if not isinstance(number, Tensor)]
         if first.number and len(known) == len(self.numbers):
             weighed = sum((place + 2) * number for place, number in enumerate(known))
             self.ratio = weighed / float(first.number)
-        return first, self.ratio, apart
+        return first, self.ratio, separate
 
     def _look_between(self, terms: list[Term]) -> None:
         """Look, in the first losses, whether samples are compared with each other."""
@@ -296,19 +298,19 @@ class LossWeights:
         """
         if id(count) == self._first and self.meets and self._may_reduce:
             self._begin(count)
-        apart = count.apart
-        weights = self._each.meet(apart) if self.meets else None
+        separate = count.apart
+        weights = self._each.meet(separate) if self.meets else None
         self._have_met = weights is not None
-        if apart is None or (weights is None and not apart.zipped):
-            if not self._behind.is_told:
+        if separate is None or (weights is None and not separate.zipped):
+            if not self._behind.is_reported:
                 self._say(messages.ZIPPED.format(self._behind.unlike, messages.IN_NO_GRAPH))
             return count
         if not self._said:
             self.note = messages.WORDS["terms" if weights else "zipped"]
-        return self._multiplied(count, apart, weights or apart.weights)
+        return self._multiplied(count, separate, weights or separate.weights)
 
     def _multiplied(self, count: Count, apart: Apart, weights: Sequence[Number]) -> Count:
-        self._unit.forget_own()
+        self._unit.reset()
         new = Count(1.0, ratio=0.0 if self._have_met else count.ratio)
         value = self._each.multiply(apart, weights)
         new.value, new.anew = (
@@ -319,46 +321,46 @@ class LossWeights:
 
     def _of(self, loss: Tensor | None, settles: bool, expected: float) -> Count:
         self._each.let_go()
-        self._unit.forget_own()
+        self._unit.reset()
         if self._session.batches.only_evaluate:
             return Count(1.0)
         parts = self._session.world.data.parts
-        self._shared, apart = self._behind.find(loss, self.mode != "samples", expected > 0.0)
-        if apart is not None:
-            self._deciding.numbers = apart.counts
-            ratio = 0.0 if self.mode == "samples" else apart.ratio()
-            return Count(self._shared.weight, ratio=ratio, apart=apart)
+        self._shared, separate = self._behind.find(loss, self.mode != "samples", expected > 0.0)
+        if separate is not None:
+            self._deciding.numbers = separate.counts
+            ratio = 0.0 if self.mode == "samples" else separate.ratio()
+            return Count(self._shared.weight, ratio=ratio, apart=separate)
         share = self._shared
         rows = round(share.weight * share.count / parts) if share.count else round(expected)
-        may_meet = not expected and (self._behind.is_told or share.weight > 0.0)
-        term, ratio, apart = self._find(loss, rows, may_meet)
+        may_sync = not expected and (self._behind.is_reported or share.weight > 0.0)
+        term, ratio, separate = self._find(loss, rows, may_sync)
         expected = expected or (share.count / parts if share.count else 1.0)
         if self._sums and self.mode != "samples" and self._deciding.is_sum:
             self.note = self.note or messages.SUM
             return self.of_sum(loss)
-        if loss is not None and self._is_nothing(loss):
-            return self._of_nothing()
+        if loss is not None and self._is_empty(loss):
+            return self._of_empty()
         if loss is None or term is None or term.number is None:
-            return Count(share.weight, ratio=UNTOLD * (not self._behind.is_told))
-        ratio = ratio if self._behind.is_told else UNTOLD
+            return Count(share.weight, ratio=UNTOLD * (not self._behind.is_reported))
+        ratio = ratio if self._behind.is_reported else UNTOLD
         scale = expected * self._unit.value
         count = self._weighted(
             unless_clamped(term, loss) / scale, term.number / scale if term.divisors else 0.0, ratio
         )
-        count.apart, count.term = apart, term
+        count.apart, count.term = separate, term
         self.take(count)
         return self._in_time(count, term, settles) if count.counted else count
 
-    def _is_nothing(self, loss: Tensor) -> bool:
+    def _is_empty(self, loss: Tensor) -> bool:
         """Whether it is a zero that reaches no sample: a branch for a batch without objects."""
         if self.mode == "samples" or not self._deciding.is_empty or loss.numel() != 1:
             return False
         return not loss.item()
 
-    def _of_nothing(self) -> Count:
+    def _of_empty(self) -> Count:
         count = Count(0.0, True)
         count.term = Term("mean", 1.0, (1.0,))
-        self._unit.forget_own()
+        self._unit.reset()
         return count
 
     def _in_time(self, count: Count, term: Term, settles: bool) -> Count:
@@ -380,11 +382,11 @@ class LossWeights:
         """
         self._each.let_go()
         parts = float(1 if self._session.batches.only_evaluate else self._session.world.data.parts)
-        share, apart = self._behind.find(loss, False, False)
-        apart = apart and apart._replace(
-            weights=[parts if weight else 0.0 for weight in apart.weights]
+        share, separate = self._behind.find(loss, False, False)
+        separate = separate and separate._replace(
+            weights=[parts if weight else 0.0 for weight in separate.weights]
         )
-        return Count(parts if share.weight else 0.0, apart=apart)
+        return Count(parts if share.weight else 0.0, apart=separate)
 
     def _weighted(self, weight: Number, total: Number = 0.0, ratio: float = 0.0) -> Count:
         by_samples = self._shared.weight
@@ -393,12 +395,12 @@ class LossWeights:
         return Count(weight if by_samples else 0.0, True, total, ratio)
 
     def _find(
-        self, loss: Tensor | None, rows: int, may_meet: bool
+        self, loss: Tensor | None, rows: int, may_sync: bool
     ) -> tuple[Term | None, float, Apart | None]:
         self._deciding.is_sum = self._deciding.is_empty = False
         if self.mode == "samples" or loss is None:
             return None, 0.0, None
-        found = self._deciding.find(loss, rows, self._shared, may_meet and self._each.meets)
+        found = self._deciding.find(loss, rows, self._shared, may_sync and self._each.meets)
         hidden = self._deciding.hidden
         if hidden is not None and self.mode == "tokens":
             raise UsageError(messages.NO_COUNT.format(", ".join(sorted(hidden)) or "no graph"))
@@ -411,8 +413,8 @@ class LossWeights:
 
         A resumed run must not learn it anew.
         """
-        own = {"ratio": self._deciding.ratio, "apart": self._each.apart}
-        return own | self._unit.state_dict()
+        mine = {"ratio": self._deciding.ratio, "apart": self._each.apart}
+        return mine | self._unit.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._deciding.ratio = state["ratio"]
@@ -443,7 +445,7 @@ class LossWeights:
             self._say(text)
         return self._unit.scales(mean, alike, windows)
 
-    def settle_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
+    def resolve_on_device(self, mean: Tensor, windows: bool = False) -> Scales | None:
         """Return the same factors, if nobody waits for the numbers."""
         self._each.let_go()
         return None if self._have_met else self._unit.scales_on_device(mean, windows)

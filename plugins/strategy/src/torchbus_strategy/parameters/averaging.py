@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchbus.compat.torch_names import version
 
-from torchbus_strategy.compat import own_part, placed_as, sparse_values
+from torchbus_strategy.compat import local_part, placed_as, sparse_values
 
 
 def mean_over(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -38,7 +38,7 @@ def average(
     ``weight`` is this rank's weight in the mean. A gradient that no rank has stays None. Averaging
     gradients that are already equal changes nothing. ``mean`` replaces tensors by their mean.
     """
-    device = own_part(parameters[0]).device
+    device = local_part(parameters[0]).device
     present = torch.tensor([float(one.grad is not None) for one in parameters], device=device)
     dist.all_reduce(present)
     made = [one for one, ranks in zip(parameters, present.tolist(), strict=True) if ranks]
@@ -91,12 +91,12 @@ class Local(set[int]):
         """
         if self and not self.discarded:
             held = [parameter for parameter in parameters if id(parameter) in self]
-            if not any(map(self._has_own, held)):
+            if not any(map(self._has_local, held)):
                 self.clear()
         self.discarded &= bool(self)
         return bool(self)
 
-    def _has_own(self, parameter: Tensor) -> bool:
+    def _has_local(self, parameter: Tensor) -> bool:
         """Whether its gradient has changed since ``begin``, and is not zero."""
         gradient = parameter.grad
         if gradient is None:

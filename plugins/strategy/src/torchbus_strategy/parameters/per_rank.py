@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
-from torchbus.plugin import Context, Share, Unsupported
+from torchbus.errors import Unsupported
+from torchbus.runtime.context import Context
 from torchbus.runtime.user_code import warn_of_gradients
+from torchbus.world import Share
 
 from torchbus_strategy.checks.replicas import weighted_sum
 from torchbus_strategy.collectives import extremes
-from torchbus_strategy.parameters.rank0_values import told_by_all
+from torchbus_strategy.parameters.rank0_values import gather_summaries
 
 ALIKE = (
     "{}: a tensor of shape {}, which no module owns, has a row for each sample of the batch, and so"
@@ -38,7 +40,7 @@ no sample. The weighted sum of its values.
 """
 
 
-class OwnTensors:
+class PerRankTensors:
     """Each rank keeps its own values of them.
 
     Their gradient is that of the loss over all ranks, as in one process with the whole batch.
@@ -70,14 +72,14 @@ class OwnTensors:
         share, parts = self._session.share, self._session.world.data.parts
         if not loose or not share.count or parts == 1:
             return []
-        if any(theirs != [len(loose)] for _, theirs in told_by_all(what, [len(loose)])):
+        if any(theirs != [len(loose)] for _, theirs in gather_summaries(what, [len(loose)])):
             return []  # copying rank 0's values will raise
         numbers = [number for tensor in loose for number in _view(tensor, share, parts)]
-        told = extremes(numbers, self._session.world_size)
+        reported = extremes(numbers, self._session.world_size)
         found = [
             tensor
             for place, tensor in enumerate(loose)
-            if self._is_own(tensor, told[NUMBERS * place : NUMBERS * (place + 1)], what)
+            if self._is_local(tensor, reported[NUMBERS * place : NUMBERS * (place + 1)], what)
         ]
         if found and parts != self._session.world_size:
             raise Unsupported(
@@ -88,19 +90,19 @@ class OwnTensors:
         self._tensors.update({id(tensor): tensor for tensor in found})
         return found
 
-    def _is_own(self, tensor: Tensor, told: Sequence[tuple[float, float]], what: str) -> bool:
-        """``told``: the least and the greatest over ranks of each number."""
-        shape, has_rows, _ = told
-        own = bool(has_rows[0])
-        equal = all(least == greatest for least, greatest in told)
-        if own:
+    def _is_local(self, tensor: Tensor, reported: Sequence[tuple[float, float]], what: str) -> bool:
+        """``reported``: the least and the greatest over ranks of each number."""
+        shape, has_rows, _ = reported
+        mine = bool(has_rows[0])
+        equal = all(least == greatest for least, greatest in reported)
+        if mine:
             self.note = (
                 f"{what} steps tensors that have a row for each sample of this rank's batch: these"
                 " are not synchronised"
             )
-        if own is equal and shape[0] == shape[1]:
-            self._warn((ALIKE if own else UNLIKE).format(what, tuple(tensor.shape)))
-        return own
+        if mine is equal and shape[0] == shape[1]:
+            self._warn((ALIKE if mine else UNLIKE).format(what, tuple(tensor.shape)))
+        return mine
 
     def _warn(self, text: str) -> None:
         if self._session.is_main and text not in self._warned:
@@ -120,9 +122,11 @@ class OwnTensors:
         try:
             yield
         finally:
-            for tensor, kept in zip(alive, before, strict=True):
+            for tensor, retained in zip(alive, before, strict=True):
                 made = None if tensor.grad is None else tensor.grad / self._session.world_size
-                tensor.grad = kept if made is None else made if kept is None else kept + made
+                tensor.grad = (
+                    retained if made is None else made if retained is None else retained + made
+                )
 
 
 def _view(tensor: Tensor, share: Share, parts: int) -> tuple[float, float, float]:

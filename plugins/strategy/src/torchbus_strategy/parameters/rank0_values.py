@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from torchbus.plugin import RanksDiverged, UsageError
+from torchbus.errors import RanksDiverged, UsageError
 
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.checks.constants import MODULUS
@@ -35,29 +35,29 @@ def copy_from_rank0(
     made_with = made_with or {}
     shapes = repr([(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]).encode()
     mine = [hyperparameters.digest(made_with), len(tensors), sha256(shapes).hexdigest()]
-    told = told_by_all(what, mine)
-    _refuse_unlike(told)
-    if len({theirs[0] for _, theirs in told}) > 1:
+    reported = gather_summaries(what, mine)
+    _refuse_unlike(reported)
+    if len({theirs[0] for _, theirs in reported}) > 1:
         hyperparameters.compare(all_gather_object(made_with, dist.get_world_size()))
     whole = [tensor for tensor in tensors if tensor.numel() and not is_divided(tensor)]
     for chunk in _chunks(whole):
         broadcast(chunk)
 
 
-def told_by_all(what: str, mine: list[Any]) -> list[tuple[str, list[Any]]]:
+def gather_summaries(what: str, mine: list[Any]) -> list[tuple[str, list[Any]]]:
     """Return what each rank tells of it. All ranks call it, with as few words in any model.
 
     Raises RanksDiverged if a rank is elsewhere, where it tells something else.
     """
-    told = all_gather_object((what, mine), dist.get_world_size())
-    if any(type(theirs) is not list for _, theirs in told):
-        _refuse_unlike(told)
-    return told
+    reported = all_gather_object((what, mine), dist.get_world_size())
+    if any(type(theirs) is not list for _, theirs in reported):
+        _refuse_unlike(reported)
+    return reported
 
 
-def _refuse_unlike(told: list[tuple[str, Any]]) -> None:
-    what, first = told[0]
-    for rank, (their_what, theirs) in enumerate(told):
+def _refuse_unlike(reported: list[tuple[str, Any]]) -> None:
+    what, first = reported[0]
+    for rank, (their_what, theirs) in enumerate(reported):
         if type(theirs) is not type(first) or theirs[1:] != first[1:]:
             raise RanksDiverged(
                 f"rank {rank} comes with {their_what} ({_number(theirs)} tensors), but rank 0 comes"
@@ -66,9 +66,9 @@ def _refuse_unlike(told: list[tuple[str, Any]]) -> None:
             )
 
 
-def _number(told: object) -> int:
+def _number(reported: object) -> int:
     """Return how many tensors a rank has; 0 if it is elsewhere and tells something else."""
-    return told[1] if isinstance(told, list) and len(told) > 1 else 0
+    return reported[1] if isinstance(reported, list) and len(reported) > 1 else 0
 
 
 def refuse_empty(tensors: Sequence[Tensor], models: Sequence[Module]) -> None:
@@ -160,12 +160,14 @@ class Buffers:
         if alike:
             self._agreed = [tuple(buffer.shape) for buffer in present]
         else:
-            told = all_gather_object([tuple(one.shape) for one in unique], dist.get_world_size())
-            if len({len(theirs) for theirs in told}) > 1:
+            reported = all_gather_object(
+                [tuple(one.shape) for one in unique], dist.get_world_size()
+            )
+            if len({len(theirs) for theirs in reported}) > 1:
                 return
             unique = [
                 buffer
-                for buffer, shapes in zip(unique, zip(*told, strict=True), strict=True)
+                for buffer, shapes in zip(unique, zip(*reported, strict=True), strict=True)
                 if len(set(shapes)) == 1
             ]
         unique = [buffer for buffer in unique if buffer.numel()]

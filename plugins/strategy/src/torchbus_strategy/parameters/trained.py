@@ -13,8 +13,9 @@ from torch.nn import Module, SyncBatchNorm, functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchbus import objects
+from torchbus.bus.base import hookimpl
 from torchbus.compat.torch_names import children
-from torchbus.plugin import Context, hookimpl
+from torchbus.runtime.context import Context
 from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy.checks import hyperparameters
@@ -23,8 +24,12 @@ from torchbus_strategy.checks.first_steps import refuse_renormalised
 from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import BATCH_NORM
-from torchbus_strategy.parameters.per_rank import OwnTensors
-from torchbus_strategy.parameters.rank0_values import copy_from_rank0, refuse_empty, told_by_all
+from torchbus_strategy.parameters.per_rank import PerRankTensors
+from torchbus_strategy.parameters.rank0_values import (
+    copy_from_rank0,
+    gather_summaries,
+    refuse_empty,
+)
 
 
 def convert(model: Module) -> None:
@@ -100,7 +105,7 @@ class Trained:
         self._additions = 0
         self._holders: dict[int, set[int]] = {}
         self.parameters: list[Tensor] = []
-        self.own = OwnTensors(session)
+        self.own = PerRankTensors(session)
         if sync_batchnorm:
             count_only_samples(session)
 
@@ -147,12 +152,12 @@ class Trained:
     ) -> list[Tensor]:
         """The optimizer's parameters, except those that belong to this rank's samples."""
         inside = {id(parameter) for parameter in owned}
-        own = self.own.find(
+        mine = self.own.find(
             [parameter for parameter in new if id(parameter) not in inside],
             type(optimizer).__name__,
         )
-        if own:
-            self._session.bus.hook.own_tensors(optimizer=optimizer, tensors=own)
+        if mine:
+            self._session.bus.hook.own_tensors(optimizer=optimizer, tensors=mine)
         return [parameter for parameter in parameters if parameter not in self.own]
 
     def _hold(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
@@ -216,8 +221,8 @@ class Trained:
 
     def _compare(self, new: list[Tensor], what: str) -> None:
         """Warn if the ranks do not bring the same. All of them call it."""
-        told = told_by_all(f"parameters in the groups of {what}", [sums_of(new)])
-        unlike = any(theirs != told[0][1] for _, theirs in told)
+        reported = gather_summaries(f"parameters in the groups of {what}", [sums_of(new)])
+        unlike = any(theirs != reported[0][1] for _, theirs in reported)
         if unlike and self._session.is_main and not self._has_warned:
             self._has_warned = True
             warn_of_gradients(UNLIKE.format(what))
@@ -243,8 +248,8 @@ class Trained:
             id(parameter) for thing in alive for parameter in _parameters_of(thing)
         } | self._adopted
         dead = [key not in held for key in self._known]
-        told = told_by_all(what, [zlib.crc32(bytes(dead))])
-        if any(theirs != told[0][1] for _, theirs in told):
+        reported = gather_summaries(what, [zlib.crc32(bytes(dead))])
+        if any(theirs != reported[0][1] for _, theirs in reported):
             dead = [bool(least) for least, _ in extremes(dead, self._session.world_size)]
         for key in [key for key, is_dead in zip(self._known, dead, strict=True) if is_dead]:
             del self._known[key]

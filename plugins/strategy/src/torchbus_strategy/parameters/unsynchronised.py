@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_strategy.parameters.trained import Trained
 
@@ -43,18 +43,18 @@ class Unsynchronised:
         indices = [
             index for index, parameter in enumerate(parameters) if id(parameter) in self._local
         ]
-        own = [
+        mine = [
             None if (gradient := parameters[index].grad) is None else gradient.detach()
             for index in indices
         ]
         mean = [
             self._mean(gradient, parameters[index])
-            for index, gradient in zip(indices, own, strict=True)
+            for index, gradient in zip(indices, mine, strict=True)
         ]
         return {
             "who": [self._session.rank, self._session.world_size],
             "indices": indices,
-            "own": own,
+            "own": mine,
             "mean": mean,
         }
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torchbus.plugin import BackwardCall, Context, Unsupported
+from torchbus.errors import Unsupported
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
 from torchbus_strategy import compat
 from torchbus_tensor_parallel._compat import CROSS_ENTROPY, functions_of_nn
@@ -39,18 +41,18 @@ def by_classes(original: CrossEntropy) -> CrossEntropy:
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        rest = (reduction, ignore_index, label_smoothing)
+        remaining = (reduction, ignore_index, label_smoothing)
         if not isinstance(logits, DTensor):
-            return original(logits, target, weight, *rest)
+            return original(logits, target, weight, *remaining)
         if weight is not None or label_smoothing or target.is_floating_point() or logits.dim() < 2:
-            return original(logits.full_tensor(), target, weight, *rest)
+            return original(logits.full_tensor(), target, weight, *remaining)
         each = original(logits, target, None, NONE, ignore_index, 0.0)
         losses = each.to_local() if isinstance(each, DTensor) else each
         if reduction == NONE:
             return losses
         total = losses.sum()
-        kept = (target != ignore_index).sum().to(losses.dtype)
-        return total if reduction == SUM else total / kept
+        retained = (target != ignore_index).sum().to(losses.dtype)
+        return total if reduction == SUM else total / retained
 
     return cross_entropy
 
@@ -73,8 +75,8 @@ class PlainLoss:
     def end(self, call: BackwardCall) -> None:
         given, self._given = self._given, None
         if given is not None and call.loss is not None:
-            own = compat.own_part(given.detach())
-            own.copy_(call.loss if _counts_here(given) else torch.zeros_like(own))
+            mine = compat.local_part(given.detach())
+            mine.copy_(call.loss if _counts_here(given) else torch.zeros_like(mine))
 
 
 def _counts_here(one: DTensor) -> bool:

@@ -72,8 +72,8 @@ def check(
         evidence = _gather(rule, subject, ranks, dtype, limit_s, Path(folder))
     if evidence.refusals:
         words = " / ".join(evidence.refusals)
-        told = (f"refused, and this rule can't be refused: {words}",) if rule.essential else ()
-        return Outcome(rule, subject, ranks, told, words)
+        reported = (f"refused, and this rule can't be refused: {words}",) if rule.essential else ()
+        return Outcome(rule, subject, ranks, reported, words)
     return Outcome(rule, subject, ranks, tuple(rule.judge(evidence)))
 
 
@@ -82,11 +82,11 @@ def _gather(
 ) -> Evidence:
     """Run the sessions of a rule until one does not come to its end."""
     fields = json.dumps(dataclasses.asdict(subject))
-    reference = _reference(rule.name, fields if subject.numbers_of_its_own else "")
+    reference = _reference(rule.name, fields if subject.numbers_of_its_local else "")
     for stage, world_size in enumerate(rule.worlds(ranks)):
-        own = folder / str(stage)
-        own.mkdir()
-        request = Request(rule.name, fields, world_size, stage, dtype, sys.path, str(own))
+        mine = folder / str(stage)
+        mine.mkdir()
+        request = Request(rule.name, fields, world_size, stage, dtype, sys.path, str(mine))
         evidence = _evidence(request, _run(request, limit_s), reference)
         if not evidence.complete:
             break
@@ -116,15 +116,15 @@ def _run(request: Request, limit_s: float) -> tuple[Result, bool]:
 
 
 def _evidence(request: Request, run: tuple[Result, bool], reference: Record) -> Evidence:
-    own, (result, ended) = Path(request.own), run
+    mine, (result, ended) = Path(request.own), run
     return Evidence(
         request.ranks,
-        read_records(own),
+        read_records(mine),
         reference,
         result.status,
         result.stderr,
         result.seconds,
         ended,
         tuple(result.orphans),
-        **read_after(own),
+        **read_after(mine),
     )

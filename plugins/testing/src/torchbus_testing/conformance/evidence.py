@@ -52,15 +52,15 @@ class Evidence:
     def refusals(self) -> list[str]:
         """What the session refuses, in its own words."""
         records = [*self.ranks.values(), self.reference]
-        told = [record.refusal for record in records] + [self.refusal]
-        return list(dict.fromkeys(text for text in told if text))
+        reported = [record.refusal for record in records] + [self.refusal]
+        return list(dict.fromkeys(text for text in reported if text))
 
     @property
     def errors(self) -> list[str]:
         """With what the ranks left the loop."""
-        told = [(f"rank {rank}", record.error) for rank, record in sorted(self.ranks.items())]
-        told.append(("after the block", self.error))
-        return [f"{where}: {text}" for where, text in told if text]
+        reported = [(f"rank {rank}", record.error) for rank, record in sorted(self.ranks.items())]
+        reported.append(("after the block", self.error))
+        return [f"{where}: {text}" for where, text in reported if text]
 
     @property
     def complete(self) -> bool:

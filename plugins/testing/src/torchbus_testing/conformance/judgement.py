@@ -47,7 +47,7 @@ def ends_by_error(evidence: Evidence) -> list[str]:
     return [f"process left behind: {orphan}" for orphan in evidence.orphans]
 
 
-def leaves_nothing(evidence: Evidence) -> list[str]:
+def leaves_empty(evidence: Evidence) -> list[str]:
     """torch and the process are unchanged after the block, and no process is left."""
     if not evidence.complete:
         return [how_it_ended(evidence)]
@@ -57,11 +57,11 @@ def leaves_nothing(evidence: Evidence) -> list[str]:
 
 def how_it_ended(evidence: Evidence) -> str:
     """A sentence for a loop that should have come to its end."""
-    told = "\n".join(evidence.errors) or tail(evidence.stderr)
+    reported = "\n".join(evidence.errors) or tail(evidence.stderr)
     if not evidence.ended:
-        return f"no end within {evidence.seconds:.0f} s\n{told}"
+        return f"no end within {evidence.seconds:.0f} s\n{reported}"
     came = f"{len(evidence.ranks)} of {evidence.world_size} ranks came to the end of the loop"
-    return f"exit status {evidence.status}; {came}\n{told}"
+    return f"exit status {evidence.status}; {came}\n{reported}"
 
 
 def tail(text: str) -> str:
@@ -92,8 +92,8 @@ def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
             where = "the plain process" if name in theirs.facts else "the session"
             yield f"only {where} has {name}"
         elif not _near(ours.facts[name], theirs.facts[name], ours.bound, scale):
-            apart = _apart(ours.facts[name], theirs.facts[name])
-            yield f"{name} differs from one process: {apart} (rounding explains {ours.bound:.1g})"
+            separate = _apart(ours.facts[name], theirs.facts[name])
+            yield f"{name} differs from one process: {separate} (rounding explains {ours.bound:.1g})"
 
 
 def _draws(evidence: Evidence) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torchbus.plugin import Unsupported, UsageError
+from torchbus.errors import Unsupported, UsageError
 
 from torchbus_testing.conformance.evidence import AFTER, write
 from torchbus_testing.conformance.rule import Rule
@@ -48,11 +48,11 @@ class Request:
 
 def main(request: Request) -> None:
     sys.path[:] = request.path
-    rule, own = find(request.rule), Path(request.own)
+    rule, mine = find(request.rule), Path(request.own)
     dtype: torch.dtype = getattr(torch, request.dtype)
-    loop = rule.prepare(own)
+    loop = rule.prepare(mine)
     if not request.subject:
-        with _recorded(own, Run(own.parent, dtype)) as run:
+        with _recorded(mine, Run(mine.parent, dtype)) as run:
             return loop(run)
     before, error = torch_state(), None
     try:
@@ -61,15 +61,15 @@ def main(request: Request) -> None:
         error = raised
         raise
     finally:
-        write(own / AFTER, **_words(error), changed=_changed(before))
+        write(mine / AFTER, **_words(error), changed=_changed(before))
 
 
 def _in_session(request: Request, rule: Rule, loop: Loop, dtype: torch.dtype) -> None:
-    own, objects = Path(request.own), rule.objects()
+    mine, objects = Path(request.own), rule.objects()
     subject = Subject.from_json(request.subject)
     with subject.session(request.ranks, rule.options, objects) as s:
-        run = Run(own.parent, dtype, s, request.stage, objects)
-        with _recorded(own, run):
+        run = Run(mine.parent, dtype, s, request.stage, objects)
+        with _recorded(mine, run):
             loop(run)
 
 

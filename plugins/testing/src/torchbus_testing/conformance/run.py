@@ -119,8 +119,8 @@ class Run:
 
         ``windows``: the batches of a window, all of which the plain process takes at once.
         """
-        own = batch * windows if self.is_alone else batch // self.parts
-        return DataLoader(self.samples(size), batch_size=own, shuffle=shuffle)
+        mine = batch * windows if self.is_alone else batch // self.parts
+        return DataLoader(self.samples(size), batch_size=mine, shuffle=shuffle)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """A mean over samples."""
@@ -154,11 +154,11 @@ class Run:
 
     def _gradient(self, parameter: Tensor) -> Any:
         """The gradient, of a rank that has it if a strategy keeps it on only some."""
-        own = plain(parameter.grad)
+        mine = plain(parameter.grad)
         if self.session is None or not self._declares("gradients_in_parts"):
-            return own
-        told = self.session.all_gather_object(own)
-        return next((one for one in [own, *told] if one is not None), None)
+            return mine
+        reported = self.session.all_gather_object(mine)
+        return next((one for one in [mine, *reported] if one is not None), None)
 
     def note_movement(self, before: dict[str, Tensor], model: nn.Module) -> None:
         """Write down how far the parameters have moved. All ranks call it."""

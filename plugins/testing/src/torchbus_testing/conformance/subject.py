@@ -19,24 +19,24 @@ class Subject:
     """A strategy and plugins, each by the name of an installed one, or as ``module:attribute``.
 
     ``options``: of the session; of the constructor, for what is given as ``module:attribute``.
-    ``numbers_of_its_own``: a plugin changes the numbers of a loop by design (it clips, it
+    ``numbers_of_its_local``: a plugin changes the numbers of a loop by design (it clips, it
     accumulates). The kit then compares with a session of one rank that has the plugin as well.
     """
 
     strategy: str | None = DEFAULT_STRATEGY
     plugins: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
-    numbers_of_its_own: bool = False
+    numbers_of_its_local: bool = False
 
     def session(
         self, ranks: int, options: Mapping[str, object], objects: tuple[object, ...]
     ) -> Session:
         """A session of so many ranks on this machine's CPU, with a rule's options and plugins."""
         words: dict[str, Any] = {"accelerator": "cpu", "launch": "fork", **options}
-        own = dict(self.options)
+        mine = dict(self.options)
         named = [*self.plugins, *([self.strategy] if self.strategy else [])]
-        imported = {name: import_from(name, own) for name in named if ":" in name}
-        words |= {} if imported else own
+        imported = {name: import_from(name, mine) for name in named if ":" in name}
+        words |= {} if imported else mine
         strategy: Any = imported.get(self.strategy or "", self.strategy)
         plugins = [imported.get(name, name) for name in self.plugins]
         if ranks == 1:

@@ -84,14 +84,14 @@ def dtype(pytestconfig: pytest.Config) -> str:
     return str(pytestconfig.getoption("--torchbus-dtype"))
 
 
-def judge(outcome: Outcome, tell: Tell) -> None:
+def judge(outcome: Outcome, report: Tell) -> None:
     """Pass, and say what was refused; fail with the rule; skip what can't be tried."""
     if outcome.missing:
         pytest.skip(str(outcome))
     if outcome.problems:
         pytest.fail(str(outcome), pytrace=False)
     if outcome.refused:
-        tell("torchbus refused", outcome.refused)
+        report("torchbus refused", outcome.refused)
 
 
 def test_rule(rule: Rule, ranks: int, subject: Subject, dtype: str, record_property: Tell) -> None:

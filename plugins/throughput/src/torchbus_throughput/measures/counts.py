@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
+from torch import Tensor
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator, Origin
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
 
 from torchbus_strategy.batches import Taken
-from torchbus_throughput.measures import tokens as token_counts
-from torchbus_throughput.measures.tokens import Tokens
 
 
 class Tally(NamedTuple):
     """Counts since the session began, on this rank.
 
     ``rows``: samples that went through the model, also those that a rank without samples repeats.
-    ``samples``: without these. ``own_samples``: those that no other rank has as well, so that a sum
+    ``samples``: without these. ``local_samples``: those that no other rank has as well, so that a sum
     over ranks counts each once. ``silent``: batches that did not show their number of tokens.
     """
 
@@ -27,8 +30,8 @@ class Tally(NamedTuple):
     rows: int = 0
     samples: int = 0
     tokens: int = 0
-    own_samples: int = 0
-    own_tokens: int = 0
+    local_samples: int = 0
+    local_tokens: int = 0
     silent: int = 0
 
     def since(self, before: Tally) -> Tally:
@@ -53,21 +56,21 @@ class Counts:
         self._counted: set[Taken] = set()
         self._of_batch: WeakKeyDictionary[Origin, dict[int, int | UsageError]] = WeakKeyDictionary()
         self._has_warned = False
-        self.steps = self._batches_fed = self._rows = self._silent = 0
-        self._samples = self._counted_tokens = self._own_samples = self._own_tokens = 0
+        self.steps = self._batches_used = self._rows = self._silent = 0
+        self._samples = self._counted_tokens = self._local_samples = self._local_tokens = 0
 
     @property
     def now(self) -> Tally:
         """The counts until now."""
         return Tally(
             self.steps,
-            self._batches_fed,
+            self._batches_used,
             self._rows,
             self._samples,
             self._counted_tokens,
-            self._own_samples,
-            self._own_tokens,
-            self._batches_fed if self._tokens is None else self._silent,
+            self._local_samples,
+            self._local_tokens,
+            self._batches_used if self._tokens is None else self._silent,
         )
 
     def took(self, batch: object, iterator: LoaderIterator) -> None:
@@ -76,21 +79,21 @@ class Counts:
             return
         found: int | UsageError
         try:
-            found = token_counts.count(batch, self._tokens)
+            found = count(batch, self._tokens)
         except UsageError as error:
             found = error
         self._of_batch.setdefault(iterator.origin, {})[iterator.taken] = found
 
     def fed(self) -> None:
         """A backward begins. Count the batches that feed it, unless they are counted."""
-        feeding = self._batches.feeding
-        if feeding is self._feeding:
+        current = self._batches.feeding
+        if current is self._feeding:
             return
-        self._feeding = feeding
-        for taken in feeding:
-            if taken not in self._counted:
-                self._counted.add(taken)
-                self._count(taken)
+        self._feeding = current
+        for consumed in current:
+            if consumed not in self._counted:
+                self._counted.add(consumed)
+                self._count(consumed)
 
     def stepped(self) -> int:
         """An optimizer has stepped. Return the number of the loop's real step.
@@ -104,44 +107,116 @@ class Counts:
                 self._counted = set(self._feeding)
         return self._step
 
-    def _count(self, taken: Taken) -> None:
-        share = taken.share
-        if taken.origin.loader is None and share is not None and not share.count:
+    def _count(self, consumed: Taken) -> None:
+        share = consumed.share
+        if consumed.origin.loader is None and share is not None and not share.count:
             return  # it stands for the end of s.shard(...)
-        rows = taken.rows
-        if share is not None and share.indices and taken.origin.loader is not None:
+        rows = consumed.rows
+        if share is not None and share.indices and consumed.origin.loader is not None:
             rows = len(share.indices)
-        self._batches_fed += 1
+        self._batches_used += 1
         self._rows += rows
         if share is not None and share.weight <= 0:
             return  # only repeated
-        own = self._is_own(taken)
+        mine = self._is_local(consumed)
         self._samples += rows
-        self._own_samples += rows * own
+        self._local_samples += rows * mine
         if self._tokens is not None:
-            tokens = self._tokens_of(taken)
+            tokens = self._tokens_of(consumed)
             self._silent += tokens is None
             self._counted_tokens += tokens or 0
-            self._own_tokens += (tokens or 0) * own
+            self._local_tokens += (tokens or 0) * mine
 
-    def _is_own(self, taken: Taken) -> bool:
+    def _is_local(self, consumed: Taken) -> bool:
         """Whether this rank counts it in a sum over ranks. Of ranks with equal data, the first."""
         world = self._session.world
-        if taken.origin.alike or world.data.parts == 1:
+        if consumed.origin.alike or world.data.parts == 1:
             return world.is_main
         return world.member == 0
 
-    def _tokens_of(self, taken: Taken) -> int | None:
+    def _tokens_of(self, consumed: Taken) -> int | None:
         """Return its number of tokens, None if it is not known.
 
         Raises UsageError if the first batch does not show it.
         """
-        found = self._of_batch.get(taken.origin, {}).pop(taken.number, None)
+        found = self._of_batch.get(consumed.origin, {}).pop(consumed.number, None)
         if not isinstance(found, UsageError):
             return found
-        if self._batches_fed == 1:
+        if self._batches_used == 1:
             raise found
         if not self._has_warned:
             self._has_warned = True
             warn(f"{found}. Training continues, and tokens are not counted in this window")
         return None
+
+
+Tokens: TypeAlias = str | int | Callable[[Any], int]
+"""A key, an attribute or an index of the batch, or a function from the batch to an int."""
+NAMES_AT_MOST = 12
+
+
+def count(batch: object, tokens: Tokens) -> int:
+    """Return the number of tokens in a batch.
+
+    A tensor has as many tokens as elements, padding included. Raises UsageError, which says what
+    the batch has.
+    """
+    if not isinstance(tokens, str | int):
+        return _of_function(batch, tokens)
+    found = _part(batch, tokens)
+    if isinstance(found, Tensor):
+        return found.numel()
+    if isinstance(found, int) and found >= 0:
+        return found
+    raise UsageError(
+        f"the batch has a {type(found).__name__} as {tokens!r}, which tokens= names: a tensor or a"
+        " count is needed. Pass a function from the batch to an int"
+    )
+
+
+def _of_function(batch: object, function: Callable[[Any], int]) -> int:
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        found = function(batch)
+    except Exception as error:
+        raise UsageError(
+            f"tokens={name}: it raised {error!r} for a batch that is {described(batch)}"
+        ) from error
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise UsageError(
+            f"tokens={name}: it returned a {type(found).__name__}, and must return an int that the"
+            " host knows, such as batch['input_ids'].numel()"
+        )
+    if found < 0:
+        raise UsageError(f"tokens={name}: it returned {found}, and a count must be 0 or more")
+    return found
+
+
+def _part(batch: Any, where: str | int) -> object:
+    if isinstance(batch, Mapping) and where in batch:
+        return batch[where]
+    if isinstance(where, str) and hasattr(batch, where):
+        return getattr(batch, where)
+    if isinstance(where, int) and isinstance(batch, Sequence) and -len(batch) <= where < len(batch):
+        return batch[where]
+    raise UsageError(
+        f"the batch has no {where!r}, which tokens= names as a key, an attribute or an index: it is"
+        f" {described(batch)}"
+    )
+
+
+def described(batch: object) -> str:
+    """Return what a batch consists of, in words."""
+    kind = type(batch).__name__
+    if isinstance(batch, Mapping):
+        return f"a {kind} with the keys {_listed(map(repr, batch))}"
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return f"a {kind} of {len(batch)}: {_listed(type(part).__name__ for part in batch)}"
+    names = [] if isinstance(batch, Tensor) else [*getattr(batch, "__dict__", ())]
+    return f"a {kind}" + (f" with the attributes {_listed(names)}" if names else "")
+
+
+def _listed(names: Any) -> str:
+    found = list(names)
+    more = [f"and {len(found) - NAMES_AT_MOST} more"] if len(found) > NAMES_AT_MOST else []
+    return ", ".join([*found[:NAMES_AT_MOST], *more])

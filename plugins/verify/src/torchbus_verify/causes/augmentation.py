@@ -9,16 +9,17 @@ import zlib
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchbus_verify._compat import MAP_FETCHER
-from torchbus_verify.runs.request import Inside
+from torchbus_verify.runs.inside import Inside
 
 State = tuple[torch.Tensor, tuple[Any, ...], Any]
 """Of torch's generator, of Python's and of NumPy's, which may be missing."""
 
 
-def take_away(run: Inside) -> None:
+def augmentation_take_away(run: Inside) -> None:
     """From here on, in this run and in the loaders' workers that it forks."""
     original = MAP_FETCHER.fetch
     noted = False
@@ -82,3 +83,30 @@ def _seed(number: int) -> None:
 def _same(one: State, other: State) -> bool:
     same = torch.equal(one[0], other[0]) and one[1] == other[1]
     return same and (one[2] is None or other[2] is None or repr(one[2]) == repr(other[2]))
+
+
+def statistics_take_away(run: Inside) -> None:
+    """From here on, in this run."""
+    original = torch.nn.functional.batch_norm
+    noted = False
+
+    def batch_norm(
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        nonlocal noted
+        if training and not noted:
+            noted = True
+            run.writer.write("taken", cause="statistics", words="batch_norm")
+        channels = input.shape[1]
+        mean = input.new_zeros(channels) if running_mean is None else running_mean
+        var = input.new_ones(channels) if running_var is None else running_var
+        return original(input, mean, var, weight, bias, False, momentum, eps)
+
+    torch.nn.functional.batch_norm = batch_norm

@@ -113,7 +113,7 @@ def divided(what: str) -> Cause:
     )
 
 
-def own_number(what: str, adds_up: bool) -> Cause:
+def local_number(what: str, adds_up: bool) -> Cause:
     found = f"{what}; the ranks' own numbers add up to the plain run's" if adds_up else what
     return Cause(
         "a number that each rank counts for itself",

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchbus_verify._compat import DATA_ITERATOR, LOCAL_SCALAR, RESET, DispatchMode
-from torchbus_verify.causes import numpy_draws, python_draws
-from torchbus_verify.runs.request import Inside
+from torchbus_verify.causes import numpy_draws
+from torchbus_verify.runs.inside import Inside
 
 aten = torch.ops.aten
 IN_PLACE = {
@@ -58,7 +58,7 @@ def _replace(run: Inside, mode: Any) -> None:
     register_module_forward_pre_hook(mode.begin)
     run.steps.after_backward.append(mode.begin)
     numpy_draws.take_away(lambda: mode.counts, mode.note, mode.NUMPY)
-    python_draws.watch(lambda: mode.counts, mode.note)
+    numpy_draws.watch(lambda: mode.counts, mode.note)
 
 
 class SameForAllRows(DispatchMode):

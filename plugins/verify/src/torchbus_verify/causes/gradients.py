@@ -9,7 +9,7 @@ from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.weights import Fit
 from torchbus_verify.compare.difference import Difference, apart
 from torchbus_verify.laboratory import Laboratory
-from torchbus_verify.record.reading import Record
+from torchbus_verify.record.writing import Record
 
 NEAR = 1e-3
 
@@ -29,7 +29,7 @@ class Gradients:
         number = _backward_of(first, plain.first)
         if _differ_on_one_batch(ours.ranks, plain.first, number):
             found = f"of the same batch the ranks make different gradients in backward {number + 1}"
-            return cause.own_number(found, False)
+            return cause.local_number(found, False)
         needed = weights.fit(ours.ranks, plain.first, number)
         if needed is None or not needed.fits:
             return None
@@ -95,14 +95,14 @@ def _differ_on_one_batch(ranks: list[Record], plain: Record, number: int) -> boo
     loop only looks at), and they did not make the same of it.
     """
     whole = _samples_before(plain, number)
-    own = [weights.noted(record, number) for record in ranks]
+    mine = [weights.noted(record, number) for record in ranks]
     if not whole or any(_samples_before(record, number) != whole for record in ranks):
         return False
-    first = own[0]
+    first = mine[0]
     return first is not None and any(
         one is not None
         and any(apart(one[name], first[name]) > NEAR for name in first if name in one)
-        for one in own[1:]
+        for one in mine[1:]
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from torchbus_verify.causes.python_draws import noted
 
 ROWS = (
     "normal",
@@ -58,3 +57,38 @@ def take_away(
     for name in {*ROWS, *ORDERS} - {*names}:
         original = getattr(numpy.random, name)
         setattr(numpy.random, name, noted(f"numpy.random.{name}", original, counts, note))
+
+
+NAMES = (
+    "random",
+    "uniform",
+    "randint",
+    "randrange",
+    "choice",
+    "choices",
+    "sample",
+    "shuffle",
+    "gauss",
+    "normalvariate",
+    "betavariate",
+    "getrandbits",
+)
+
+
+def watch(counts: Callable[[], bool], note: Callable[[str], None]) -> None:
+    """``counts``: whether a draw is one of the loop now. ``note``: is told the first function."""
+    for name in NAMES:
+        setattr(random, name, noted(f"random.{name}", getattr(random, name), counts, note))
+
+
+def noted(
+    name: str, original: Callable[..., Any], counts: Callable[[], bool], note: Callable[[str], None]
+) -> Callable[..., Any]:
+    """The same function, whose first draw in the loop is written down."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if counts():
+            note(name)
+        return original(*args, **kwargs)
+
+    return draw

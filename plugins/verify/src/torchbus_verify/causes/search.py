@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from torchbus_strategy.checks import rounding
 from torchbus_verify.causes import cause
 from torchbus_verify.causes.cause import Cause
 from torchbus_verify.causes.gradients import Gradients
 from torchbus_verify.compare.difference import Comparison, Difference
+from torchbus_verify.compare.steps import Drift
 from torchbus_verify.laboratory import WHOLE_BATCHES, Laboratory
+from torchbus_verify.runs.inside import Change, Inside
 from torchbus_verify.runs.run import Run
 
 
@@ -19,31 +25,31 @@ class Search:
 
     def causes(self, first: Difference) -> list[Cause]:
         """At least one."""
-        taken = self._taken()
+        consumed = self._taken()
         without = self._lab.compare(self._lab.suspects)
         found: list[Cause] = []
-        if without is not None and taken and not without.beyond():
-            return [self._chance(name) for name in self._needed(taken)]
-        if without is not None and without.beyond() and self._moved(first, without, taken):
-            found += [self._chance(name) for name in self._needed(taken, without)]
-        rest = first if without is None or not without.beyond() else without.beyond()[0]
-        return [*found, *self._of_the_rest(rest)]
+        if without is not None and consumed and not without.beyond():
+            return [self._chance(name) for name in self._needed(consumed)]
+        if without is not None and without.beyond() and self._moved(first, without, consumed):
+            found += [self._chance(name) for name in self._needed(consumed, without)]
+        remaining = first if without is None or not without.beyond() else without.beyond()[0]
+        return [*found, *self._of_the_pause(remaining)]
 
     def _taken(self) -> dict[str, str]:
         """The causes that were there to be taken away, with a word about each."""
         runs = [self._lab.plain(self._lab.suspects), self._lab.session(self._lab.suspects)]
         return {event["cause"]: event["words"] for run in runs for event in run.first.of("taken")}
 
-    def _moved(self, first: Difference, without: Comparison, taken: dict[str, str]) -> bool:
+    def _moved(self, first: Difference, without: Comparison, consumed: dict[str, str]) -> bool:
         """Whether taking all away has at least put the difference off."""
-        return bool(taken) and _order(without.beyond()[0]) > _order(first)
+        return bool(consumed) and _order(without.beyond()[0]) > _order(first)
 
-    def _needed(self, taken: dict[str, str], goal: Comparison | None = None) -> list[str]:
+    def _needed(self, consumed: dict[str, str], goal: Comparison | None = None) -> list[str]:
         """Those without which the difference is there again, or all where no single one is."""
-        if len(taken) == 1:
-            return list(taken)
-        needed = [name for name in taken if self._matters(frozenset(taken) - {name}, goal)]
-        return needed or list(taken)
+        if len(consumed) == 1:
+            return list(consumed)
+        needed = [name for name in consumed if self._matters(frozenset(consumed) - {name}, goal)]
+        return needed or list(consumed)
 
     def _matters(self, others: frozenset[str], goal: Comparison | None) -> bool:
         found = self._lab.compare(others)
@@ -58,7 +64,7 @@ class Search:
             return cause.draws(words)
         return cause.statistics() if name == "statistics" else cause.augmentation(words)
 
-    def _of_the_rest(self, first: Difference) -> list[Cause]:
+    def _of_the_pause(self, first: Difference) -> list[Cause]:
         """What none of the draws and statistics explains: the batches in parts, or
         something wrong.
         """
@@ -76,7 +82,7 @@ class Search:
         if first.kind == "buffer":
             return cause.buffers(first.name)
         if first.kind == "learning rate":
-            return cause.own_number(
+            return cause.local_number(
                 f"{where}: it was decided by a number of the rank's own part of the batch", False
             )
         by_dp = self._same(self._lab.suspects, strategy="dp")
@@ -110,3 +116,34 @@ def words(one: Difference) -> str:
 
 def _order(one: Difference) -> tuple[int, int]:
     return one.step, 0
+
+
+AS_FAR = 4.0
+"""One run drifts from the other in one direction of many: this much farther is still rounding."""
+
+
+def disturb(terms: int) -> Change:
+    """Adds to each gradient what the rounding of a sum of so many terms may."""
+
+    def change(run: Inside) -> None:
+        generator = torch.Generator().manual_seed(1)
+
+        def rounded(number: int, parameters: dict[str, Tensor]) -> None:
+            gradients = [one.grad for one in parameters.values() if one.grad is not None]
+            dense = [
+                one for one in gradients if one.layout is torch.strided and one.is_floating_point()
+            ]
+            largest = max((float(one.abs().max()) for one in dense if one.numel()), default=0.0)
+            for one in dense:
+                size = rounding.of_empty(rounding.unit(one.dtype), terms, largest)
+                noise = torch.rand(one.shape, generator=generator, dtype=torch.float64) * 2 - 1
+                one.detach().add_((noise * size).to(one.device, one.dtype))
+
+        run.steps.after_backward.append(rounded)
+
+    return change
+
+
+def drift(disturbed: Comparison) -> Drift:
+    """How far rounding may move each place, by how far it did."""
+    return {one.place: AS_FAR * one.relative for one in disturbed.places}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchbus_strategy.checks import rounding
-from torchbus_verify.record.reading import Event, Record
-from torchbus_verify.runs.request import Inside
+from torchbus_verify.record.writing import Event, Record
+from torchbus_verify.runs.inside import Inside
 
 Gradient = dict[str, Tensor]
 CLEAR = 1e3
@@ -43,9 +43,9 @@ def note(run: Inside) -> None:
         except RuntimeError:  # a graph that can be walked only once
             return
         named = {name: one for name, one in zip(parameters, found, strict=True) if one is not None}
-        run.writer.write("own gradient", number=number, tensors=own.tensors(named))
+        run.writer.write("own gradient", number=number, tensors=mine.tensors(named))
 
-    own = run.writer.with_tensors()
+    mine = run.writer.with_tensors()
     run.steps.before_backward.append(before)
 
 

@@ -9,15 +9,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from torchbus.plugin import TorchbusError, UsageError
+from torchbus.errors import TorchbusError, UsageError
 
 from torchbus_cli import session_options
 from torchbus_cli.parser import Parser, complain
+from torchbus_verify import page as verify_page
+from torchbus_verify import report
 from torchbus_verify.command.progress import Progress
-from torchbus_verify.page import page as pages
-from torchbus_verify.report import as_json
-from torchbus_verify.report.verdict import NOT_COMPARED
-from torchbus_verify.runs.request import Request
+from torchbus_verify.report import NOT_COMPARED
+from torchbus_verify.runs.inside import Request
 
 USAGE = """torchbus verify [OPTION]... SCRIPT [ARG]...
        torchbus verify [OPTION]... -m MODULE [ARG]..."""
@@ -68,8 +68,8 @@ def _verify(request: Request, json_wanted: bool, page: Path | None) -> int:
     with Progress(request.steps, sys.stderr) as progress:
         verdict = verify_request(request, progress.show)
     if page is not None:
-        page.write_text(pages.page(verdict), encoding="utf-8")
-    print(as_json.dumps(verdict) if json_wanted else verdict)
+        page.write_text(verify_page.page(verdict), encoding="utf-8")
+    print(report.dumps(verdict) if json_wanted else verdict)
     return verdict.status
 
 

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchbus_verify.record.reading import Stored
+from torchbus_verify.record.writing import Event, Record, Stored
+
+Named = Mapping[str, Stored | None]
+"""None where a parameter has no gradient."""
+
+
+class Gap(NamedTuple):
+    """``relative`` to the largest value; infinite, with ``words``, if nothing can be compared."""
+
+    name: str
+    relative: float
+    words: str = ""
+
+
+def gap(
+    name: str,
+    ours: Named,
+    theirs: Named,
+    floor: float = 0.0,
+    sides: tuple[str, str] = ("session", "plain"),
+) -> Gap:
+    """Differences below ``floor`` are none."""
+    if name not in ours or name not in theirs:
+        return Gap(name, math.inf, f"only in the {sides[name not in ours]} run")
+    a, b = ours[name], theirs[name]
+    if a is None or b is None:
+        words = f"{'no' if a is None else 'a'} gradient, unlike in the {sides[1]} run"
+        return Gap(name, 0.0) if a is b else Gap(name, math.inf, words)
+    if a.shape != b.shape:
+        return Gap(name, math.inf, f"has the shape {a.shape}, not {b.shape}")
+    return Gap(name, 0.0 if a.checksum == b.checksum else apart(a.values(), b.values(), floor))
+
 
 Place = tuple[str, int, int, str]
 """Kind ("gradient", "parameter", ...), optimizer, step, name."""
@@ -108,3 +141,79 @@ def largest_of(stored: dict[str, Stored | None]) -> float:
     return max(
         (_largest(one.values().double()) for one in stored.values() if one is not None), default=0.0
     )
+
+
+def different(ranks: list[Record]) -> str:
+    """Where a rank first has other parameters than rank 0, in words; "" if nowhere."""
+    for rank, record in enumerate(ranks[1:], start=1):
+        for ours, first in zip(record.of("step"), ranks[0].of("step"), strict=False):
+            for key in ("parameters", "buffers"):
+                name = _first(ours[key], first[key])
+                if name:
+                    return (
+                        f"from step {first['step'] + 1} on rank {rank} has another {name} than"
+                        " rank 0"
+                    )
+    return ""
+
+
+def local_rows(ranks: list[Record], plain: Record) -> set[str]:
+    """Parameters that have a row for each sample, of which each rank holds its own."""
+    theirs = {name: one for step in plain.of("step") for name, one in step["parameters"].items()}
+    held = [
+        {name: one for step in record.of("step") for name, one in step["parameters"].items()}
+        for record in ranks
+    ]
+    shapes = {name: [one[name][1] for one in held if one.get(name)] for name in theirs}
+    wanted = {name: one[1] for name, one in theirs.items() if one}
+    return {name for name, whole in wanted.items() if _are_rows(shapes[name], whole, len(ranks))}
+
+
+def elsewhere(ranks: list[Record]) -> set[str]:
+    """Parameters that other ranks' optimizers hold and rank 0's does not: their states
+    are sharded.
+    """
+    held = [
+        {name for step in record.of("step") for name, one in step["parameters"].items() if one}
+        for record in ranks
+    ]
+    return set().union(*held[1:]) - held[0] if held else set()
+
+
+def hide_gradients(ranks: list[Record]) -> bool:
+    """Whether no step has one where the loop could see it: an engine keeps them."""
+    steps = [step for record in ranks for step in record.of("step")]
+    return bool(steps) and not any(one for step in steps for one in step["gradients"].values())
+
+
+def unseen(ranks: list[Record]) -> list[str]:
+    """Of these, the ones whose values rank 0 has not even at the end: layers of a pipeline."""
+    ends = ranks[0].of("state")[-1:] if ranks else []
+    known = {name for end in ends for name, one in end["tensors"].items() if one}
+    return sorted(elsewhere(ranks) - known)
+
+
+def replicas(ranks: list[Record]) -> bool:
+    """Whether every rank computed the same losses before they were reduced, one after another."""
+    losses = [[event["own"] for event in record.of("backward")] for record in ranks]
+    return (
+        len(ranks) > 1
+        and len(losses[0]) > 1
+        and None not in losses[0]
+        and all(one == losses[0] for one in losses)
+    )
+
+
+def _first(ours: Event, theirs: Event) -> str:
+    for name, one in theirs.items():
+        other = ours.get(name)
+        if one and other and one[1] == other[1] and one[3] != other[3]:
+            return name
+    return ""
+
+
+def _are_rows(shapes: list[list[int]], whole: list[int], ranks: int) -> bool:
+    """Whether the ranks' shapes make up the whole one, row by row."""
+    if len(shapes) != ranks or not whole or not all(shapes) or whole in shapes:
+        return False
+    return sum(shape[0] for shape in shapes) == whole[0]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from torchbus_verify.record.reading import Record
+from torchbus_verify.record.writing import Record
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])|\b(?:nan|inf)\b")
 DIGIT = 1.01

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchbus_verify.record.reading import Record
+from torchbus_verify.record.writing import Record
 
 Batch = tuple[int, int, int]
 """Loader, pass over it, batch of the pass."""
@@ -82,22 +82,24 @@ def _drop_seen_whole(
 def _trained(record: Record) -> set[tuple[int, int]]:
     """Loaders and passes whose batches feed a backward each, or all but one (the rest evaluates).
     A single batch that is taken beside another loader's is one to look at.."""
-    fed: Counter[tuple[int, int]] = Counter()
-    taken: Counter[tuple[int, int]] = Counter()
+    used: Counter[tuple[int, int]] = Counter()
+    consumed: Counter[tuple[int, int]] = Counter()
     waiting: set[tuple[int, int]] = set()
     beside: set[tuple[int, int]] = set()
     for event in record.events:
         if event["kind"] == "batch" and event["trains"]:
             key = (event["loader"], event["of_pass"])
-            taken[key] += 1
+            consumed[key] += 1
             waiting.add(key)
         elif event["kind"] == "backward":
-            fed.update(waiting)
+            used.update(waiting)
             beside |= waiting if len(waiting) > 1 else set()
             waiting.clear()
-    looks = {key for key, count in taken.items() if count == 1 and key in beside}
-    trained = {key for key, count in taken.items() if fed[key] >= max(1, count - 1)} - looks
-    return trained | {key for key, count in taken.items() if 1 < count <= _after(record, key) + 1}
+    looks = {key for key, count in consumed.items() if count == 1 and key in beside}
+    trained = {key for key, count in consumed.items() if used[key] >= max(1, count - 1)} - looks
+    return trained | {
+        key for key, count in consumed.items() if 1 < count <= _after(record, key) + 1
+    }
 
 
 def _after(record: Record, key: tuple[int, int]) -> int:
@@ -120,13 +122,13 @@ def _how(shares: list[list[Any]], batch: list[Any], had: list[set[Any]]) -> str:
     """
     if all(share == batch for share in shares):
         return "whole"
-    rest = batch
+    remaining = batch
     for share, earlier in zip(shares, had, strict=True):
-        if rest and rest[: len(share)] == share:
-            rest = rest[len(share) :]
-        elif rest or not earlier.issuperset(share):
+        if remaining and remaining[: len(share)] == share:
+            remaining = remaining[len(share) :]
+        elif remaining or not earlier.issuperset(share):
             return "wrong"
-    return "wrong" if rest else "divided"
+    return "wrong" if remaining else "divided"
 
 
 def _problem(key: Batch, event: dict[str, Any], shares: list[list[Any]]) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from torchbus_strategy.checks import rounding
-from torchbus_verify.compare.difference import Comparison, Difference, Place, largest_of
-from torchbus_verify.compare.tensors import gap
-from torchbus_verify.record.reading import Record, Stored
+from torchbus_verify.compare.difference import Comparison, Difference, Place, gap, largest_of
+from torchbus_verify.record.writing import Record, Stored
 
 TENSORS = {"gradients": "gradient", "parameters": "parameter", "buffers": "buffer"}
 Drift = dict[Place, float]
@@ -33,8 +32,10 @@ def compare(
         walk.event(left, right)
     if len(mine) != len(theirs):
         steps = [sum(event["kind"] == "step" for event in one) for one in (mine, theirs)]
-        told = f"{steps[0]} steps, not {steps[1]}" if steps[0] != steps[1] else "other backwards"
-        walk.order((theirs or mine)[-1], f"the session's run makes {told}")
+        reported = (
+            f"{steps[0]} steps, not {steps[1]}" if steps[0] != steps[1] else "other backwards"
+        )
+        walk.order((theirs or mine)[-1], f"the session's run makes {reported}")
         return walk.found
     walk.state()
     return walk.found
@@ -120,7 +121,7 @@ class Walk:
         for name in dict.fromkeys([*theirs, *ours]):
             stored = theirs.get(name)
             unit = self._precision("float64" if stored is None else stored.dtype)
-            floor = rounding.of_nothing(unit, self._terms, largest)
+            floor = rounding.of_empty(unit, self._terms, largest)
             found = gap(name, ours, theirs, floor)
             if found.words:
                 self.add(kind, name, right, found.relative, 0.0, found.words)

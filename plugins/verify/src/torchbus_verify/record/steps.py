@@ -1,26 +1,30 @@
 """Listens to backwards and real optimizer steps, through torch's own names, and writes them down.
 
 It is installed after the session has begun, so it sees what the loop sees: gradients that are final
-and losses that are the global ones.
-"""
+and losses that are the global ones."""
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torchbus.plugin import BackwardCall, Context, hookimpl
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import users_frame
 from torchbus.tree import as_list
 
 from torchbus_verify._compat import current_graph_task_id
-from torchbus_verify.record.names import Names
-from torchbus_verify.record.stopping import Stopping
 from torchbus_verify.record.writing import Writer
 
 AfterBackward = Callable[[int, dict[str, Tensor]], None]
@@ -178,3 +182,128 @@ def _number(loss: Tensor | None) -> float | None:
         return None
     value = float(loss.detach())
     return value if math.isfinite(value) else None
+
+
+class Names:
+    """Names of parameters and buffers. The same script gives the same ones in every run."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[str, Tensor]] = {}  # the tensor too: an id may come again
+        self._roots: dict[int, tuple[str, Module]] = {}
+
+    def parameters(self, optimizer: Optimizer, number: int) -> dict[str, Tensor]:
+        """Those that an optimizer holds."""
+        places = [
+            (f"optimizer{number}.group{g}.{i}", parameter)
+            for g, group in enumerate(optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        ]
+        if any(not self._knows(parameter) for _, parameter in places):
+            self._learn([parameter for _, parameter in places])
+        for place, parameter in places:
+            if not self._knows(parameter):
+                self._of[id(parameter)] = (place, parameter)
+        return {self._of[id(parameter)][0]: parameter for _, parameter in places}
+
+    def buffers(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the models that these parameters belong to."""
+        mine = {id(parameter) for parameter in parameters.values()}
+        found: dict[str, Tensor] = {}
+        for name, root in self._roots.values():
+            if any(id(parameter) in mine for parameter in root.parameters()):
+                found |= {f"{name}.{key}": buffer for key, buffer in root.named_buffers()}
+        return found
+
+    def trained(self) -> dict[str, Tensor]:
+        """Parameters of all models that may get gradients: of a loop without an optimizer."""
+        roots = objects.outermost(objects.alive(Module))
+        owned = [
+            one for root in roots if not objects.is_internal(root) for one in root.parameters()
+        ]
+        owned = [one for one in owned if one.requires_grad]
+        if any(not self._knows(one) for one in owned):
+            self._learn(owned)
+        return {self._of[id(one)][0]: one for one in owned if self._knows(one)}
+
+    def models(self) -> dict[str, Tensor]:
+        """Parameters and buffers of every model that the loop's variables name."""
+        frame, _ = users_frame()
+        found: dict[str, Tensor] = {}
+        for root in objects.outermost(objects.alive(Module)):
+            name = "" if objects.is_internal(root) else objects.name_of(root, frame)
+            if name:
+                found |= {f"{name}.{key}": one for key, one in root.named_parameters()}
+                found |= {f"{name}.{key}": one for key, one in root.named_buffers()}
+        return found
+
+    def _knows(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._of and self._of[id(tensor)][1] is tensor
+
+    def _learn(self, parameters: Sequence[Tensor]) -> None:
+        frame, _ = users_frame()
+        consumed = Counter(name for name, _ in self._roots.values())
+        for root in objects.models_of(parameters):
+            if id(root) in self._roots:
+                name = self._roots[id(root)][0]
+            else:
+                name = objects.name_of(root, frame) or type(root).__name__
+                consumed[name] += 1
+                name = name if consumed[name] == 1 else f"{name}#{consumed[name]}"
+                self._roots[id(root)] = (name, root)
+            for key, parameter in root.named_parameters():
+                if not self._knows(parameter):
+                    self._of[id(parameter)] = (f"{name}.{key}", parameter)
+
+
+AT_MOST = 10
+"""One optimizer may make this many times the steps while another one is waited for."""
+
+
+class Enough(BaseException):
+    """Ends the script where it is; ``except Exception`` does not catch it, ``finally`` runs."""
+
+
+class Stopping:
+    """Decides alike in every run: by the steps of the optimizers that the script has made."""
+
+    def __init__(self, steps: int | None) -> None:
+        self._wanted = steps
+        self._known: list[weakref.ref[Optimizer]] = []
+        self._made: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        optimizers: Any = Optimizer
+        original = optimizers.__init__
+
+        def __init__(optimizer: Optimizer, *args: object, **kwargs: object) -> None:
+            original(optimizer, *args, **kwargs)
+            self.number(optimizer)
+
+        optimizers.__init__ = __init__
+
+    @property
+    def optimizers(self) -> dict[int, Optimizer]:
+        """Those that are alive, by number: in the order in which they were made."""
+        alive = {number: known() for number, known in enumerate(self._known)}
+        return {number: one for number, one in alive.items() if one is not None}
+
+    def number(self, optimizer: Optimizer) -> int:
+        """That of an optimizer; a new one gets the next."""
+        found = next((number for number, one in self.optimizers.items() if one is optimizer), None)
+        if found is None:
+            self._known.append(weakref.ref(optimizer))
+        return len(self._known) - 1 if found is None else found
+
+    def stepped(self, optimizer: Optimizer, steps: int) -> None:
+        """Raises Enough after the last step that is wanted."""
+        self._made[optimizer] = steps
+        if self._wanted is None:
+            return
+        fewest = min(self._made.get(one, 0) for one in self.optimizers.values())
+        if fewest >= self._wanted or steps >= AT_MOST * self._wanted:
+            raise Enough
+
+    def backward_begins(self, number: int) -> None:
+        """Of a loop without an optimizer, a backward is a step."""
+        if self._wanted is not None and not self._known and number >= self._wanted:
+            raise Enough

@@ -2,21 +2,129 @@
 
 ``events.jsonl`` has one JSON object per event. A tensor in it is ``[dtype, shape, offset,
 checksum]``; its bytes begin at ``offset`` of ``tensors.bin``. Ranks after the first write checksums
-only.
-"""
+only."""
 
 from __future__ import annotations
 
 import ctypes
+import io
 import json
+import mmap
 import os
+import sys
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Unsupported
+from torchbus.errors import Unsupported
+
+
+class Printed(io.TextIOBase):
+    """Stands in for ``sys.stdout``: passes everything on, and writes down whole lines."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._stream: TextIO = sys.stdout
+        self._begun = ""
+
+    def install(self) -> None:
+        self._stream = sys.stdout
+        sys.stdout = self
+
+    def remove(self) -> None:
+        """What was begun counts as a line."""
+        if self._begun:
+            self._writer.write("line", text=self._begun)
+        if sys.stdout is self:
+            sys.stdout = self._stream
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._writer.write("line", text=line.rsplit("\r", 1)[-1])
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+
+Event = dict[str, Any]
+"""What was written down at one place of the loop, by name, as JSON gives it back."""
+INTEGERS = ("int", "uint", "bool")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a record: what it was, and where its numbers are."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: int
+    offset: int | None
+    file: bytes | mmap.mmap
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel() * (2 if "complex" in self.dtype else 1)
+
+    @property
+    def is_thinned(self) -> bool:
+        return self.numel > WHOLE_UP_TO
+
+    def values(self) -> Tensor:
+        """Its numbers in one dimension, as float64 or int64."""
+        every = -(-self.numel // WHOLE_UP_TO)
+        count = self.numel if not self.is_thinned else -(-self.numel // every) + 1
+        kind = torch.int64 if self.dtype.startswith(INTEGERS) else torch.float64
+        if not count:
+            return torch.empty(0, dtype=kind)
+        assert self.offset is not None
+        return torch.frombuffer(self.file, dtype=kind, count=count, offset=self.offset)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank has left."""
+
+    folder: Path
+
+    @cached_property
+    def events(self) -> list[Event]:
+        path = self.folder / EVENTS
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def of(self, kind: str) -> list[Event]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    @cached_property
+    def _bytes(self) -> bytes | mmap.mmap:
+        path = self.folder / TENSORS
+        if not path.exists() or not path.stat().st_size:
+            return b""
+        with open(path, "r+b") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable
+
+    def tensors(self, described: Event) -> dict[str, Stored | None]:
+        """The tensors of an event, by name."""
+        return {name: None if one is None else self._stored(one) for name, one in described.items()}
+
+    def _stored(self, one: list[Any]) -> Stored:
+        dtype, shape, offset, checksum = one
+        return Stored(dtype, tuple(shape), checksum, offset, self._bytes)
+
 
 EVENTS, TENSORS, PROGRESS = "events.jsonl", "tensors.bin", "steps"
 WHOLE_UP_TO = 2**20
@@ -64,10 +172,10 @@ class Writer:
 
     def _tensor(self, tensor: Tensor) -> list[object] | None:
         try:
-            kept = plain(tensor)
+            retained = plain(tensor)
         except Unsupported:  # another rank has the values, in a pipeline
             return None
-        content = ctypes.string_at(kept.data_ptr(), kept.numel() * kept.element_size())
+        content = ctypes.string_at(retained.data_ptr(), retained.numel() * retained.element_size())
         shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         offset = None
         if self._tensors is not None:

@@ -6,23 +6,27 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torchbus.plugin import Context, TorchbusError, hookimpl
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DataLoader
+from torchbus.bus.base import hookimpl
+from torchbus.errors import TorchbusError
+from torchbus.runtime.context import Context
+from torchbus.tree import map_tensors
 
 from torchbus_cli import session_options
 from torchbus_cli.programs import Program
+from torchbus_verify._compat import DATA_ITERATOR
 from torchbus_verify.record.batches import Batches
-from torchbus_verify.record.printed import Printed
-from torchbus_verify.record.steps import Steps
-from torchbus_verify.record.stopping import Enough, Stopping
-from torchbus_verify.record.writing import Writer
-from torchbus_verify.runs import double
+from torchbus_verify.record.steps import Enough, Steps, Stopping
+from torchbus_verify.record.writing import Printed, Writer
 from torchbus_verify.runs.mirror import Mirror
-from torchbus_verify.runs.request import Change, Inside, Request
 from torchbus_verify.runs.writes import Writes, WritesOutside
 
 SEED = 20260214
@@ -48,7 +52,7 @@ def execute(
     words = _relative(request, mirror)
     Writes(mirror, own, lambda path: _note(own / OUTSIDE, path)).install()
     if request.float64:
-        double.install()
+        install()
     try:
         program = session_options.find(*words, by_module=request.by_module)
         stopping = Stopping(request.steps)
@@ -122,14 +126,14 @@ def _close(session: Any, error: BaseException | None, own: Path) -> int:
 
 def _relative(request: Request, mirror: Mirror) -> list[str]:
     """The script by its place in the mirror, wherever it is in the script's own folder."""
-    first, *rest = request.words
+    first, *remaining = request.words
     path = os.path.realpath(os.path.join(mirror.original, first))
     if request.by_module or not mirror.is_original(path):
-        return [first, *rest]
+        return [first, *remaining]
     place = os.path.relpath(path, mirror.original)
     mirror.make_real(str(mirror.place / place))  # Python imports from where the script really is
     sys.path.append(str(mirror.original.parent))  # what it adds by its own path leads elsewhere
-    return [place, *rest]
+    return [place, *remaining]
 
 
 def _seed() -> None:
@@ -148,3 +152,161 @@ def _note(path: Path, text: str) -> None:
 def told(path: Path) -> str:
     """What a run has noted; "" if nothing."""
     return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+ARITHMETIC = (
+    "precision",
+    "amp_backend",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "warmup_steps",
+)
+WINDOW = "accumulate_grad_batches"
+
+
+def of(request: Request) -> tuple[Request, tuple[Change, ...]]:
+    """The request of the reference, and what is changed in it."""
+    given = {name: value for name, value in request.options.items() if name in ARITHMETIC}
+    changes: tuple[Change, ...] = (larger_batch(window(request)),) if window(request) > 1 else ()
+    return replace(request, plugins=(), options={"strategy": None, "devices": 1, **given}), changes
+
+
+def is_plain(request: Request) -> bool:
+    """Whether it is the script by itself, with no session around it."""
+    return not any(name in request.options for name in ARITHMETIC)
+
+
+def window(request: Request) -> int:
+    """How many batches the session accumulates."""
+    given = request.options.get(WINDOW, 1)
+    return given if isinstance(given, int) else 1
+
+
+def same_backwards(request: Request) -> bool:
+    """Whether both runs see the same batches in the same backwards."""
+    return WINDOW not in request.options
+
+
+def words(request: Request) -> str:
+    """What it is called in a report."""
+    plain = "the plain run" if is_plain(request) else "one rank under the same options"
+    return (
+        f"{plain} with a batch {window(request)} times as large" if window(request) > 1 else plain
+    )
+
+
+def larger_batch(factor: int) -> Change:
+    """Each loader has so many times its batch size."""
+
+    def change(run: Inside) -> None:
+        loaders: Any = DataLoader
+        original = loaders.__init__
+
+        def __init__(
+            loader: DataLoader[object],
+            dataset: object,
+            batch_size: int | None = 1,
+            *args: object,
+            **kwargs: object,
+        ) -> None:
+            whole = kwargs.get("batch_sampler") is None and isinstance(batch_size, int)
+            original(
+                loader,
+                dataset,
+                batch_size * factor if whole and batch_size else batch_size,
+                *args,
+                **kwargs,
+            )
+
+        loaders.__init__ = __init__
+
+    return change
+
+
+SINGLE = (torch.float32,)
+FLOAT = "float"
+
+
+def install() -> None:
+    """New tensors, batches of loaders and inputs of modules are float64 where they would be
+    float32.
+    """
+    torch.set_default_dtype(torch.float64)
+    for name in ("float32", "float"):
+        setattr(torch, name, torch.float64)
+    for cls in (Tensor, torch.nn.Module):
+        setattr(cls, FLOAT, cls.double)
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        setattr(torch, name, _widened(getattr(torch, name)))
+    take = DATA_ITERATOR.__next__
+    DATA_ITERATOR.__next__ = lambda iterator: _wide(take(iterator))
+    widen: Any = lambda module, inputs: tuple(_wide(one) for one in inputs)  # noqa: E731
+    register_module_forward_pre_hook(widen)
+
+
+def _widened(make: Callable[..., object]) -> Callable[..., object]:
+    return lambda *args, **kwargs: _wide(make(*args, **kwargs))
+
+
+def _wide(value: Any) -> Any:
+    wrapped = getattr(value, "batch", None)
+    if wrapped is not None and not isinstance(value, Tensor | list | tuple | dict):
+        value.batch = _wide(wrapped)  # in the sampler's wrapping
+        return value
+    return map_tensors(value, lambda one: one.double() if one.dtype in SINGLE else one)
+
+
+Change = Callable[["Inside"], None]
+"""Something done to a run before the script begins: a cause taken away, a larger batch."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The script, the session around it, and how much of it is compared."""
+
+    words: tuple[str, ...]
+    """The script and its arguments."""
+    by_module: bool = False
+    plugins: tuple[object, ...] = ()
+    options: dict[str, object] = field(default_factory=dict)
+    """Of the session."""
+    steps: int | None = 20
+    float64: bool = False
+    folder: Path = Path(".")
+    """The script's own working folder."""
+
+    @property
+    def devices(self) -> int:
+        given = self.options.get("devices")
+        return len(given) if isinstance(given, list) else given if isinstance(given, int) else 2
+
+    def in_float64(self) -> Request:
+        return replace(self, float64=True)
+
+    def in_local_precision(self) -> Request:
+        return replace(self, float64=False)
+
+    def with_options(self, **options: object) -> Request:
+        return replace(self, options={**self.options, **options})
+
+    def with_whole_batches(self) -> Request:
+        """Every rank trains on the script's own batches: nothing is divided."""
+        retained = {
+            name: value
+            for name, value in self.options.items()
+            if name not in ("batch", "shard_eval")
+        }
+        return replace(self, options={**retained, "replace_sampler": False})
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a change may act on: the run before its script begins."""
+
+    rank: int
+    session: Any
+    """Of the run under the session; None in the plain one."""
+    steps: Steps
+    """Tells of backwards (``record.steps.Steps``)."""
+    writer: Writer
+    """Writes events into the record."""

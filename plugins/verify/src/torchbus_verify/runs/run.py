@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchbus_verify._compat import clear_exit_functions, run_exit_functions
-from torchbus_verify.record.reading import Record
-from torchbus_verify.record.writing import PROGRESS
+from torchbus_verify.record.writing import PROGRESS, Record
 from torchbus_verify.runs import inside
+from torchbus_verify.runs.inside import Change, Request
 from torchbus_verify.runs.mirror import Mirror
-from torchbus_verify.runs.request import Change, Request
 
 Watch = Callable[[int], None]
 """Told the number of steps so far, a few times a second."""

@@ -2,8 +2,7 @@
 
 It compares twice, tensor by tensor. First with the mean of the ranks' own gradients, which does not
 come from the session's reduction. Then with gradients that rank 0 makes of the ranks' inputs.
-Parameters that a loss reaches outside of any model's forward are left out there.
-"""
+Parameters that a loss reaches outside of any model's forward are left out there."""
 
 from __future__ import annotations
 
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchbus.plugin import Context
+from torchbus.runtime.context import Context
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.collectives import all_gather_object
+from torchbus_verify.compare.difference import apart
+from torchbus_verify.watch import again
 from torchbus_verify.watch.calls import Calls
 from torchbus_verify.watch.findings import Findings, Gradients, Judgement
-from torchbus_verify.watch.made_again import MadeAgain, Told
 
 DRIFTED = (
     "verify_every: in step {}, {}. The session does not apply the mean of the ranks' gradients: a"
@@ -44,13 +44,13 @@ class Noted:
 
 def compare(session: Context, findings: Findings, step: int, noted: Noted) -> None:
     """All ranks call it in the same backward."""
-    told: list[Told] = all_gather_object(_told(noted), session.world_size)
-    total = sum(one.weight for one in told)
+    reported: list[Told] = all_gather_object(_told(noted), session.world_size)
+    total = sum(one.weight for one in reported)
     if not total > 0:  # NaN, too
         return findings.leave_out("a backward that does not start from one loss")
-    made = MadeAgain(told, noted.own, noted.held, noted.calls) if session.is_main else None
+    made = MadeAgain(reported, noted.own, noted.held, noted.calls) if session.is_main else None
     scale = 1.0 / (session.world_size if findings.is_sum else total)
-    mean, alone = (_judgement(noted, told) for _ in range(2))
+    mean, alone = (_judgement(noted, reported) for _ in range(2))
     for name, parameter in noted.held.items():
         whole = session.reduce(_wide(noted.own.get(name), parameter), "sum") * scale
         found = noted.found.get(name)
@@ -88,12 +88,12 @@ def _told(noted: Noted) -> Told:
     return Told(noted.weight, noted.calls.terms, norms, calls)
 
 
-def _judgement(noted: Noted, told: list[Told]) -> Judgement:
+def _judgement(noted: Noted, reported: list[Told]) -> Judgement:
     """Sums have so many terms as all ranks' inputs have numbers."""
     kinds = [*noted.calls.autocast, *(one.dtype for one in noted.found.values())]
     coarsest = max((rounding.unit(one) for one in kinds), default=0.0)
     sizes = [float(one.abs().max()) for one in noted.found.values() if one.numel()]
-    terms = len(told) * max(one.terms for one in told)
+    terms = len(reported) * max(one.terms for one in reported)
     return Judgement(coarsest, terms, max(sizes, default=0.0))
 
 
@@ -102,3 +102,59 @@ def _wide(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter, dtype=torch.float64)
     return gradient.double()
+
+
+@dataclass
+class Told:
+    """What a rank tells. ``calls``: pickled, or why they can't be made again. ``norms``: of its own
+    gradients.
+    """
+
+    weight: float
+    terms: int
+    norms: dict[str, float]
+    calls: bytes | str
+
+
+class MadeAgain:
+    """``whole``: the sum over ranks. ``cannot``: why it was not made; "" if it was."""
+
+    def __init__(self, reported: list[Told], own: Gradients, held: Gradients, calls: Calls) -> None:
+        self.whole: Gradients = {}
+        self.cannot = next((one.calls for one in reported if isinstance(one.calls, str)), "")
+        self._told, self._own = reported, own
+        self._first: Gradients = {}
+        self._norms: list[dict[str, float]] = []
+        if self.cannot:
+            return
+        try:
+            self._make(calls, {id(one): name for name, one in held.items()})
+        except Exception as error:  # a forward may do anything; the loop must go on
+            self.cannot = f"{type(error).__name__}: {error}"
+
+    def _make(self, calls: Calls, names: dict[int, str]) -> None:
+        for rank, reported in enumerate(self._told):
+            assert isinstance(reported.calls, bytes)
+            made = again.gradients(pickle.loads(reported.calls), calls.modules, names)
+            if not rank:
+                self._first = dict(made)
+            self._norms.append({name: float(one.double().norm()) for name, one in made.items()})
+            for name, one in made.items():
+                self.whole[name] = self.whole[name] + one if name in self.whole else one
+
+    def reproduces(self, name: str, judgement: Judgement) -> bool:
+        """Whether rank 0 can make its own gradient again: that of a parameter that the loss
+        reaches outside of forward, it can't.
+        """
+        if name not in self._first or name not in self._own:
+            return False
+        gap = apart(self._first[name].flatten(), self._own[name].flatten(), judgement.floor)
+        return gap <= judgement.allowed
+
+    def odd_rank(self, name: str, allowed: float) -> int | None:
+        """The rank whose own gradient is not the one that rank 0 makes of its inputs."""
+        for rank, (reported, made) in enumerate(zip(self._told, self._norms, strict=True)):
+            theirs, ours = reported.norms.get(name, 0.0), made.get(name, 0.0)
+            if not abs(theirs - ours) <= allowed * max(theirs, ours):
+                return rank
+        return None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor
-from torchbus.plugin import BackwardCall, Context, hookimpl
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.patches.backward import BackwardCall
+from torchbus.runtime.context import Context
 
+from torchbus_verify.record.steps import Names
 from torchbus_verify.watch.alone import Noted, compare
 from torchbus_verify.watch.calls import Calls
 from torchbus_verify.watch.findings import Findings, Gradients, dense
-from torchbus_verify.watch.trained import Trained
 
 UNKNOWN = float("nan")
 
@@ -65,8 +71,8 @@ class CheckedStep:
         def note(gradient: Tensor) -> None:
             """Called more than once if a part of the graph has a backward of its own."""
             before = self._own.get(name)
-            own = dense(gradient.detach())
-            self._own[name] = own.clone() if before is None else before + own
+            mine = dense(gradient.detach())
+            self._own[name] = mine.clone() if before is None else before + mine
 
         return note
 
@@ -92,7 +98,7 @@ class CheckedStep:
 
     def _compare(self) -> None:
         if not self._session.share.weight:  # its batch only fills in for missing samples
-            self._leave_out_own()
+            self._leave_out_local()
         found = {
             name: _made(one.grad.detach(), self._before.get(name))
             for name, one in self._held.items()
@@ -102,7 +108,7 @@ class CheckedStep:
         compare(self._session, self._findings, self.number, noted)
         self._calls.drop_gradients()
 
-    def _leave_out_own(self) -> None:
+    def _leave_out_local(self) -> None:
         """The session drops gradients without weight, unless terms of the loss have made zeros."""
         if any(bool(one.any()) for one in self._own.values()):
             self._own, self._weight = {}, 0.0
@@ -111,3 +117,36 @@ class CheckedStep:
 
 def _made(gradient: Tensor, before: Tensor | None) -> Tensor:
     return dense(gradient if before is None else gradient - before)
+
+
+class Trained:
+    """Hears of optimizers. It looks for models only when it is asked, once in a checked step."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._others: list[weakref.ref[Tensor]] = []
+        self._names = Names()
+
+    def add(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        """``optimizer`` is None for parameters that were adopted without one."""
+        if optimizer is None:
+            self._others += [weakref.ref(one) for one in parameters]
+        elif all(known() is not optimizer for known in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def named(self) -> dict[str, Tensor]:
+        """Those of all optimizers, by name. All ranks get the same names."""
+        found: dict[str, Tensor] = {}
+        for number, known in enumerate(self._optimizers):
+            optimizer = known()
+            if optimizer is not None:
+                found |= self._names.parameters(optimizer, number)
+        held = {id(one) for one in found.values()}
+        others = [one for one in (known() for known in self._others) if one is not None]
+        found |= {f"adopted.{i}": one for i, one in enumerate(others) if id(one) not in held}
+        return {name: one for name, one in found.items() if one.requires_grad}
+
+    def modules(self) -> list[Module]:
+        """The models that own them and all their parts, in the same order on all ranks."""
+        roots = objects.models_of(self.named().values())
+        return [module for root in roots for module in root.modules()]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchbus.plugin import warn
+from torchbus.runtime.user_code import warn
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.loss.weights import LossWeights
@@ -92,7 +92,7 @@ class Judgement:
     @property
     def floor(self) -> float:
         """What rounding leaves of a gradient of nothing."""
-        return rounding.of_nothing(self.unit, self.terms, self.value)
+        return rounding.of_empty(self.unit, self.terms, self.value)
 
     def take(self, name: str, found: Tensor, wanted: Tensor) -> None:
         gap = apart(found.flatten(), wanted.flatten(), self.floor)

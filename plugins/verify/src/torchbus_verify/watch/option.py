@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
 
 from torchbus_strategy.loss.weights import LossWeights
-from torchbus_verify.watch.checked_step import CheckedStep
+from torchbus_verify.watch.checked_step import CheckedStep, Trained
 from torchbus_verify.watch.findings import Findings
-from torchbus_verify.watch.trained import Trained
 
 STRATEGIES = ("ddp", "ddp_spawn", "ddp_notebook")
 WHOLE_GRADIENTS = "allreduce"

@@ -86,7 +86,7 @@ def two_forwards(run: Run) -> None:
     run.note_state(model=model)
 
 
-class OwnMethods(nn.Module):
+class LocalMethods(nn.Module):
     """Trained by another method than forward."""
 
     def __init__(self, run: Run) -> None:
@@ -103,7 +103,7 @@ class OwnMethods(nn.Module):
 
 def other_methods(run: Run) -> None:
     """The loop may reach parameters by any method, by parts of a model, and by bare weights."""
-    model = OwnMethods(run)
+    model = LocalMethods(run)
     optimizer = run.optimizer(model)
     for xy in run.loader(BATCH + 5):
         optimizer.zero_grad()

@@ -34,9 +34,9 @@ def events(run: Run) -> None:
         run.loss(model, xy).backward()
         optimizer.step()
         count += 1
-    heard = Counter(name for one in run.objects for name in one.names)
+    received = Counter(name for one in run.objects for name in one.names)
     for name in HEARD:
-        run.note(name, count if run.is_alone else heard[name])
+        run.note(name, count if run.is_alone else received[name])
 
 
 def log(run: Run) -> None:
@@ -118,7 +118,7 @@ RULES = (
         "unchanged",
         unchanged,
         "Undo on session.on_close all that you change, and use session.replace for functions.",
-        judge=judgement.leaves_nothing,
+        judge=judgement.leaves_empty,
         essential=True,
     ),
 )

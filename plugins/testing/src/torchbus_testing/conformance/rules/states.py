@@ -19,19 +19,19 @@ def state_dicts(run: Run) -> None:
     """In the middle of training, state_dict() has torch's names and whole tensors."""
     model = run.model()
     optimizer = AdamW(model.parameters(), lr=0.01)
-    kept = {}
+    retained = {}
     for number, xy in enumerate(run.loader(4 * BATCH)):
         optimizer.zero_grad()
         run.loss(model, xy).backward()
         optimizer.step()
         if number == 1:
             run.note_state(model=model, optimizer=optimizer)
-            kept = {key: value.clone() for key, value in model.state_dict().items()}
-    run.note("names", list(kept))
-    run.note("shapes", [list(value.shape) for value in kept.values()])
-    run.note("types", [type(value).__name__ for value in kept.values()])
+            retained = {key: value.clone() for key, value in model.state_dict().items()}
+    run.note("names", list(retained))
+    run.note("shapes", [list(value.shape) for value in retained.values()])
+    run.note("types", [type(value).__name__ for value in retained.values()])
     copy = nn.Sequential(*[type(one)(*_sizes(one)) for one in run.model()]).to(run.dtype)
-    copy.load_state_dict(kept)
+    copy.load_state_dict(retained)
     with torch.no_grad():
         run.note("outputs of a copy", copy(torch.ones(2, FEATURES, dtype=run.dtype)))
 
@@ -44,17 +44,17 @@ def rewind(run: Run) -> None:
     """A loop goes back to states that it has kept, and goes on from there."""
     model = run.model()
     optimizer = run.optimizer(model)
-    kept: list[dict[str, object]] = []
+    retained: list[dict[str, object]] = []
     for number, xy in enumerate(run.loader(4 * BATCH)):
         optimizer.zero_grad()
         run.loss(model, xy).backward()
         optimizer.step()
         if number == 1:
             states = {key: value.clone() for key, value in model.state_dict().items()}
-            kept = [states, _copied(optimizer.state_dict())]
+            retained = [states, _copied(optimizer.state_dict())]
         if number == 2:
-            model.load_state_dict(kept[0])
-            optimizer.load_state_dict(kept[1])
+            model.load_state_dict(retained[0])
+            optimizer.load_state_dict(retained[1])
     run.note_state(model=model, optimizer=optimizer)
 
 

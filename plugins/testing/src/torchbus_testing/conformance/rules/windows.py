@@ -11,7 +11,7 @@ WINDOW = 2
 ADDED = "Keep averaged gradients apart from what a backward adds, and reduce only what is new."
 
 
-def own_windows(run: Run) -> None:
+def local_windows(run: Run) -> None:
     """A loop accumulates by itself: several backwards, then a step and zero_grad."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -23,7 +23,7 @@ def own_windows(run: Run) -> None:
     run.note_state(model=model)
 
 
-def kept_gradients(run: Run) -> None:
+def retained_gradients(run: Run) -> None:
     """A loop clears gradients in place, before a step or not at all, and each backward adds."""
     model = run.model()
     optimizer = run.optimizer(model)
@@ -77,8 +77,8 @@ def accumulate(run: Run) -> None:
 
 
 RULES = (
-    Rule("own-windows", own_windows, ADDED),
-    Rule("kept-gradients", kept_gradients, ADDED),
+    Rule("own-windows", local_windows, ADDED),
+    Rule("kept-gradients", retained_gradients, ADDED),
     Rule(
         "zero-grad-late",
         zero_grad_late,

@@ -1,0 +1,249 @@
+"""Replaces functions of torch for the time of a session, and puts them back in any order."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any, TypeVar
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from torchbus.bus.registry import Bus, Listeners
+
+NOTHING = object()
+PUTS_BACK = "torchbus_puts_back"
+
+
+def replace(
+    owner: object,
+    name: str,
+    make: Callable[[Any], object],
+    becomes_inert: bool = False,
+    left_below: Callable[[], None] = lambda: None,
+) -> Callable[[], None]:
+    """Set ``owner.name`` to ``make(original)``. Return the function that undoes it.
+
+    The original may be inherited. Replacements of ours may be undone in any order. If other code
+    has replaced the attribute once more in the meantime, its function stays: ``left_below()`` is
+    called, and a warning says so. There is no warning if ours ``becomes_inert`` and may stay below:
+    torch.compile wraps every optimizer's step when it is first used.
+    """
+    own = vars(owner).get(name, NOTHING)
+    original = _inherited(owner, name) if own is NOTHING else own
+    ours = named(make(original), owner, name, original)
+    if ours is original:
+        return lambda: None
+    vars(ours)[PUTS_BACK] = own
+
+    def undo() -> None:
+        now = vars(owner).get(name)
+        if now is ours:
+            _put_back(owner, name, ours)
+            return
+        left_below()
+        if not _elapsed_out(ours, now) and not becomes_inert:
+            warnings.warn(
+                f"{name} was replaced inside the session and not put back: torchbus leaves it so",
+                stacklevel=2,
+            )
+
+    setattr(owner, name, ours)
+    return undo
+
+
+def _inherited(owner: object, name: str) -> object:
+    return inspect.getattr_static(owner, name) if isinstance(owner, type) else getattr(owner, name)
+
+
+def _put_back(owner: object, name: str, ours: object) -> None:
+    original = vars(ours)[PUTS_BACK]
+    if original is NOTHING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, original)
+
+
+def _elapsed_out(ours: object, top: object) -> bool:
+    """Let the replacement of ours above this one put back what this one would have put back.
+
+    Returns whether there is one.
+    """
+    above = _replacement_above(ours, top)
+    if above is not None:
+        vars(above)[PUTS_BACK] = vars(ours)[PUTS_BACK]
+    return above is not None
+
+
+def _replacement_above(ours: object, top: object) -> object:
+    """Return the replacement of ours that would put this one back. None if other code is on top."""
+    while top is not None and PUTS_BACK in getattr(top, "__dict__", {}):
+        if vars(top)[PUTS_BACK] is ours:
+            return top
+        top = vars(top)[PUTS_BACK]
+    return None
+
+
+def named(ours: Any, owner: object, name: str, original: Any) -> object:
+    """Make our function look like the original, and say where it is found.
+
+    pickle refers to functions by their place. A class does not bind a builtin, so it must not bind
+    what replaces one.
+    """
+    if ours is original:
+        return ours
+    functools.update_wrapper(ours, original)
+    if not hasattr(original, "__annotations__"):
+        ours.__annotations__ = {}
+    if isinstance(owner, ModuleType):
+        ours.__module__, ours.__qualname__ = owner.__name__, name
+    elif isinstance(owner, type):
+        ours.__module__, ours.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+        return ours if hasattr(original, "__get__") else staticmethod(ours)
+    return ours
+
+
+RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Call the handlers of signals that come inside after the block: they may raise anywhere.
+
+    Only the main thread handles signals. Elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hold = _Hold()
+    try:
+        for number in hold.handlers:
+            signal.signal(number, hold)
+        yield
+    finally:
+        hold.release()
+
+
+class _Hold:
+    """A handler that keeps signals for those in whose place it is."""
+
+    def __init__(self) -> None:
+        found = {number: signal.getsignal(number) for number in RAISING}
+        self.handlers = {number: mine for number, mine in found.items() if callable(mine)}
+        self._came: list[tuple[int, FrameType | None]] = []
+        self._keeps = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._keeps:
+            self._came.append((number, frame))
+        else:
+            self.handlers[signal.Signals(number)](number, frame)
+
+    def release(self) -> None:
+        self._keeps = False  # a handler may raise before all are back
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        for came, frame in self._came:
+            self(came, frame)
+
+
+class Ears:
+    """The part of the bus that a seam needs.
+
+    ``bus``: for what outlives the seam, such as an iterator that the loop holds. If other code has
+    wrapped a function of the seam, the seam's function stays below when the seam is removed. It
+    sends nothing from then on.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.hook: Any = bus.hook
+        self._listeners: list[Listeners] = []
+
+    def listeners(self, event: str) -> Listeners:
+        """Return the functions of a hot event in calling order."""
+        self._listeners.append(self.bus.listeners(event))
+        return self._listeners[-1]
+
+    def replace(
+        self, owner: object, name: str, make: Callable[[Any], object], becomes_inert: bool = False
+    ) -> Callable[[], None]:
+        """Set ``owner.name`` to ``make(original)``. Return the function that undoes it."""
+        return replace(owner, name, make, becomes_inert, self.disconnect)
+
+    def disconnect(self) -> None:
+        """Send nothing any more."""
+        self.hook = _NullHooks()
+        for listeners in self._listeners:
+            self.bus.release(listeners)
+
+
+class _NullHooks:
+    """Answers every event as if nobody listened."""
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        return lambda **arguments: None
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patch of torch: its place, the events that it emits, and how it is installed.
+
+    ``install`` returns the function that removes the patch.
+    """
+
+    place: str
+    events: tuple[str, ...]
+    install: Callable[[Ears], Callable[[], None]]
+
+
+def emits(place: str, *events: str) -> Callable[[Callable[[Ears], Callable[[], None]]], Patch]:
+    """Make the decorated ``install`` function a ``Patch``."""
+    return lambda install: Patch(place, events, install)
+
+
+MARK = "torchbus_internal"
+Thing = TypeVar("Thing", Module, Optimizer)
+
+
+def mark_internal(thing: Thing) -> Thing:
+    """Mark a module or an optimizer as a plugin's own, and return it.
+
+    It is in no ``explain()``, no checkpoint and no average. No event is sent for such an optimizer.
+    An optimizer's constructor sends ``parameters_added``: call it in ``making_internal``.
+    """
+    setattr(thing, MARK, True)
+    return thing
+
+
+def is_marked(thing: Module | Optimizer) -> bool:
+    """Whether this very object is marked."""
+    return getattr(thing, MARK, False) is True
+
+
+@contextmanager
+def making_internal() -> Iterator[None]:
+    """Meanwhile each optimizer that is made is marked before any event is sent for it.
+
+    For engines that make optimizers of their own.
+    """
+    with ExitStack() as undo:
+        for name in ("add_param_group", "__setstate__"):
+            undo.callback(replace(Optimizer, name, _marking))
+        yield
+
+
+def _marking(original: Callable[..., None]) -> Callable[..., None]:
+    def mark(optimizer: Optimizer, *args: object, **kwargs: object) -> None:
+        if not vars(optimizer).get("param_groups"):  # it is being made
+            mark_internal(optimizer)
+        original(optimizer, *args, **kwargs)
+
+    return mark

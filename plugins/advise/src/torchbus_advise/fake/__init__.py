@@ -1,1 +1,0 @@
-"""A world of fake tensors: shapes and dtypes without memory and arithmetic."""

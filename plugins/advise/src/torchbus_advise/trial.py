@@ -1,0 +1,344 @@
+"""Runs the first steps of a script in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from torchbus.errors import TorchbusError
+from torchbus.session import Session
+
+from torchbus_advise.estimate.plans import Installed
+from torchbus_advise.fake import Answers, fake_tensors, sessions_replaced, uncompiled
+from torchbus_advise.observing.facts import Facts, from_json
+from torchbus_advise.observing.observer import Enough, Observer
+from torchbus_cli import programs as program
+
+TIMED_S = 10.0
+LOWER = {"bf16": "bf16-mixed", "gathered": "bf16-true"}
+"""The precision of a session under which a trial shows the activations of a plan's."""
+
+
+class NoStep(TorchbusError):
+    """The script did not come to an optimizer step. ``trace``: what it raised."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+@dataclass(frozen=True)
+class Survey:
+    """``facts``: by precision; "32" is as the script is. ``real``: what the run with real values
+    showed, if there was one. ``notes``: what was not done, and why."""
+
+    facts: Mapping[str, Facts]
+    real: Facts | None
+    notes: list[str]
+
+
+def survey(
+    request: Request, there: Installed, tensors: str, timeout_s: float, say: Callable[[str], None]
+) -> Survey:
+    """``tensors``: "fake", "real" or "auto". Raises NoStep."""
+    trial = _Trials(request, timeout_s, say)
+    notes: list[str] = []
+    fake = Outcome() if tensors == "real" else trial.fake()
+    facts: dict[str, Facts] = {}
+    if fake.facts is not None:
+        facts["32"] = fake.facts
+        if "precision" in there.options and not fake.facts.local_precision:
+            lower = {name: trial.fake(precision=word).facts for name, word in LOWER.items()}
+            facts |= {name: found for name, found in lower.items() if found is not None}
+    reason = too_much(fake.facts) if fake.facts is not None and tensors == "auto" else ""
+    if reason or tensors == "fake":
+        notes += [f"not run with real values: {reason}"] if reason else []
+        real = Outcome()
+    else:
+        real = trial.real(lint="lint" in there.options)
+    if not facts and real.facts is None:
+        raise _no_step(request.name, real if tensors != "fake" else fake)
+    if not facts and fake.error:
+        notes.append(f"fake tensors do not carry this script ({fake.error.splitlines()[0]})")
+    return Survey(facts or {"32": real.facts}, real.facts, notes)  # type: ignore[dict-item]
+
+
+class _Trials:
+    def __init__(self, request: Request, timeout_s: float, say: Callable[[str], None]) -> None:
+        self._request, self._timeout_s, self._progress = request, timeout_s, say
+
+    def fake(self, **options: object) -> Outcome:
+        words = f" under {options['precision']}" if options else ""
+        self._progress(f"running the first {self._request.steps} steps with fake tensors{words}")
+        return self._run(replace(self._request, is_fake=True, options=dict(options)))
+
+    def real(self, lint: bool) -> Outcome:
+        self._progress(
+            f"running the first steps with real values, for up to {TIMED_S:.0f} s of steps"
+        )
+        options = {"lint": True} if lint else {}
+        return self._run(replace(self._request, is_fake=False, options=options, then_s=TIMED_S))
+
+    def _run(self, request: Request) -> Outcome:
+        return run_run(request, self._timeout_s, self._progress)
+
+
+def _no_step(name: str, outcome: Outcome) -> NoStep:
+    if outcome.error:
+        return NoStep(f"{name} failed before its first step: {outcome.error}", outcome.trace)
+    if not outcome.backwards:
+        return NoStep(f"{name} ended and never called backward: there is no training step")
+    return NoStep(
+        f"{name} ended after {outcome.backwards} backwards without a step of an optimizer: pass the"
+        " arguments with which it trains"
+    )
+
+
+START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+"""This process has imported torch, and computed nothing: a fork of it begins at once."""
+REPORTED_EVERY_S = 30.0
+LAST_LINES = 20
+
+
+def run_run(request: Request, timeout_s: float, say: Callable[[str], None]) -> Outcome:
+    """Nothing of the script's own output is shown. A process that dies, or that takes longer than
+    ``timeout_s``, is an outcome too."""
+    with tempfile.TemporaryDirectory(prefix="torchbus-advise-") as name:
+        answered, output = Path(name) / "outcome.json", Path(name) / "output"
+        process = START.Process(target=work, args=(request, answered, output))
+        process.start()
+        try:
+            _wait(process, timeout_s, say)
+        finally:
+            process.kill() if process.is_alive() else None
+            late = process.exitcode is None
+            process.join()
+        if answered.exists():
+            return read_outcome(answered)
+        trace = _tail(output.read_text(encoding="utf-8", errors="replace"))
+        return Outcome(error=_died(None if late else process.exitcode, timeout_s), trace=trace)
+
+
+def _wait(process: BaseProcess, timeout_s: float, say: Callable[[str], None]) -> None:
+    begun_s = time.monotonic()
+    while process.is_alive() and (lost_s := time.monotonic() - begun_s) < timeout_s:
+        process.join(min(REPORTED_EVERY_S, timeout_s - lost_s))
+        if process.is_alive():
+            lost_s = time.monotonic() - begun_s
+            say(f"still running after {lost_s:.0f} s (limit {timeout_s:.0f} s)")
+
+
+def _died(status: int | None, timeout_s: float) -> str:
+    if status is None:
+        return f"it did not finish its first steps within {timeout_s:.0f} s"
+    if status == -9:
+        return "the system killed it (signal 9), as it does when memory runs out"
+    return f"the process ended with status {status} before its first step"
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-LAST_LINES:])
+
+
+SHOWN_ANSWERS = 3
+
+
+def work(request: Request, outcome: Path, output: Path) -> NoReturn:
+    """In a process of its own, which ends here. What the script writes to its terminal goes to the
+    file ``output``."""
+    with output.open("wb", buffering=0) as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+    try:
+        child_run(request).write(outcome)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # whatever threads the script has left
+
+
+def child_run(request: Request) -> Outcome:
+    """The script up to the last step that is wanted, or to what it raises before."""
+    observer = Observer(request.steps, halves=request.is_fake, then_s=request.then_s)
+    answers = Answers()
+    received: list[str] = []
+    notes: list[str] = []
+    error: BaseException | None = None
+    with ExitStack() as stack:
+        stack.enter_context(hearing_warnings(received))
+        stack.enter_context(uncompiled())
+        if request.is_fake:
+            stack.enter_context(fake_tensors(answers))
+        try:
+            _run(request, observer, notes)
+        except Enough:
+            pass
+        except BaseException as raised:
+            error = raised
+    facts = observer.facts()
+    if facts is not None:
+        reported = [*notes, *_notes(answers)]
+        facts = replace(facts, step_s=observer.step_s, notes=reported, warnings=received)
+    return Outcome(facts, observer.backwards, *_told(error))
+
+
+def _run(request: Request, observer: Observer, notes: list[str]) -> None:
+    find = program.from_module if request.by_module else program.from_file
+    found = find(request.name, request.args)
+    session = Session(observer, strategy=None, devices=1, **request.options)
+    with left_out(session, notes):
+        found.run(found.start(session))
+
+
+def _told(error: BaseException | None) -> tuple[str, str]:
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "", ""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    return words, "".join(traceback.format_exception(error))
+
+
+def _notes(answers: Answers) -> list[str]:
+    lines = [line for line, _ in answers.given.most_common() if not _is_torch(line)]
+    if not lines:
+        return []
+    shown = ", ".join(lines[:SHOWN_ANSWERS])
+    more = f" and {len(lines) - SHOWN_ANSWERS} more" if len(lines) > SHOWN_ANSWERS else ""
+    return [f"values that the script reads from tensors were answered 1 or True: {shown}{more}"]
+
+
+def _is_torch(line: str) -> bool:
+    return f"{os.sep}torch{os.sep}" in line
+
+
+@contextmanager
+def hearing_warnings(received: list[str]) -> Iterator[None]:
+    """Collects the warnings of the run, each once, instead of showing them."""
+
+    def show(
+        message: Warning | str, category: type[Warning], file: str, line: int, *_: object
+    ) -> None:
+        text = f"{os.path.relpath(file)}:{line}: {message}"
+        if issubclass(category, UserWarning) and text not in received:
+            received.append(text)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+FILLED = 0.7
+FLOPS_PER_CORE_S = 1e10
+LONGEST_STEP_S = 30.0
+GIB = 2**30
+
+
+def too_much(facts: Facts) -> str:
+    """Why not, "" if it can."""
+    needed, free = needed_bytes(facts), free_bytes()
+    if needed > FILLED * free:
+        return f"one process needs {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here"
+    flops = max(one.flops for one in facts.passes)
+    step_s = flops / (FLOPS_PER_CORE_S * (os.cpu_count() or 1))
+    return f"a step would take about {step_s:.0f} s here" if step_s > LONGEST_STEP_S else ""
+
+
+def needed_bytes(facts: Facts) -> int:
+    """Of one process."""
+    retained = sum(
+        one.bytes + one.gradient_bytes + one.state_bytes + one.scalar_bytes
+        for one in facts.parameters
+    )
+    return retained + facts.buffer_bytes + max(one.activation_bytes for one in facts.passes)
+
+
+def free_bytes() -> int:
+    """Of the host's memory."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if "MemAvailable" in line) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Request:
+    """``name``: of the script, or with ``by_module`` of the module. ``options``: those of the
+    session. ``then_s``: so long the loop goes on to be timed."""
+
+    name: str
+    args: list[str]
+    by_module: bool
+    is_fake: bool
+    steps: int
+    options: dict[str, Any] = field(default_factory=dict)
+    then_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``facts``: None if the loop did not get as far as one step. ``trace``: what the script
+    raised."""
+
+    facts: Facts | None = None
+    backwards: int = 0
+    error: str = ""
+    trace: str = ""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def read_outcome(path: Path) -> Outcome:
+    reported = json.loads(path.read_text(encoding="utf-8"))
+    return Outcome(
+        **reported | {"facts": from_json(reported["facts"]) if reported["facts"] else None}
+    )
+
+
+T = TypeVar("T")
+NOTE = "the script's own session(...) was left out"
+
+
+@contextmanager
+def left_out(active: Session, notes: list[str]) -> Iterator[None]:
+    """Inside, ``session(...)`` of a script gives ``active``. ``notes`` says so if it has
+    happened."""
+
+    class LocalSession:
+        def __init__(self, *plugins: object, **words: object) -> None:
+            if NOTE not in notes:
+                notes.append(NOTE)
+
+        def __enter__(self) -> Session:
+            return active
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
+            return function
+
+        def start(self) -> Session:
+            return active
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(active, name)
+
+        def close(self, error: BaseException | None = None) -> None:
+            pass
+
+    with sessions_replaced(LocalSession):
+        yield

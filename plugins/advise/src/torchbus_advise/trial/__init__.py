@@ -1,1 +1,0 @@
-"""Runs the first steps of a script in a process of its own."""

@@ -1,0 +1,178 @@
+"""Only one job at a time writes to a folder of checkpoints.
+
+It holds a lock of the operating system, and leaves a note for people that says who it is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torchbus.runtime.user_code import warn
+
+from torchbus_checkpoint.disk import formats
+from torchbus_checkpoint.errors import CheckpointError
+from torchbus_rank0.whole_files import OpenHere, try_lock
+
+NAME = ".lock"
+PATIENCE_S = 5.0
+"""A job that was just killed may take a moment to end."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FolderLock:
+    """Creates the folder if needed, and locks it.
+
+    Raises CheckpointError if another job has locked it, or if it can't be written.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        self._parent, self._path = parent, parent / NAME
+        self._made = not parent.exists()
+        try:
+            os.makedirs(parent, exist_ok=True)
+            self._file = OpenHere(self._taken())
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint={str(parent)!r}: can't write to this folder: {error.strerror or error}"
+            ) from None
+        self._say()
+
+    def release(self) -> None:
+        """Remove the file, and then unlock it: the next job creates a new file.
+
+        Remove the folder, too, if this job created it and wrote nothing there.
+        """
+        with contextlib.suppress(OSError):
+            if self._is_the_one(self._file.descriptor):
+                os.unlink(self._path)
+        self._file.close()
+        with contextlib.suppress(OSError):
+            if self._made:
+                os.rmdir(self._parent)
+
+    def _taken(self) -> int:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            descriptor = self._open()
+            has_it = try_lock(descriptor)
+            owner = Owner.read(os.pread(descriptor, 10_000, 0))
+            if has_it is None:
+                has_it = self._unlocked(owner)
+            if has_it and self._is_the_one(descriptor):
+                return descriptor
+            os.close(descriptor)
+            if not has_it and time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"another job writes its checkpoints to {self._parent}:"
+                    f" {owner or 'an unknown one'}. Wait until it ends, or use another folder"
+                    f" (if its host is gone for good, remove {self._path})"
+                )
+            time.sleep(0.05)
+
+    def _open(self) -> int:
+        """Open the file. On a full disk, remove first what killed jobs have left.
+
+        That is safe: if the file does not exist yet, no other job is alive.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            return os.open(self._path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        formats.sweep(self._parent)
+        return os.open(self._path, flags, 0o666)
+
+    def _unlocked(self, owner: Owner | None) -> bool:
+        """Whether the folder may be taken on a file system without locks, as the file says."""
+        if owner is not None and owner.is_here:
+            return not owner.is_alive or owner.pid == os.getpid()
+        last = (
+            f"; the last job that wrote there, and did not record its end, was {owner}"
+            if owner is not None
+            else ""
+        )
+        warn(
+            f"the file system of {self._parent} has no locks: make sure that only one job at a time"
+            f" writes there{last}"
+        )
+        return True
+
+    def _is_the_one(self, descriptor: int) -> bool:
+        """Whether the file that is locked still has the name."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(
+                os.fstat(descriptor), os.stat(self._path, follow_symlinks=False)
+            )
+        return False
+
+    def _say(self) -> None:
+        with contextlib.suppress(OSError):  # on a full disk, the lock holds without the note
+            os.ftruncate(self._file.descriptor, 0)
+            os.pwrite(self._file.descriptor, Owner.here().note(), 0)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The job that holds a lock. ``began`` tells it from a later process with the same number."""
+
+    host: str
+    pid: int
+    since: str
+    began: str = ""
+
+    @classmethod
+    def here(cls) -> Owner:
+        return cls(
+            socket.gethostname(),
+            os.getpid(),
+            time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            _began(os.getpid()),
+        )
+
+    @classmethod
+    def read(cls, data: bytes) -> Owner | None:
+        """Read a note. Return None for anything else."""
+        try:
+            found = cls(**json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        words = all(isinstance(word, str) for word in (found.host, found.since, found.began))
+        return found if words and isinstance(found.pid, int) and 0 < found.pid < 1 << 31 else None
+
+    def note(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is alive. Ask only if it is of this host."""
+        with contextlib.suppress(PermissionError):
+            try:
+                os.kill(self.pid, 0)
+            except ProcessLookupError:
+                return False
+        return not self.began or _began(self.pid) in ("", self.began)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host!r}, since {self.since}"
+
+
+def _began(pid: int) -> str:
+    """Return when a process began, in ticks since the host's start, and the id of that start.
+
+    Returns "" if the system does not tell.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    return ""

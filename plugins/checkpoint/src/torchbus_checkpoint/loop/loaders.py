@@ -1,0 +1,204 @@
+"""What the loop reads: loaders, passes over them, and wrappers that fetch ahead.
+
+The modules here look at loaders and their iterators. They put back only random numbers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from torchbus.errors import UsageError
+from torchbus.patches.loaders import LoaderIterator, Origin
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
+
+from torchbus_checkpoint.loop import generators
+from torchbus_checkpoint.loop.frames import Counters
+from torchbus_checkpoint.loop.generators import parts
+from torchbus_checkpoint.loop.values import same
+from torchbus_checkpoint.replay.history import Section
+from torchbus_checkpoint.state.plain import State, digest
+
+GIVEN_AGAIN = "kept, and given again (by a list, or itertools.cycle)"
+
+
+def waiting(session: Context, one: OpenPass) -> int:
+    """Return the number of batches that a wrapper has fetched, and the loop has not used."""
+    return 0 if one.origin is None else session.batches.waiting(one.origin)
+
+
+def used(session: Context, one: OpenPass) -> int:
+    """Return the number of batches of a pass that the loop has used."""
+    iterator, length = one.alive, 0 if one.origin is None else one.origin.length or 0
+    return (length if iterator is None else iterator.taken) - waiting(session, one)
+
+
+def refuse_hidden_batches(session: Context) -> None:
+    """Raise UsageError if the batches come from something that a replay can't bring back."""
+    for one in session.batches.feeding:
+        if one.origin.threaded or one.origin.kept:
+            fate = "read by another thread" if one.origin.threaded else GIVEN_AGAIN
+            raise UsageError(
+                "a checkpoint can't hold where the loop is in its data: the batches of"
+                f" {one.origin.name} are {fate}."
+                " Iterate over the loader itself in each epoch (DataLoader(num_workers=...) reads"
+                " ahead as well)"
+            )
+
+
+def signature(loader: DataLoader[object]) -> str:
+    """Describe what a loader is over, in words that are the same in the next run."""
+    try:
+        size = f"{len(cast(Sized, loader.dataset))} samples"
+    except TypeError:
+        size = "a stream"
+    return f"{type(loader.dataset).__name__}, {size}, batch_size {loader.batch_size}"
+
+
+class KnownLoaders:
+    """Keeps no loader alive.
+
+    States from a checkpoint wait here until a loader with the same signature is read.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: list[weakref.ref[DataLoader[object]]] = []
+        self._waiting: list[tuple[str, State]] = []
+
+    def __iter__(self) -> Iterator[DataLoader[object]]:
+        return iter(
+            [loader for loader in (known() for known in self._loaders) if loader is not None]
+        )
+
+    def add(self, loader: DataLoader[object]) -> None:
+        """The loop reads a loader. If it is new, set its generators to a waiting state."""
+        if not any(known is loader for known in self):
+            self._loaders = [*map(weakref.ref, self), weakref.ref(loader)]
+            self._put(loader)
+
+    def state(self) -> list[list[object]]:
+        """Return the signature of each loader, and the states of its generators."""
+        return [[signature(loader), generators.read(loader)] for loader in self]
+
+    def load(self, saved: list[tuple[str, State]]) -> None:
+        """Set the generators of the known loaders, and of others when the loop reads them."""
+        self._waiting = [(over, states) for over, states in saved if states]
+        for loader in self:
+            self._put(loader)
+
+    def _put(self, loader: DataLoader[object]) -> None:
+        for index, (over, states) in enumerate(self._waiting):
+            if over == signature(loader):
+                generators.write(loader, states)
+                del self._waiting[index]
+                return
+
+
+@dataclass(eq=False)
+class OpenPass:
+    """A pass over a loader.
+
+    ``started`` and ``wanted`` are the random numbers at the creation of its iterator, and at the
+    first request for a batch. ``consumed_before`` is the number of batches that it had given when a
+    later pass began.
+    """
+
+    section: Section
+    ordinal: int
+    loader: weakref.ref[DataLoader[object]]
+    started: State
+    counters: Counters
+    samples: dict[str, str]
+    wanted: State | None = None
+    iterator: weakref.ref[LoaderIterator] | None = None
+    origin: Origin | None = None
+    consumed_before: int = -1
+
+    @property
+    def alive(self) -> LoaderIterator | None:
+        return None if self.iterator is None else self.iterator()
+
+    @property
+    def taken(self) -> int:
+        return 0 if self.alive is None else self.alive.taken
+
+    @property
+    def exhausted(self) -> bool:
+        return self.alive is None or self.alive.ended
+
+
+CHOICES = ("indices", "weights")  # of Subset, SubsetRandomSampler, WeightedRandomSampler
+LOOKED_AT = 1000
+
+
+def look(loader: DataLoader[object]) -> dict[str, str]:
+    """Return digests of the chosen indices and of the tensors, of large ones only of a part."""
+    return {
+        "chosen": digest(list(_choices(loader))),
+        "held": digest([_some(tensor) for tensor in _tensors(loader)]),
+    }
+
+
+def compare(saved: dict[str, str], loader: DataLoader[object], over: str) -> None:
+    """Raise UsageError if the pass uses other samples than before. Warn if their data differs."""
+    now = look(loader)
+    if saved["chosen"] != now["chosen"]:
+        raise UsageError(
+            f"the interrupted pass over a loader of {over} used other samples: the loop chooses"
+            " them by numbers that a replay does not have (a count, a loss). Choose them by the"
+            " epoch, or by random numbers"
+        )
+    if saved["held"] != now["held"]:
+        warn(
+            f"the tensors of the loader of {over} differ from those of the interrupted pass: either"
+            " somebody has changed the data, or the loop has made other tensors"
+        )
+
+
+def _choices(loader: DataLoader[object]) -> Iterator[Sequence[object] | Tensor]:
+    for _, part in parts(loader):
+        for name in CHOICES:
+            value = getattr(part, "__dict__", {}).get(name)
+            if isinstance(value, list | tuple | range | Tensor):
+                yield _some(value)
+
+
+def _tensors(loader: DataLoader[object]) -> Iterator[Tensor]:
+    for _, part in parts(loader):
+        if isinstance(part, TensorDataset):
+            yield from part.tensors
+
+
+def _some(value: Sequence[object] | Tensor) -> Sequence[object] | Tensor:
+    return value[:: max(1, len(value) // LOOKED_AT)] if len(value) else []
+
+
+class Workers:
+    """The random numbers at the start of each loader's workers, by what the loader is over.
+
+    They are None if the run started workers of several loaders over the same.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[str, State | None] = {}
+        self._earlier: dict[str, State | None] = {}
+
+    def state(self) -> dict[str, State | None]:
+        return self._earlier | self._begun
+
+    def load(self, saved: dict[str, State | None]) -> None:
+        """Take over what an earlier run has started."""
+        self._earlier = dict(saved)
+
+    def begin(self, over: str, now: State) -> State | None:
+        """A loader starts its workers in this session.
+
+        Returns the random numbers at their start in an earlier run, if these differ from ``now``.
+        """
+        before, is_first = self._earlier.pop(over, None), over not in self._begun
+        self._begun[over] = (before or now) if is_first else None
+        return before if before is not None and not same(before, now) else None

@@ -1,0 +1,55 @@
+"""What the watching threads read of the loop's thread, while the loop goes on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from torchbus_launch import guard
+from torchbus_launch.guard import of_thread
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+SCRIPT = SCRIPTS / "frames_of_threads.py"
+
+
+def test_frames_of_a_running_thread_are_read_whole() -> None:
+    """Python 3.10 and 3.11 die, or hang, where a collection comes in between."""
+    subprocess.run([sys.executable, str(SCRIPT)], check=True, timeout=60)
+
+
+def reads_in_a_fork() -> int:
+    """The exit status of a forked process that reads frames, if it can."""
+    child = os.fork()
+    if child == 0:
+        reads = threading.Thread(target=of_thread, args=[threading.main_thread().ident])
+        reads.daemon = True
+        reads.start()
+        reads.join(10.0)
+        os._exit(0 if not reads.is_alive() and gc.isenabled() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
+def test_a_process_forked_during_a_read_can_read_and_collects_garbage() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with guard._empty_collected():
+            begun.set()
+            over.wait(0.3)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    begun.wait()
+    assert reads_in_a_fork() == 0
+    over.set()
+    reader.join()
+    assert gc.isenabled()

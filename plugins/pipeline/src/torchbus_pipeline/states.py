@@ -1,0 +1,282 @@
+"""States that are whole on every rank, though each keeps only its own part."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.optim import Optimizer
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.errors import Unsupported
+from torchbus.runtime.context import Context
+
+from torchbus_launch.place import END
+from torchbus_pipeline._compat import buffers, parameters
+from torchbus_pipeline.meeting import Meeting, Team
+from torchbus_pipeline.model import elsewhere
+from torchbus_pipeline.model.cut import Cut, first_mark, mark_of
+from torchbus_pipeline.model.elsewhere import Elsewhere
+from torchbus_pipeline.model.models import Models
+
+
+class End:
+    """Makes them whole, if the loop has ended without an error."""
+
+    def __init__(
+        self,
+        session: Context,
+        rendezvous: Meeting,
+        models: Models,
+        modules: WholeModules,
+        optimizers: WholeOptimizers,
+    ) -> None:
+        self._session, self._meeting, self._models = session, rendezvous, models
+        self._modules, self._optimizers = modules, optimizers
+
+    @hookimpl(trylast=True)
+    def session_end(self, error: BaseException | None) -> None:
+        if error is not None:
+            return refuse_gradient(error, self._models)
+        self._meeting.meet("the end of the block")
+        assert self._session.job is not None
+        self._session.job.wait_in(END)
+        self._optimizers.make_whole()
+        self._modules.make_whole()
+
+
+def refuse_gradient(error: BaseException, models: Models) -> None:
+    """Raise Unsupported for an error of a loop that has used the ``grad`` of another rank's layer.
+
+    That is None, as the values are elsewhere.
+    """
+    read_from_none = isinstance(error, AttributeError) and error.obj is None and any(models)
+    if read_from_none and hasattr(Tensor, str(error.name)):  # type: ignore[attr-defined]
+        raise Unsupported(
+            f"p.grad is None (it has no {error.name!r}): under strategy='pipeline' a rank has the"  # type: ignore[attr-defined]
+            " gradients of its own layers only. Use torch.nn.utils.clip_grad_norm_, whose result"
+            " is the norm over all layers, or strategy='ddp'"
+        ) from error
+
+
+class Gather:
+    """A hook that lets a layer's place send its values to the others. All ranks call it.
+
+    Copies of a model have it too.
+    """
+
+    def __init__(self, session: Context, team: Team) -> None:
+        self._session, self._team = session, team
+
+    def __call__(self, module: Module, state: dict[str, object], prefix: str, _: object) -> None:
+        mark = mark_of(module)
+        if mark is None or not self._session.is_inside:
+            return
+        for name in [*parameters(module), *buffers(module)]:
+            held = state.get(prefix + name)
+            if isinstance(held, Tensor):
+                state[prefix + name] = _from_place(self._team, held, mark.place)
+
+    def __deepcopy__(self, memo: object) -> Gather:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        elsewhere.refuse_pickling("each rank has only some layers")
+
+
+class Meet:
+    """A hook that compares where the ranks are, before they gather a model."""
+
+    def __init__(self, session: Context, rendezvous: Meeting) -> None:
+        self._session, self._meeting = session, rendezvous
+
+    def __call__(self, module: Module, prefix: str, keep_vars: bool) -> None:
+        if not prefix and self._session.is_inside:
+            self._meeting.sync_in_pipeline(f"the state_dict of {type(module).__name__}")
+
+    def __deepcopy__(self, memo: object) -> Meet:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        elsewhere.refuse_pickling("each rank has only some layers")
+
+
+class WholeModules:
+    """Makes the states of models whole, of copies too, and at the end the models themselves.
+
+    Checkpoints get whole states: a part of a pipeline's model is nothing that others can load.
+    """
+
+    def __init__(self, session: Context, team: Team, rendezvous: Meeting) -> None:
+        self._session, self._team = session, team
+        self._gather, self._meet = Gather(session, team), Meet(session, rendezvous)
+
+    def add(self, cut: Cut) -> None:
+        """Let a model's ``state_dict()`` be whole."""
+        model, stack = cut.model(), self._session.on_close
+        for module in model.modules() if model is not None else ():
+            stack.callback(module.register_state_dict_pre_hook(self._meet).remove)
+            stack.callback(module.register_state_dict_post_hook(self._gather).remove)
+
+    def make_whole(self) -> None:
+        """Give all ranks all values, of models and of their copies. All ranks call it."""
+        found = [(first_mark(model), model) for model in objects.alive(Module)]
+        marked = [(number, model) for number, model in found if number is not None]
+        roots = objects.outermost(model for _, model in marked)
+        number_of = {id(model): number for number, model in marked}
+        for model in sorted(roots, key=lambda one: number_of[id(one)]):
+            for module in model.modules():
+                mark = mark_of(module)
+                if mark is not None:
+                    self._fill(module, mark.place)
+
+    def _fill(self, module: Module, place: int) -> None:
+        for held in [*parameters(module).values(), *buffers(module).values()]:
+            if isinstance(held, Elsewhere):
+                elsewhere.fill(held)
+            if held is not None:
+                held.data = self._team.spread(held.data.contiguous(), place)
+
+
+def _from_place(team: Team, held: Tensor, place: int) -> Tensor:
+    """The values of one place. The tensor that has them stays the same."""
+    if team.place == place:
+        if held.numel():
+            team.spread(held.detach().contiguous(), place)
+        return held
+    made = torch.empty(held.shape, dtype=held.dtype, device=held.device)
+    whole = team.spread(made, place) if held.numel() else made
+    return nn.Parameter(whole, held.requires_grad) if isinstance(held, nn.Parameter) else whole
+
+
+class WholeNorm:
+    """What every rank has counts once: on the first place of the pipeline."""
+
+    def __init__(self, session: Context, models: Models, team: Team) -> None:
+        self._session, self._models, self._team = session, models, team
+
+    @hookimpl
+    @torch.no_grad()
+    def clip_gradients(
+        self,
+        parameters: list[Tensor],
+        max_norm: float,
+        norm_type: float,
+        run: Callable[[float], Tensor],
+    ) -> Tensor | None:
+        inside = self._models.inside()
+        if not any(id(one) in inside for one in parameters):
+            return None
+        here = [one.grad for one in parameters if one.grad is not None]
+        counted = [
+            one.grad
+            for one in parameters
+            if one.grad is not None and (id(one) in inside or self._team.place == 0)
+        ]
+        norm = self._combined(counted, float(norm_type), run)
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in here:
+            gradient.mul_(factor.to(gradient.device, gradient.dtype))
+        return norm
+
+    def _combined(
+        self, gradients: list[Tensor], kind: float, run: Callable[[float], Tensor]
+    ) -> Tensor:
+        """The norm over all ranks of the pipeline. They all call it."""
+        norms = [torch.linalg.vector_norm(one, kind) for one in gradients]
+        device = self._session.device
+        mine = torch.zeros((), dtype=torch.float64, device=device)
+        if norms:
+            mine = torch.linalg.vector_norm(torch.stack([one.to(mine) for one in norms]), kind)
+        if not torch.isfinite(mine):
+            run(math.inf)  # raises, if the loop has said error_if_nonfinite=True
+        if math.isinf(kind):
+            dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._team.group)
+        else:
+            mine = mine**kind
+            dist.all_reduce(mine, group=self._team.group)
+            mine = mine ** (1.0 / kind)
+        return mine.to(self._dtype())
+
+    def _dtype(self) -> torch.dtype:
+        """The same on all ranks, of which some may have no gradient."""
+        model = next((model for cut in self._models if (model := cut.model()) is not None), None)
+        return torch.get_default_dtype() if model is None else next(model.parameters()).dtype
+
+
+CPU = torch.device("cpu")
+
+
+class WholeOptimizers:
+    """Gathers the states of all places. All ranks call it."""
+
+    def __init__(self, session: Context, rendezvous: Meeting) -> None:
+        self._session, self._meeting = session, rendezvous
+        self._known: list[weakref.ref[Optimizer]] = []
+
+    @hookimpl(trylast=True)
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        if not any(reference() is optimizer for reference in self._known):
+            self._known.append(weakref.ref(optimizer))
+            stack = self._session.on_close
+            stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
+            stack.callback(optimizer.register_load_state_dict_post_hook(_keep_local).remove)
+        _keep_local(optimizer)
+
+    def keep_local(self, cut: object) -> None:
+        """A model was divided: drop states that now belong to other ranks."""
+        for optimizer in [found for known in self._known if (found := known()) is not None]:
+            _keep_local(optimizer)
+
+    def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        if not self._session.is_inside:
+            return state_dict
+        self._meeting.sync_in_pipeline(f"the state_dict of {type(optimizer).__name__}")
+        return {**state_dict, "state": self._whole(state_dict["state"])}
+
+    def _whole(self, state: dict[Any, Any]) -> dict[Any, Any]:
+        whole = dict(state)
+        for part in self._meeting.reported_in_pipeline(_to(state, CPU)):
+            whole = {**part, **whole}
+        return dict(sorted(whole.items()))
+
+    def make_whole(self) -> None:
+        """Give all ranks all states. All ranks call it, while parameters are still elsewhere."""
+        for optimizer in [found for known in self._known if (found := known()) is not None]:
+            mine = {
+                index: optimizer.state[one]
+                for index, one in enumerate(_parameters(optimizer))
+                if optimizer.state.get(one)
+            }
+            whole = self._whole(mine)
+            for index, one in enumerate(_parameters(optimizer)):
+                if index in whole and index not in mine:
+                    optimizer.state[one] = _to(whole[index], one.device)
+
+
+def _keep_local(optimizer: Optimizer) -> None:
+    """Drop the state of other ranks' parameters: loaded, or from before the block."""
+    for parameter in _parameters(optimizer):
+        if isinstance(parameter, Elsewhere):
+            optimizer.state.pop(parameter, None)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _to(value: object, device: torch.device) -> object:
+    """The same nested dicts, with their tensors on this device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,294 @@
+"""Decide whether a loader is divided, and why.
+
+The modules here look at models' modes and at backwards. ``order`` does the division itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchbus import objects
+from torchbus.bus.base import hookimpl
+from torchbus.errors import UsageError
+from torchbus.patches.backward import BackwardCall
+from torchbus.patches.loaders import Origin
+from torchbus.runtime.context import Context
+from torchbus.runtime.user_code import warn
+from torchbus.tree import as_list
+
+from torchbus_strategy.batches import Taken
+
+BYPASSED = (
+    "{} has an __iter__ of its own that makes batches without DataLoader's: they can't be divided,"
+    " and every rank would train on all of them. Let it call super().__iter__(), divide the data in"
+    " the script, or pass replace_sampler=False"
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to divide, and the reason in words. ``evaluation``: the pass evaluates."""
+
+    divide: bool
+    why: str
+    evaluation: bool = False
+
+
+def is_distributed(loader: DataLoader[object]) -> bool:
+    """Whether the script divides the loader itself, as by a DistributedSampler."""
+    candidates = (
+        loader.sampler,
+        loader.batch_sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    )
+    return any(
+        hasattr(one, "num_replicas") or type(one).__name__ == "BatchSamplerShard"
+        for one in candidates
+    )
+
+
+def without_gradients() -> str:
+    """Return why a pass that begins now can't train, or "" if it can."""
+    if torch.is_inference_mode_enabled():
+        return "iterated under inference_mode"
+    return "" if torch.is_grad_enabled() else "iterated under no_grad"
+
+
+def in_eval_mode(models: Iterable[Module]) -> str:
+    """Return why this looks like evaluation: every model is in eval mode. "" if one is not."""
+    trained = [model for model in models if any(True for _ in model.parameters())]
+    if trained and not any(model.training for model in trained):
+        return "iterated while the model is in eval mode"
+    return ""
+
+
+def decide(
+    loader: DataLoader[object], models: Iterable[Module], used_backward: bool, shard_eval: bool
+) -> Decision:
+    """Decide about one pass over a captured loader.
+
+    ``used_backward``: an earlier pass, which was divided, has fed a backward.
+    """
+    if is_distributed(loader):
+        return Decision(False, "not divided, its sampler is distributed already")
+    evaluation = without_gradients() or ("" if used_backward else in_eval_mode(models))
+    if evaluation and not shard_eval:
+        return Decision(False, f"not divided, {evaluation}", evaluation=True)
+    if evaluation:
+        return Decision(
+            True, f"divided without padding, {evaluation} and shard_eval=True", evaluation=True
+        )
+    return Decision(True, "divided")
+
+
+UNFED = (
+    "a loader over {} was divided over the ranks, but fed no backward: each rank computed with its"
+    " own share of it. Begin to iterate it (iter(loader), too) under torch.no_grad(), or after"
+    " model.eval() of the model that is trained"
+)
+WHOLE = (
+    "{} is {}, and so is not divided: every rank computes the same batches. But they feed"
+    " backward: {}"
+)
+IN_EVAL_MODE = (
+    "to train, call model.train() before the loop (from_pretrained leaves models in eval mode; to"
+    " freeze some layers, call eval() on these only), or divide its batches with s.shard(...)"
+)
+WITHOUT_GRADIENTS = "to train, take its batches outside torch.no_grad() and inference_mode"
+
+
+class Feeding:
+    """The loaders that train: a divided pass over them has fed a backward.
+
+    It rejects an optimizer step on the batches of a pass that counts as evaluation.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._trains: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet()
+        self._origin: Origin | None = None
+        self._whole: Origin | None = None
+        self._warned: set[str] = set()
+        self._waited_for: list[tuple[type, Origin]] = []
+        self._backwards = self._steps = 0
+
+    def __contains__(self, loader: DataLoader[object]) -> bool:
+        return loader in self._trains
+
+    def __bool__(self) -> bool:
+        """Whether any loader trains."""
+        return len(self._trains) > 0
+
+    def add(self, loader: DataLoader[object]) -> None:
+        """The loader has fed a backward."""
+        self._trains.add(loader)
+
+    def backward(self, call: BackwardCall) -> None:
+        """The loop calls ``backward``."""
+        self._backwards += 1
+        current = self._session.batches.feeding
+        if current and (len(current) > 1 or current[0].origin is not self._origin):
+            self._look(call, current)
+
+    def _look(self, call: BackwardCall, current: Sequence[Taken]) -> None:
+        self._origin, self._whole = current[0].origin, None
+        for one in current:
+            loader = one.origin.loader() if one.origin.loader is not None else None
+            if one.origin.evaluates and all(other.origin.loader is not None for other in current):
+                self._whole = one.origin
+            elif loader is not None and not one.origin.evaluates:
+                self._trains.add(loader)
+        if self._whole is not None and only_parameters(as_list(call.tensors)):
+            self._warn(_words(self._whole))
+
+    def step(self, optimizer: Optimizer) -> None:
+        """The loop calls ``optimizer.step``.
+
+        Raises UsageError if it trains a model on batches that every rank has.
+        """
+        self._steps += 1
+        whole = self._whole
+        if whole is not None and objects.models_of(
+            [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ):
+            raise UsageError(_words(whole))
+
+    def wait_for(self, kind: type, origin: Origin) -> None:
+        """A pass over a data set of this class is over, but something still holds its batches.
+
+        They may feed a backward later, even if the loader is gone.
+        """
+        self._waited_for.append((kind, origin))
+
+    def say_waited_for(self) -> None:
+        """At the end, warn if batches of such a pass have fed no backward."""
+        for kind, origin in self._waited_for:
+            if not origin.fed:
+                self.say_unfed(kind)
+
+    def say_unfed(self, kind: type) -> None:
+        """Warn that a loader over a data set of this class was divided for nothing.
+
+        In a loop that steps without ever calling backward, this is unknown.
+        """
+        if self._steps and not self._backwards:
+            return
+        if self._session.is_main and not any(
+            text.startswith("a loader over") for text in self._warned
+        ):
+            self._warn(UNFED.format(kind.__name__))
+
+    def _warn(self, text: str) -> None:
+        kind = text[:20]
+        if kind not in self._warned:
+            self._warned.update((kind, text))
+            warn(text)
+
+
+def _words(origin: Origin) -> str:
+    why = (
+        origin.evaluates.removeprefix("not divided, ")
+        .removeprefix("divided without padding, ")
+        .removesuffix(" and shard_eval=True")
+    )
+    return WHOLE.format(origin.name, why, IN_EVAL_MODE if "eval mode" in why else WITHOUT_GRADIENTS)
+
+
+def only_parameters(roots: Sequence[object]) -> bool:
+    """Whether a graph leads only to parameters: the gradient of an input, say, trains nothing."""
+    leaves = _leaves(roots)
+    return bool(leaves) and all(isinstance(leaf, Parameter) for leaf in leaves)
+
+
+def _leaves(roots: Sequence[object]) -> list[Tensor]:
+    found: list[Tensor] = []
+    waiting = [root.grad_fn for root in roots if isinstance(root, Tensor)]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        following = {following for following, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+    return found
+
+
+class DecidingModels:
+    """The models that an optimizer trains.
+
+    Other modules do not count: a transform or a loss may always be in training mode, and a teacher
+    always in eval mode.
+    """
+
+    def __init__(self) -> None:
+        self._called: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._adopted: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        self._trained: weakref.WeakSet[Module] = weakref.WeakSet()
+
+    @hookimpl
+    def model_found(self, model: Module) -> None:
+        self._called.add(model)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None, parameters: list[Tensor]) -> None:
+        if optimizer is None:
+            self._adopted.update({id(parameter): parameter for parameter in parameters})
+        else:
+            self._optimizers.add(optimizer)
+        self._trained = weakref.WeakSet()
+
+    def now(self) -> list[Module]:
+        """Return them. Without an optimizer, return the called models, or else all models."""
+        if not self._trained and (parameters := self._parameters()):
+            self._trained = weakref.WeakSet(objects.models_of(parameters))
+        deciding = (
+            list(self._trained) or list(self._called) or objects.outermost(objects.alive(Module))
+        )
+        return [model for model in deciding if not objects.is_internal(model)]
+
+    def _parameters(self) -> list[Tensor]:
+        """Return what the optimizers hold now: a strategy may have replaced it by shards."""
+        held = [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        return [*held, *self._adopted.values()]
+
+
+def checked(divides: bool, **options: object) -> dict[str, object]:
+    """Raise UsageError if one of these options is set, and ``replace_sampler`` is False."""
+    if not divides:
+        _refuse(options, "replace_sampler=False")
+    return options
+
+
+def _refuse(options: dict[str, object], because: str) -> None:
+    asked = [f"{name}={value!r}" for name, value in options.items() if value]
+    if asked:
+        raise UsageError(
+            f"{', '.join(asked)} with {because}: no loader is divided, so it would do nothing."
+            " Leave one of them out"
+        )
+
+
+def look(session: Context, options: dict[str, object], divides: bool) -> None:
+    """On several ranks without a dividing strategy, reject them. On one rank, warn of no ledger."""
+    if session.world_size > 1 and not divides:
+        _refuse(options, f"strategy={session.options['strategy']!r}")
+    if session.world_size == 1 and options["sample_ledger"] and not session.world.divides_anew:
+        warn(
+            "sample_ledger: one rank takes every sample, in the script's own order, so nothing is"
+            " written"
+        )

@@ -1,0 +1,369 @@
+"""``ddp_sharded``: ddp whose optimizer states are sharded over ranks (ZeRO stage 1).
+
+The strategy ddp averages the gradients. Nothing here knows of ``fully_shard``, except the choice
+between the stages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+from torchbus.bus.base import hookimpl
+from torchbus.bus.options import expect
+from torchbus.errors import Unsupported, UsageError
+from torchbus.runtime.context import Context
+
+from torchbus_sharded._compat.tensors import version
+from torchbus_sharded.fsdp.strategy import FSDP
+from torchbus_sharded.optimizers import surround
+
+
+class ShardedGradients(FSDP):
+    """ZeRO stage 2 (torch's SHARD_GRAD_OP): gradients and optimizer states are divided.
+
+    Parameters are whole from forward to the end of backward.
+
+    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models, SC 2020.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(reshard_after_forward=False)
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
+        if session.world_size == 1:
+            return super().explain_lines(session)
+        line = (
+            "ddp_sharded: gradients and optimizer states are divided over ranks, by the engine of"
+            " fsdp; parameters are whole from forward to the "
+        )
+        return {"strategy": [line + "end of backward, and divided between steps"]}
+
+
+def ddp_sharded(*, shard_gradients: bool = False) -> ShardedOptimizer | ShardedGradients:
+    """Divides optimizer states over ranks.
+
+    Args:
+        shard_gradients: divide gradients as well as optimizer states. The engine is that of fsdp,
+            and refuses what fsdp refuses.
+    """
+    expect("shard_gradients", shard_gradients, bool, "True or False")
+    return ShardedGradients() if shard_gradients else ShardedOptimizer()
+
+
+T = TypeVar("T")
+
+
+class ShardedOptimizer:
+    """Each rank steps its part of the parameters, and sends them to the others (ZeRO stage 1).
+
+    Only that rank keeps their optimizer state. The strategy ddp, which comes along, averages the
+    gradients; its options are accepted too.
+
+    Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models, SC 2020.
+    """
+
+    companions = ("ddp", "sampler")
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.bus.hook.parameters_may_differ(session=session):
+            raise UsageError(
+                "strategy='ddp_sharded' with ranks that step by themselves"
+                " (gradient_algorithm='local_sgd' and others that average models): each parameter"
+                " is stepped by one rank, which would know only its own data. Use strategy='ddp',"
+                " or an algorithm that averages gradients, such as 'fp16'"
+            )
+        if session.world_size > 1:
+            # last of all: clipping must see every gradient
+            session.bus.register(ShardedSteps(session), "sharded.steps")
+
+    @hookimpl
+    def explain_lines(self, session: Context) -> dict[str, list[str]]:
+        return {
+            "states": [
+                f"divided over {session.world_size} ranks: each steps its part of the parameters,"
+                " and sends them to the others"
+            ]
+        }
+
+
+class ShardedSteps:
+    """Divides the parameters before every optimizer's step, and sends them around after it."""
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._owners: weakref.WeakKeyDictionary[Optimizer, Owners] = weakref.WeakKeyDictionary()
+        self._own: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
+        self._hidden = HiddenParameters()
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._complete: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        session.on_close.push(self._give_whole)
+
+    @hookimpl
+    def parameters_added(self, optimizer: Optimizer | None) -> None:
+        if optimizer is None or not self._session.captures(optimizer):
+            return
+        if isinstance(optimizer, LBFGS) or takes_more_than_a_closure(optimizer):
+            name = type(optimizer).__name__
+            raise UsageError(
+                f"strategy='ddp_sharded' with {name}: its step looks at all parameters together;"
+                " use strategy='ddp'"
+            )
+        if optimizer not in self._owners:
+            self._owners[optimizer] = Owners(self._session.world_size)
+            stack = self._session.on_close
+            stack.callback(optimizer.register_state_dict_post_hook(self._gather).remove)
+            stack.callback(optimizer.register_load_state_dict_post_hook(self._keep_local).remove)
+            stack.callback(surround(optimizer, functools.partial(self._make_whole, optimizer)))
+            vars(optimizer)["__getstate__"] = lambda: _no_copy(type(optimizer).__name__)
+            stack.callback(vars(optimizer).pop, "__getstate__")
+        owners, own = self._owners[optimizer], self._own.get(optimizer, set())
+        owners.add(
+            [
+                None if id(parameter) in own else parameter.numel()
+                for parameter in _parameters(optimizer)[len(owners.of) :]
+            ]
+        )
+        self._keep_local(optimizer)
+
+    @hookimpl
+    def own_tensors(self, optimizer: Optimizer, tensors: list[Tensor]) -> None:
+        self._own.setdefault(optimizer, set()).update(map(id, tensors))
+
+    @hookimpl(trylast=True)
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        """Show the step that follows only this rank's parameters."""
+        if optimizer not in self._owners or self._hidden:
+            return
+        if optimizer in self._complete:
+            self._complete.discard(optimizer)
+            self._keep_local(optimizer)
+        self._stepped.add(optimizer)
+        self._hidden.hide(optimizer, map(self._is_local, self._owners[optimizer].of))
+
+    def _is_local(self, owner: int) -> bool:
+        return owner in (self._session.rank, EVERY_RANK)
+
+    @hookimpl(tryfirst=True)
+    def step_failed(self, optimizer: Optimizer) -> None:
+        if self._hidden:
+            self._hidden.show_after_error(optimizer)
+
+    @hookimpl(tryfirst=True)
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Send every rank what the others have stepped."""
+        if not self._hidden:
+            return
+        self._hidden.show()
+        assert self._session.job is not None
+        self._session.job.wait_in(f"{type(optimizer).__name__}.step")
+        send(_parameters(optimizer), self._owners[optimizer].of, self._session.world_size)
+        self._session.job.go_on()
+
+    def _gather(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Make ``optimizer.state_dict()`` whole, on all ranks. All of them call it."""
+        whole: dict[int, dict[str, object]] = {}
+        for part in self._session.all_gather_object(_to(state_dict["state"], torch.device("cpu"))):
+            # a loop that looks at the state of another rank's parameter leaves an empty entry
+            whole |= {key: entry for key, entry in part.items() if entry or key not in whole}
+        return {**state_dict, "state": dict(sorted(whole.items()))}
+
+    def _keep_local(self, optimizer: Optimizer) -> None:
+        """Drop the state of other ranks' parameters: loaded, or from before the block."""
+        for parameter, owner in zip(
+            _parameters(optimizer), self._owners[optimizer].of, strict=True
+        ):
+            if not self._is_local(owner):
+                optimizer.state.pop(parameter, None)
+
+    def _make_whole(self, optimizer: Optimizer, method: str) -> None:
+        """Give each rank the whole state until the next step, before a method of the class runs.
+
+        The method may read or change the state of any parameter. All ranks call it.
+        """
+        if self._hidden or optimizer not in self._stepped or optimizer in self._complete:
+            return
+        assert self._session.job is not None
+        self._session.job.wait_in(f"{type(optimizer).__name__}.{method}")
+        _fill(optimizer, optimizer.state_dict()["state"])
+        self._session.job.go_on()
+        self._complete.add(optimizer)
+
+    def _give_whole(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leave rank 0 the whole state, once all ranks have come to the end."""
+        for optimizer in list(self._owners) if error is None else []:
+            _fill(optimizer, self._gather(optimizer, optimizer.state_dict())["state"])
+
+    @hookimpl
+    def session_end(self, error: BaseException | None) -> None:
+        """Explain a KeyError: the state of a parameter is on only one rank."""
+        names = {
+            name
+            for optimizer in self._owners
+            for entry in optimizer.state.values()
+            for name in entry
+        }
+        if isinstance(error, KeyError) and error.args and error.args[0] in names:
+            raise Unsupported(
+                f"optimizer.state[parameter] has no {error.args[0]!r}: under strategy='ddp_sharded'"
+                " the state of each parameter is on one rank. Read optimizer.state_dict(), which"
+                " is whole, on all ranks, or use strategy='ddp'"
+            ) from error
+
+    @hookimpl
+    def describe(self, thing: object) -> str | None:
+        if not isinstance(thing, Optimizer) or thing not in self._owners:
+            return None
+        mine = sum(map(self._is_local, self._owners[thing].of))
+        return f"this rank keeps the state of {mine} of {len(self._owners[thing].of)} tensors"
+
+
+def takes_more_than_a_closure(optimizer: Optimizer) -> bool:
+    """Whether its step takes something else, such as a loss (Polyak's step size).
+
+    Such a step weighs the loss against the norm of all gradients.
+    """
+    first = [
+        one
+        for one in inspect.signature(type(optimizer).step).parameters.values()
+        if one.kind is one.POSITIONAL_OR_KEYWORD
+    ][1:2]
+    return any(one.name != "closure" for one in first)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _fill(optimizer: Optimizer, whole: Mapping[int, object]) -> None:
+    """Add the state of the parameters that other ranks step."""
+    for index, parameter in enumerate(_parameters(optimizer)):
+        if not optimizer.state.get(parameter) and index in whole:
+            optimizer.state[parameter] = _to(whole[index], parameter.device)
+
+
+def _no_copy(name: str) -> NoReturn:
+    raise Unsupported(
+        f"pickling or copying {name} under strategy='ddp_sharded' (torch.save(optimizer),"
+        " copy.deepcopy): a rank has only a part of its state. Save optimizer.state_dict(), which"
+        " is whole, or use strategy='ddp'"
+    )
+
+
+def _to(value: T, device: torch.device) -> T:
+    """The same nested dicts, with their tensors on this device."""
+    moved: object = value
+    if isinstance(value, Tensor):
+        moved = value.to(device)
+    elif isinstance(value, dict):
+        moved = {key: _to(item, device) for key, item in value.items()}
+    return cast(T, moved)
+
+
+HALF_DONE = (
+    "{}.step() has raised after it had changed parameters. Under strategy='ddp_sharded' each rank"
+    " steps other parameters, so nobody can tell which of them one process would have changed. Let"
+    " the error end the run, or use strategy='ddp'"
+)
+
+
+class HiddenParameters:
+    """Takes the other ranks' parameters out of the groups of one optimizer, and puts them back.
+
+    A step may call the step of another optimizer that shares its groups (Lookahead). Then the inner
+    one finds them hidden, and puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[dict[str, Any], list[Tensor]]] = []
+        self._versions: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def hide(self, optimizer: Optimizer, is_local: Iterable[bool]) -> None:
+        """Leave only the parameters that ``is_local`` says, one bool for each."""
+        mine = iter(is_local)
+        self._groups = [(group, group["params"]) for group in optimizer.param_groups]
+        for group, parameters in self._groups:
+            group["params"] = [parameter for parameter in parameters if next(mine)]
+        self._versions = self._versions_now()
+
+    def show(self) -> None:
+        """Put all parameters back."""
+        for group, parameters in self._groups:
+            group["params"] = parameters
+        self._groups = []
+
+    def show_after_error(self, optimizer: Optimizer) -> None:
+        """Raise Unsupported if the step has got so far that it changed a parameter."""
+        changed = self._versions != self._versions_now()
+        self.show()
+        if changed:
+            raise Unsupported(HALF_DONE.format(type(optimizer).__name__))
+
+    def _versions_now(self) -> list[int]:
+        return [version(one) for group, _ in self._groups for one in group["params"]]
+
+
+EVERY_RANK = -1
+"""The owner of a tensor that each rank has for itself."""
+
+
+class Owners:
+    """Gives the largest tensor first, each to the rank that has least. Later ones move no others.
+
+    >>> owners = Owners(2)
+    >>> owners.add([10, 7, None, 6, 1])
+    >>> owners.of
+    [0, 1, -1, 1, 0]
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.of: list[int] = []
+        self._held = [0] * ranks
+
+    def add(self, sizes: Sequence[int | None]) -> None:
+        """Give owners to further parameters of these sizes. All ranks call it with the same ones.
+
+        The size is None for a tensor that each rank has for itself.
+        """
+        given = [EVERY_RANK] * len(sizes)
+        shared = [(size, index) for index, size in enumerate(sizes) if size is not None]
+        for size, index in sorted(shared, key=lambda one: -one[0]):
+            given[index] = self._held.index(min(self._held))
+            self._held[given[index]] += size
+        self.of += given
+
+
+def send(parameters: Sequence[Tensor], owners: Sequence[int], ranks: int) -> None:
+    """Copy each parameter from the rank that owns it. All ranks call it.
+
+    One broadcast per rank, dtype and device.
+    """
+    held = list(zip(parameters, owners, strict=True))
+    for rank in range(ranks):
+        for kind in dict.fromkeys((p.dtype, p.device) for p, owner in held if owner == rank):
+            _broadcast(
+                [p for p, owner in held if owner == rank and (p.dtype, p.device) == kind], rank
+            )
+
+
+def _broadcast(tensors: list[Tensor], source: int) -> None:
+    packed = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    dist.broadcast(packed, source)
+    if dist.get_rank() != source:
+        for tensor, part in zip(
+            tensors, packed.split([one.numel() for one in tensors]), strict=True
+        ):
+            tensor.data.copy_(part.view_as(tensor))

@@ -1,1 +1,0 @@
-"""A table of the models, printed once after the first step."""

@@ -1,1 +1,0 @@
-"""What is said of two runs: on a screen, as JSON, on a page."""
