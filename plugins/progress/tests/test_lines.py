@@ -129,7 +129,7 @@ class Broken(Lines):
 
 def test_a_bar_that_fails_ends_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchbus_progress.outputs.choose", lambda every_s, shared: Broken(sys.stderr, 0.0001)
+        "torchbus_progress.listener.choose", lambda every_s, shared: Broken(sys.stderr, 0.0001)
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -148,7 +148,7 @@ def test_a_bar_without_room_for_its_lines_goes_on_with_them(
     if Path("/dev/full").exists():
         streams.insert(0, open("/dev/full", "w"))
     output = Lines(streams[0], 0.0001)
-    monkeypatch.setattr("torchbus_progress.outputs.choose", lambda every_s, shared: output)
+    monkeypatch.setattr("torchbus_progress.listener.choose", lambda every_s, shared: output)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with session(progress=True):

@@ -45,7 +45,7 @@ PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
 }
 ARGUMENTS = {"dst": 1, "src": 0, "path": 0, "name": 0}
 OWN = ("torchbus", "torch.distributed", "torch._")  # they agree between ranks by themselves
-SEAMS = ("torchbus._files", "torchbus.patches.active", "pluggy")
+SEAMS = ("torchbus_rank0", "torchbus.patches", "torchbus.patching", "pluggy")
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
@@ -197,9 +197,7 @@ def _caller() -> str:
     """
     frame = current_frame(2)
     while frame is not None and (
-        frame.f_globals.get("__name__", "").startswith(
-            ("torchbus._files", "torchbus.patches.active", "pluggy")
-        )
+        frame.f_globals.get("__name__", "").startswith(SEAMS)
         or (
             frame.f_code.co_filename.startswith((*STANDARD, "<frozen"))
             and not frame.f_code.co_filename.startswith(INSTALLED)

@@ -71,7 +71,7 @@ class Sites:
 def _caller(frame: FrameType) -> FrameType:
     while frame.f_back is not None and (
         frame.f_code.co_filename in PASSES_ON
-        or (frame.f_globals.get("__name__") or "").startswith("torchbus.patches.active")
+        or (frame.f_globals.get("__name__") or "").startswith("torchbus.patches")
     ):
         frame = frame.f_back
     return frame

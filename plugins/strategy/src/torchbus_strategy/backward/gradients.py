@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -70,6 +71,7 @@ class GradientSync:
         self._trained = Trained(session, options.sync_batchnorm, self._forget)
         self._reductions = make_reductions(self._trained)
         session.on_close.callback(self._reductions.drop)
+        session.on_close.push(self._compare_at_end)
         self._counts = LossCounts(
             session, options.name, options.loss_reduction, options.loss_weight, division.weight
         )
@@ -289,8 +291,14 @@ class GradientSync:
     def session_end(self, error: BaseException | None) -> None:
         if error is None:
             self._check.finish()
-            if not self._may_differ:
-                refuse_unlike(self._session, self._trained.parameters, self._job.backwards)
+
+    def _compare_at_end(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Compare the ranks' parameters. All ranks have ended their loops by then."""
+        has_ended = error is None or (isinstance(error, SystemExit) and not error.code)
+        if has_ended and not self._may_differ:
+            refuse_unlike(self._session, self._trained.parameters, self._job.backwards)
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:

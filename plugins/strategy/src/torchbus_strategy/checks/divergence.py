@@ -15,6 +15,7 @@ from torchbus_device import accelerators
 from torchbus_strategy.backward import header
 from torchbus_strategy.backward.header import DeviceHeader, Header
 from torchbus_strategy.checks.constants import Constants
+from torchbus_strategy.collectives import extremes
 from torchbus_strategy.compat import is_divided
 
 SEED = (
@@ -31,7 +32,7 @@ DRIFTED = (
     " in training: draw them in eval mode, in which all ranks draw the same numbers, or build a new"
     " model)"
 )
-UNUSED_OPTIONS = (
+NO_BACKWARD = (
     "no backward was heard, and the ranks' parameters are not the same any more: gradients that are"
     " made by torch.autograd.grad and applied by hand are not averaged. Call loss.backward(), or"
     " apply s.reduce(gradient)"
@@ -135,10 +136,11 @@ def refuse_unlike(session: Context, parameters: list[Tensor], backwards: int) ->
     All ranks call it. It finds a loop that has trained without a backward, and parameters that
     only the optimizer has known.
     """
-    reported = session.all_gather_object(sums_of(parameters))
-    if all(_alike(theirs, reported[0]) for theirs in reported):
+    sums = sums_of(parameters)
+    sizes, *_ = extremes([len(sums)], session.world_size)
+    if _close(*sizes) and all(_close(*one) for one in extremes(sums, session.world_size)):
         return
-    raise RanksDiverged(DRIFTED if backwards else UNUSED_OPTIONS)
+    raise RanksDiverged(DRIFTED if backwards else NO_BACKWARD)
 
 
 def sums_of(parameters: Sequence[Tensor]) -> list[float]:
@@ -148,11 +150,8 @@ def sums_of(parameters: Sequence[Tensor]) -> list[float]:
     return [float(one.sum(dtype=torch.float64)) for one in real]
 
 
-def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b)
-        for a, b in zip(one, other, strict=True)
-    )
+def _close(least: float, greatest: float) -> bool:
+    return math.isclose(least, greatest, rel_tol=1e-4, abs_tol=1e-12)
 
 
 def _by_rank(name: str, values: list[int]) -> str:
