@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus.compat.required import require
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 MISSING = (
     "strategy='ft' needs torchft, which is not installed: pip install torchft (wheels are for"

@@ -10,12 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.patches.skipping import Answer
-from torchbus.runtime.context import Context
+from torchbus.plugin import Answer, BackwardCall, Context, LoaderIterator, Unsupported, hookimpl
 from torchbus.world import ElasticOrder
 
 from torchbus_ft.live import Live, Undo

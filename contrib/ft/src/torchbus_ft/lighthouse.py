@@ -6,8 +6,7 @@ import os
 import socket
 from urllib.parse import urlsplit
 
-from torchbus.bus.options import expect
-from torchbus.errors import LaunchError, UsageError
+from torchbus.plugin import LaunchError, UsageError, expect
 
 VARIABLE = "TORCHFT_LIGHTHOUSE"
 NONE = (

@@ -14,9 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import RanksDiverged
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, RanksDiverged, hookimpl
 
 from torchbus_ft.passes import Passes
 from torchbus_strategy.backward import gradients

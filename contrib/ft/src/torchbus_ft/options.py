@@ -6,9 +6,7 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_ft import lighthouse
 

@@ -10,9 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator, hookimpl
 from torchbus.world import ElasticOrder, Place
 
 from torchbus_ft.replicas import Replicas

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.errors import LaunchError, RankFailed, TorchbusError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
-from torchbus.world import DataPlace
+from torchbus.plugin import Context, DataPlace, LaunchError, RankFailed, TorchbusError, warn
 
 from torchbus_ft import lighthouse
 from torchbus_ft._compat import Links

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch.distributed as dist
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, World, hookimpl
 
 from torchbus_ft._compat import require_torchft
 from torchbus_ft.commits import Commits

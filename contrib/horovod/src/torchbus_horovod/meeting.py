@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchbus.errors import LaunchError, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LaunchError, UsageError
 
 from torchbus_horovod import _compat
 from torchbus_launch.relaunch import environment_variables

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_horovod._compat import gradient_node, graph_task
 from torchbus_strategy.backward import engine as strategy_engine

@@ -6,11 +6,7 @@ import os
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, Unsupported, UsageError, World, expect, hookimpl
 
 from torchbus_horovod import _compat
 from torchbus_horovod.meeting import open_horovod

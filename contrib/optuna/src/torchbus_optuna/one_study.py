@@ -15,9 +15,7 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import RanksDiverged, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, RanksDiverged, UsageError, hookimpl
 
 T = TypeVar("T")
 Values = float | Sequence[float] | None

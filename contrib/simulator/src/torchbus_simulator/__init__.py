@@ -22,7 +22,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_simulator import device
 from torchbus_simulator._compat import add_module

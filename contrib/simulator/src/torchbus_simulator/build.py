@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torchbus.compat.python import current_frame
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 OWN = os.path.dirname(os.path.realpath(__file__)) + os.sep

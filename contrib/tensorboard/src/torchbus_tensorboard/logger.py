@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.bus.options import expect
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, expect
 
 from torchbus_log.trackers.tracker import Tracker
 from torchbus_log.trackers.values import Histogram, Image

@@ -10,10 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, UsageError, World, hookimpl
 
 from torchbus_device import accelerators
 from torchbus_launch.relaunch import environment_variables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_log.trackers.values import Histogram, Image
 from torchbus_trackers.one_run import RunOfProject

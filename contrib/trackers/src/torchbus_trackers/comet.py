@@ -6,7 +6,7 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_log.trackers.values import Histogram, Image
 from torchbus_trackers.one_run import RunOfProject

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchbus.bus.options import expect
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, expect
 
 from torchbus_trackers.one_run import OneRun
 from torchbus_trackers.table import Table

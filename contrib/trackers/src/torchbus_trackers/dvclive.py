@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbus.bus.options import expect
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, expect
 
 from torchbus_log.trackers.values import Image
 from torchbus_trackers.one_run import OneRun

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchbus.bus.options import expect
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, expect
 
 from torchbus_log.trackers.tracker import Nothing
 from torchbus_log.trackers.values import Image

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log.trackers.tracker import Tracker
 

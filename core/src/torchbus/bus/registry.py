@@ -24,10 +24,10 @@ class Bus:
     event, which the bus keeps up to date.
     """
 
-    def __init__(self, declared: ModuleType, consumed: Collection[str] = ()) -> None:
-        """``declared``: the core's events. ``consumed``: names that no plugin may bring as a verb."""
+    def __init__(self, declared: ModuleType, reserved: Collection[str] = ()) -> None:
+        """``declared``: the core's events. ``reserved``: names that are no verbs of plugins."""
         self._declared = declared
-        self._taken = consumed
+        self._taken = reserved
         self._hot = set(self._declared.HOT)
         self._manager = Manager("torchbus")
         self._manager.add_hookspecs(declared)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer
 from torchbus import objects
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_accumulate._compat import has_seen
 from torchbus_accumulate.windows.held import is_part

@@ -9,10 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, UsageError, hookimpl
 
 from torchbus_accumulate.place import position
 from torchbus_accumulate.place.loop import Place, last_by_torch

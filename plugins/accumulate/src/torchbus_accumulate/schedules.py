@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_accumulate._compat import STEP_COUNT, index_sampler, require_step_count
 from torchbus_accumulate.averages import Optimizers

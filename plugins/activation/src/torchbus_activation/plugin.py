@@ -13,10 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.patches.modules import Surround
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Surround, UsageError, hookimpl
 
 from torchbus_activation._compat import NORM_BASE, buffers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_advise.estimate.hardware import GPUS, Gpu
 from torchbus_advise.estimate.plans import installed

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
-from torchbus.runtime.user_code import users_frame
+from torchbus.plugin import users_frame
 from torchbus.tree import leaves
 
 from torchbus_advise._compat import (

@@ -17,8 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from torchbus.errors import TorchbusError
-from torchbus.session import Session
+from torchbus import Session
+from torchbus.plugin import TorchbusError
 
 from torchbus_advise.estimate.plans import Installed
 from torchbus_advise.fake import Answers, fake_tensors, sessions_replaced, uncompiled

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.patches.modules import Surround
-from torchbus.patching import mark_internal
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Surround, hookimpl, mark_internal
 
 from torchbus_amp._compat import share_parameters, undo_inductor_patch
 from torchbus_amp.models import Args, Autocast, Kwargs, T

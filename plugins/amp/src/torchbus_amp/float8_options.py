@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, UsageError
 
 from torchbus_device import accelerators
 

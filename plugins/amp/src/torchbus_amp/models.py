@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.patches.modules import Surround
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Surround, hookimpl
 from torchbus.tree import map_tensors
 
 DISCOVERY_BACKWARDS = 3

@@ -7,10 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch.optim import LBFGS, Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_amp import float8_options
 from torchbus_amp.float8 import Float8

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_amp._compat import (
     check_and_unscale_,

@@ -11,11 +11,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.skipping import Answer
-from torchbus.runtime.context import Context
+from torchbus.plugin import Answer, BackwardCall, Context, Unsupported, hookimpl
 from torchbus.tree import as_list
 
 from torchbus_amp._compat import check

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

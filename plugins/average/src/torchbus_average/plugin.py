@@ -12,10 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_average.averages import Averages
 from torchbus_strategy.collectives import broadcast_object

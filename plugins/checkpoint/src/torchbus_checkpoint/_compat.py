@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torchbus.compat.required import require
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 current_frame: Callable[[int], FrameType] = sys._getframe
 """``current_frame(1)`` is the caller's. Without it: AttributeError when the plugin is imported."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator
 
 from torchbus_checkpoint.agreement.requests import Requests, When
 from torchbus_checkpoint.disk import choice

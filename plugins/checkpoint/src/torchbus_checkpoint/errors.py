@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 
 class CheckpointError(TorchbusError, RuntimeError):

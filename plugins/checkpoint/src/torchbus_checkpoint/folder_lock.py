@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import warn
 
 from torchbus_checkpoint.disk import formats
 from torchbus_checkpoint.errors import CheckpointError

@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 from torchbus_checkpoint.remote import store
 

@@ -8,11 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
 from torchbus_checkpoint import events, options
 from torchbus_checkpoint.agreement.requests import Requests, When, seconds

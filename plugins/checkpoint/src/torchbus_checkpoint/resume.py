@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError
 
 from torchbus_checkpoint.agreement.exchange import agree
 from torchbus_checkpoint.disk import choice

@@ -10,7 +10,7 @@ from typing import Any
 from torchbus.bus import discovery
 from torchbus.bus.options import CORE_OPTIONS
 from torchbus.compat.python import arguments_of
-from torchbus.errors import PluginError, TorchbusError
+from torchbus.plugin import PluginError, TorchbusError
 
 from torchbus_cli import parser
 from torchbus_cli.parser import Parser, complain

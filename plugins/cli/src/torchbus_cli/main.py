@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint
 
 import torchbus
 from torchbus.bus import discovery
-from torchbus.errors import PluginError, TorchbusError, UsageError
+from torchbus.plugin import PluginError, TorchbusError, UsageError
 
 from torchbus_cli.parser import complain, table
 

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from torchbus.bus import discovery
-from torchbus.errors import PluginError, TorchbusError
+from torchbus.plugin import PluginError, TorchbusError
 from torchbus.session import Session
 
 from torchbus_cli.parser import Parser, complain, table

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NoReturn
 
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 FIND = "--torchbus-find-parser"
 

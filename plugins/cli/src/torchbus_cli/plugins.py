@@ -13,7 +13,7 @@ import torchbus
 import torchbus.events
 from torchbus.bus import discovery
 from torchbus.bus.registry import Manager
-from torchbus.errors import PluginError
+from torchbus.plugin import PluginError
 
 from torchbus_cli.parser import Parser, table
 

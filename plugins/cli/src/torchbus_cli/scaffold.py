@@ -10,7 +10,7 @@ from string import Template
 
 import torchbus
 from torchbus.bus import discovery
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_cli.parser import Parser, complain
 

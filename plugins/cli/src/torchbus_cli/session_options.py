@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torchbus.bus import discovery
-from torchbus.bus.base import hookimpl
 from torchbus.bus.options import CORE_OPTIONS
-from torchbus.errors import PluginError, PluginNotInstalled, TorchbusError, UsageError
+from torchbus.errors import PluginNotInstalled
+from torchbus.plugin import PluginError, TorchbusError, UsageError, hookimpl
 from torchbus.session import Session
 
 from torchbus_cli import programs as program

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_clip._compat import sparse_values
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_compress import codecs
 from torchbus_compress.averaging import AVERAGERS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchbus.bus.base import hookspec
+from torchbus.plugin import hookspec
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 @hookspec(firstresult=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_ddp import events
 from torchbus_ddp.backward.plan import Plans

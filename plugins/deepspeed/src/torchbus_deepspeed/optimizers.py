@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
 from torchbus.patching import making_internal
+from torchbus.plugin import UsageError, hookimpl
 
 from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.engine.shadow import groups_with, shadow_of, unhook

@@ -7,10 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, UsageError, World, hookimpl
 
 from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.config.config import Config

@@ -8,9 +8,7 @@ from typing import Literal, TypedDict
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect, hookimpl, needs
 
 MODES = ("min", "max")
 

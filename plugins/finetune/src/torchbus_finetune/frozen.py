@@ -13,10 +13,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
 
 def rate(factor: float) -> float:

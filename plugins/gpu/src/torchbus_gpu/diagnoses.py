@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_device import accelerators
 from torchbus_gpu.notices import Notices
@@ -166,7 +165,7 @@ REPORTS_PER_S = 1000
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of one rank. Per step, ``local_s`` is its own work, and ``step_s`` is all, in s."""
+    """The figures of one rank. Per step, ``local_s`` is its work, and ``step_s`` is all, in s."""
 
     host: str
     device: str

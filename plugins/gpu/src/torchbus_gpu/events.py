@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.bus.base import hookspec
+from torchbus.plugin import hookspec
 
 
 @hookspec

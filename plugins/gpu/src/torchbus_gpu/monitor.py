@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from torchbus.errors import TorchbusError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, TorchbusError
 
 from torchbus_gpu.diagnoses import IdleGpu, LocalWork, SlowRank, Whereabouts
 from torchbus_gpu.notices import Notices

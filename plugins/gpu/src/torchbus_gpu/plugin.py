@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_gpu import events
 from torchbus_gpu import lint as lints

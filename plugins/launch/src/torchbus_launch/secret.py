@@ -187,7 +187,8 @@ def _in_file() -> bytes:
         except OSError as error:
             reported.append(f"{file} ({error.strerror})")
     raise LaunchError(
-        f"the secret of this user's jobs can be kept neither in {' nor in '.join(reported)}. {REMEDY}"
+        f"the secret of this user's jobs can be kept neither in {' nor in '.join(reported)}."
+        f" {REMEDY}"
     )
 
 

@@ -9,8 +9,7 @@ from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.patches.backward import BackwardCall
+from torchbus.plugin import BackwardCall, hookimpl
 
 from torchbus_log.metrics.exchange import Record
 from torchbus_log.metrics.totals import Value

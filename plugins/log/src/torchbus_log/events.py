@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchbus.bus.base import hookspec
+from torchbus.plugin import hookspec
 
 from torchbus_log.trackers.values import Image, Table, Values
 

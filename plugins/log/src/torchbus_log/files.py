@@ -17,10 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, expect, hookimpl, warn
 
 from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
 from torchbus_log.trackers.values import Image, Table, Values, describe_run

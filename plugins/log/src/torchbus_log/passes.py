@@ -7,10 +7,8 @@ import weakref
 
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator, Share
 from torchbus.tree import collect
-from torchbus.world import Share
 
 from torchbus_log.metrics.totals import Metric, Total
 

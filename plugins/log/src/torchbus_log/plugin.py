@@ -9,12 +9,9 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
 from torchbus.bus.registry import Listeners
 from torchbus.bus.verbs import refuse_outside
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log import events
 from torchbus_log.autolog import Autolog

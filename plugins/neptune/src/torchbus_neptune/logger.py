@@ -11,11 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import PluginError, UsageError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, PluginError, UsageError, expect, hookimpl, warn
 
 from torchbus_log.trackers.tracker import Tracker, chosen_by_rank0
 from torchbus_log.trackers.values import Image

@@ -9,10 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.errors import RanksDiverged, Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl
 
 from torchbus_pipeline._compat import buffers, is_view
 from torchbus_pipeline.calls import Calls

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.errors import Unsupported
-from torchbus.patches.modules import Surround
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Surround, Unsupported
 
 from torchbus_pipeline.lazily.deferred import Deferred
 from torchbus_pipeline.lazily.later import Later, number, output

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.nn import Module
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 from torchbus_pipeline.model import balance as balances
 

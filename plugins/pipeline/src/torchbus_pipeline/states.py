@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, hookimpl
 
 from torchbus_launch.place import END
 from torchbus_pipeline._compat import buffers, parameters

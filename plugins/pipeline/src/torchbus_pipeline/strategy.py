@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch.amp.grad_scaler import GradScaler
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, Unsupported, UsageError, World, hookimpl
 
 from torchbus_pipeline.backward import PipelineBackward, Replicas
 from torchbus_pipeline.calls import Calls

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 
 class Recording:

@@ -11,11 +11,7 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.profiler import profile as Profiler
 from torch.profiler import record_function
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs, warn
 
 from torchbus_log.trackers.tracker import chosen_by_rank0, new_run_name
 from torchbus_log.trackers.values import Table

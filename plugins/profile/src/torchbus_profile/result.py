@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from torchbus.runtime.context import Context
-from torchbus.world import SharedStore
+from torchbus.plugin import Context, SharedStore
 
 from torchbus_cli.parser import table
 

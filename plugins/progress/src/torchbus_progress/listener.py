@@ -11,14 +11,16 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    LoaderIterator,
+    UsageError,
+    expect,
+    hookimpl,
+    warn,
+)
 from torchbus.runtime.steps import Steps
-from torchbus.runtime.user_code import warn
 
 from torchbus_device import accelerators
 from torchbus_progress.outputs import Output, choose

@@ -9,7 +9,7 @@ from collections.abc import Sized
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.patches.loaders import LoaderIterator
+from torchbus.plugin import LoaderIterator
 
 from torchbus_progress.words import Snapshot
 

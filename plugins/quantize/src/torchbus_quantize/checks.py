@@ -10,9 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, UsageError, hookimpl
 
 from torchbus_quantize.choice import trained
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 from torch.nn import Module
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_quantize.layers import QuantizedLinear
 from torchbus_quantize.libraries import Library

@@ -11,10 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl, needs
 
 from torchbus_quantize import checks, libraries
 from torchbus_quantize.checks import Done

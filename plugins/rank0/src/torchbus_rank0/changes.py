@@ -13,14 +13,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchbus.runtime.user_code import users_frame, warn
+from torchbus.plugin import users_frame, warn
 
 from torchbus_launch.job import ENDED
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context, SharedStore
     from torchbus.runtime.services import JobService
-    from torchbus.world import SharedStore
 
 WAIT_FOR_RANK0_S = 20.0
 ASKS_AFTER_S = 0.1

@@ -21,14 +21,14 @@ from functools import partial
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from torchbus.bus.base import hookimpl
 from torchbus.compat.python import current_frame
+from torchbus.plugin import hookimpl
 
 from torchbus_rank0.changes import Changes, Found
 from torchbus_rank0.whole_files import Whole, absolute, is_private, is_special, replace_everywhere
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 # Which argument is the path that changes. Of a move, also where it goes.
 PATHS: dict[ModuleType, dict[str, tuple[int, ...]]] = {

@@ -8,12 +8,12 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING
 
-from torchbus.bus.base import hookimpl
+from torchbus.plugin import hookimpl
 
 from torchbus_rank0.files import SharedFiles
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 class Rank0Prints:

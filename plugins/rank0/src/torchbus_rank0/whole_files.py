@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torchbus.compat.python import PATHLIBS
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 def replace_everywhere(

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 from torchbus_cli.parser import Parser, complain, table
 from torchbus_report.runs import reading, summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_cli.parser import Parser, complain
 from torchbus_report.page import page

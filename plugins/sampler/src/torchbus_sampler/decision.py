@@ -14,12 +14,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.loaders import Origin
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import BackwardCall, Context, Origin, UsageError, hookimpl, warn
 from torchbus.tree import as_list
 
 from torchbus_strategy.batches import Taken

@@ -8,12 +8,15 @@ from collections.abc import Callable
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.loaders import LoaderIterator, Origin, Pass
-from torchbus.runtime import builtin
-from torchbus.runtime.context import Context
+from torchbus.plugin import (
+    BackwardCall,
+    Context,
+    LoaderIterator,
+    Origin,
+    Pass,
+    Unsupported,
+    hookimpl,
+)
 
 from torchbus_sampler._compat import auto_collation, index_sampler
 from torchbus_sampler.content.comparison import OWN, Contents
@@ -25,6 +28,7 @@ from torchbus_sampler.orders.anew import ElasticIndices, in_phrases, refuse_stre
 from torchbus_sampler.orders.shared import memory_of
 from torchbus_sampler.stateful import kind_of_order, settle
 from torchbus_sampler.stream import divided_order, divided_stream, unpack
+from torchbus_strategy import random_streams
 
 
 class Divider:
@@ -261,7 +265,7 @@ class SeedWorker:
 
     def __call__(self, worker_id: int) -> None:
         if self._rank:
-            builtin.seed(torch.initial_seed() + STRIDE * self._rank)
+            random_streams.seed(torch.initial_seed() + STRIDE * self._rank)
         if self._user is not None:
             self._user(worker_id)
 

@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 
 from torch.utils.data import DataLoader
-from torchbus.world import Share
+from torchbus.plugin import Share
 
 
 class Ledger:

@@ -17,8 +17,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torchbus.plugin import Share
 from torchbus.runtime.services import RandomService
-from torchbus.world import Share
 
 from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.orders.shared import checksum_of, digest

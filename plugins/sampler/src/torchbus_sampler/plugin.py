@@ -6,10 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_sampler import decision
 from torchbus_sampler.divider import Divider

@@ -8,11 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import Origin
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Origin, Share, UsageError
 from torchbus.tree import is_dataclass, leaves, map_tensors
-from torchbus.world import Share
 
 from torchbus_sampler.orders.sliced import even
 from torchbus_strategy.batches import Taken

@@ -8,9 +8,8 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
-from torchbus.patches.loaders import Pass
+from torchbus.plugin import DataPlace, Pass, Share
 from torchbus.runtime.services import RandomService
-from torchbus.world import DataPlace, Share
 
 from torchbus_sampler._compat import auto_collation, pin_memory
 from torchbus_sampler.content.first_item import Beginning

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_sharded._compat.tensors import tree_map
 from torchbus_sharded.engine.meta import refuse_accumulated

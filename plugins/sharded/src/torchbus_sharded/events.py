@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchbus.bus.base import hookspec
+from torchbus.plugin import hookspec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TypeVar
 from torch import nn
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_strategy import sharding

@@ -15,10 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_sharded._compat.tensors import version
 from torchbus_sharded.fsdp.strategy import FSDP

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torchbus.bus.base import hookimpl
 from torchbus.compat.torch_names import use_count
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import Counting, Origin
-from torchbus.runtime.context import Context
+from torchbus.patches.loaders import Counting
+from torchbus.plugin import Context, Origin, Share, UsageError, hookimpl
 from torchbus.tree import collect
-from torchbus.world import Share
 
 
 class Taken:

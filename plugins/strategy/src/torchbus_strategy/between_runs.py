@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import hookimpl, warn
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 EVALUATED = (
     "a new model is trained, and random numbers (a split, its weights) were drawn while one that "

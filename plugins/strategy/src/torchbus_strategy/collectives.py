@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torchbus.errors import RankFailed, UsageError
+from torchbus.plugin import RankFailed, UsageError
 from torchbus.runtime import active
 
 from torchbus_device import accelerators
@@ -19,7 +19,7 @@ from torchbus_launch import compat
 from torchbus_launch.store import TAG_BYTES, tag
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 OPERATIONS = {

@@ -16,9 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torchbus.compat.python import keep
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, UsageError, World
 
 from torchbus_launch.broadcast_log import shut, sockets_opened
 from torchbus_launch.listening import gloo_on_loopback
@@ -133,8 +131,8 @@ def _open(session: Context, world: World) -> DeviceMesh:
     if any(theirs != reported[0] for theirs in reported):
         rank = next(rank for rank, theirs in enumerate(reported) if theirs != reported[0])
         raise UsageError(
-            f"world.mesh: rank 0 expects {reported[0]}, and rank {rank} {reported[rank]}. Give every node"
-            " as many ranks, and every rank the same options"
+            f"world.mesh: rank 0 expects {reported[0]}, and rank {rank} {reported[rank]}. Give"
+            " every node as many ranks, and every rank the same options"
         )
     session.on_close.callback(_forget)
     with guarded_groups(session):

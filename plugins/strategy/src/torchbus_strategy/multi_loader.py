@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.runtime.context import Context
-from torchbus.world import Share
+from torchbus.plugin import Context, Share
 
 from torchbus_strategy import compat
 from torchbus_strategy.batches import Taken, is_plain

@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 # imported any later, its functions' defaults would hold on to the process group for good
 import torch.distributed.nn
-from torchbus.bus.options import expect
-from torchbus.errors import LaunchError, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LaunchError, UsageError, expect
 
 from torchbus_device import accelerators
 from torchbus_device.devices import threads_per_rank

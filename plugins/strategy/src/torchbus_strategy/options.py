@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 from torchbus_strategy.checks.divergence import Watch
 from torchbus_strategy.loss.terms import check_mode

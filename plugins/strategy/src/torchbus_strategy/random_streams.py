@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchbus.runtime.builtin import seed
+from torchbus.runtime.builtin import seed as seed
 
 from torchbus_device import accelerators
 from torchbus_strategy.collectives import broadcast_object
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 class RandomStreams:

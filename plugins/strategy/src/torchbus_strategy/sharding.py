@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_strategy.compat import READ, forget_meshes, handlers, local_part
 

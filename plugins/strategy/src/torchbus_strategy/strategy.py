@@ -7,11 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.distributed import Store
-from torchbus.bus.base import Plugin, hookimpl
-from torchbus.errors import PluginError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
-from torchbus.world import World
+from torchbus.plugin import Context, Plugin, PluginError, World, hookimpl, warn
 
 from torchbus_strategy.backward.gradients import GradientSync
 from torchbus_strategy.backward.reduction import AllAfterBackward, Reductions

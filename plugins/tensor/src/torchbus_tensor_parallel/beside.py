@@ -12,11 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
-from torchbus.bus.base import Plugin, hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, Plugin, UsageError, expect, hookimpl
 
 from torchbus_strategy import compat, sharding
 from torchbus_tensor_parallel.checks import refuse_graphs

@@ -10,8 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
-from torchbus.errors import Unsupported, UsageError
-from torchbus.patches.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Unsupported, UsageError
 
 from torchbus_tensor_parallel._compat import backward_hooks, post_accumulate_hooks
 

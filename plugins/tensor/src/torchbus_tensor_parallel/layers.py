@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import Module
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_tensor_parallel._compat import forget_distribution, hooks_after, hooks_before

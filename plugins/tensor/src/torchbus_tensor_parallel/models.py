@@ -17,10 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 
 from torchbus_strategy import compat, sharding
 from torchbus_strategy.parameters import averaging, rank0_values

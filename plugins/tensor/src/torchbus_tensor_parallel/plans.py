@@ -17,8 +17,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 from torch.nn import Module
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError, expect
 
 PlanOption = Mapping[str, "str | ParallelStyle"] | str
 PLAN_STYLES: dict[str, ParallelStyle] = {

@@ -5,11 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, UsageError, World, expect, hookimpl
 
 from torchbus_strategy import options
 from torchbus_strategy.backward import gradients, reduction

@@ -6,8 +6,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, warn
 
 from torchbus_throughput.measures.clock import Clock, Power, Span
 from torchbus_throughput.measures.counts import Counts, Tally

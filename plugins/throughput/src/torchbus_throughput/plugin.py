@@ -9,11 +9,7 @@ from types import TracebackType
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect, needs
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator, UsageError, expect, hookimpl, needs
 
 from torchbus_throughput.measures.clock import Mark
 from torchbus_throughput.measures.counts import Counts, Tokens

@@ -11,11 +11,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import users_frame, warn
+from torchbus.plugin import Context, UsageError, expect, hookimpl, users_frame, warn
 from torchbus.tree import leaves
 
 from torchbus_cli.parser import table

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchbus.runtime.context import Context
-from torchbus.world import SharedStore
+from torchbus.plugin import Context, SharedStore
 
 KEPT = 2  # a rank may be one window ahead of another
 RANKS_THAT_REPORT_ALL = 1000

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_verify import report
 from torchbus_verify.report import Verdict

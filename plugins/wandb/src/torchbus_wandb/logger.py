@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect, hookimpl
 
 from torchbus_log.trackers.tracker import Nothing, Tracker, chosen_by_rank0
 from torchbus_log.trackers.values import Histogram, Image

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patching import making_internal, mark_internal
-from torchbus.runtime.context import Context
+from torchbus.patching import making_internal
+from torchbus.plugin import Context, Unsupported, hookimpl, mark_internal
 
 from torchbus_ft._compat import Averaging, WithQuorum
 from torchbus_ft.replicas import Replicas

@@ -12,9 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, hookimpl
 
 from torchbus_ft.live import Live
 from torchbus_ft.meeting.averaging import SharedBuffers, over_replicas

@@ -6,8 +6,7 @@ from collections.abc import Sized
 
 from torch.utils.data import BatchSampler
 from torchbus import objects
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError
 
 from torchbus_accumulate._compat import DATA_ITERATOR, yielded
 from torchbus_strategy.batches import Taken

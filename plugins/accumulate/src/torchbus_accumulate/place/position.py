@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import Origin
+from torchbus.plugin import Origin, UsageError
 from torchbus.runtime.services import BatchService
 
 from torchbus_strategy.batches import Taken

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context
 
 from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.windows.weights import Ending, Weights

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_accumulate._compat import version
 from torchbus_strategy.loss.gradients import scale_all

@@ -9,11 +9,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl, warn
 
 from torchbus_accumulate._compat import version
 from torchbus_accumulate.averages import Averages, Optimizers, digest

@@ -11,10 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, LoaderIterator, hookimpl
 
 from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.place import position

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, UsageError
 
 from torchbus_accumulate.place.position import Position
 from torchbus_accumulate.windows.held import is_part, whole

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.skipping import Answer
-from torchbus.runtime.context import Context
+from torchbus.plugin import Answer, Context, Unsupported, hookimpl
 
 from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.messages import AGAIN

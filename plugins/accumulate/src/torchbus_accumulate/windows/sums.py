@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.errors import Unsupported, UsageError
-from torchbus.patches.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Unsupported, UsageError
 from torchbus.tree import as_list
 
 from torchbus_accumulate.messages import ASSIGNED, BETWEEN, FAILED, SHARED, UNCLEARED

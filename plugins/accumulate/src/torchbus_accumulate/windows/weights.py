@@ -7,10 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import BackwardCall, Context, Unsupported, warn
 
 from torchbus_accumulate.averages import Optimizers
 from torchbus_accumulate.messages import CUT_OFF, UNLIKE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 from torchbus_advise.explain.own_session import NAME, Explainer, has_local_session, run_in_its_local
 from torchbus_cli.parser import complain

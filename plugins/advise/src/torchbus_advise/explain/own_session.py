@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
-from torchbus.session import Session
+from torchbus import Session
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_advise.fake import sessions_replaced
 from torchbus_cli import programs as program

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus.bus.base import hookimpl
+from torchbus.plugin import hookimpl
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_advise._compat import FakeTensor

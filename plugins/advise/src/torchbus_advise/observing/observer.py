@@ -17,10 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.patches.backward import BackwardCall
-from torchbus.patches.modules import Surround
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, Surround, hookimpl
 from torchbus.tree import leaves
 
 from torchbus_advise.observing import inventory as kept

@@ -11,9 +11,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
-from torchbus.errors import TorchbusError
-from torchbus.runtime.context import Context
-from torchbus.world import SharedStore
+from torchbus.plugin import Context, SharedStore, TorchbusError
 
 from torchbus_checkpoint._compat import kinds_of_dcp
 from torchbus_checkpoint.errors import CheckpointError

@@ -21,9 +21,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import TypedDict, cast
 
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, expect
 
 from torchbus_checkpoint.agreement.exchange import wait_for
 from torchbus_checkpoint.errors import CheckpointError

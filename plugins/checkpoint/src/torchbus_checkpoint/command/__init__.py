@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbus.errors import TorchbusError
+from torchbus.plugin import TorchbusError
 
 from torchbus_checkpoint.command.export import FORMATS, export
 from torchbus_checkpoint.command.show import show, verify

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_checkpoint.command import show
 from torchbus_checkpoint.command.show import amount, check

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_checkpoint.disk import choice, folder, formats
 from torchbus_checkpoint.disk.divided import NOTE

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from torchbus.errors import UsageError
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import UsageError, warn
 
 from torchbus_checkpoint.disk import divided, folder, formats
 from torchbus_checkpoint.errors import CheckpointError, NewerFormat

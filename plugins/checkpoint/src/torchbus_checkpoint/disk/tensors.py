@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_checkpoint._compat import sparse_parts
 from torchbus_checkpoint.state.jsonable import from_json, to_json

@@ -11,10 +11,7 @@ from typing import cast
 
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator, Origin
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
 from torchbus_checkpoint.loop import generators
 from torchbus_checkpoint.loop.frames import Counters

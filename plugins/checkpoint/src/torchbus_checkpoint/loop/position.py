@@ -12,10 +12,7 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, LoaderIterator, hookimpl, warn
 
 from torchbus_checkpoint._compat import check_bytecode, has_iterator, open_iterator
 from torchbus_checkpoint.loop import frames, generators, loaders

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator, hookimpl
 from torchbus.runtime.steps import Steps as Made
 
 from torchbus_checkpoint.loop.position import Position

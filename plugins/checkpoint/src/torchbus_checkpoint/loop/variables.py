@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import FrameType
 
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 from torchbus.tree import collect
 
 from torchbus_checkpoint.loop import values

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder, formats
 from torchbus_checkpoint.errors import CheckpointError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch.utils.data import DataLoader
-from torchbus.errors import TorchbusError, UsageError
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import TorchbusError, UsageError, warn
 
 from torchbus_checkpoint.loop.frames import Counter, Counters
 from torchbus_checkpoint.loop.loaders import signature

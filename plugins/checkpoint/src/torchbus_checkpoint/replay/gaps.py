@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any, TypedDict
 
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_checkpoint.loop import scopes
 from torchbus_checkpoint.state.plain import copied, digest, encode

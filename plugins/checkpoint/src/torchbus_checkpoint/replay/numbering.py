@@ -7,10 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, LoaderIterator, UsageError, warn
 
 from torchbus_checkpoint.loop.frames import Counters, is_users, place, user_frames
 from torchbus_checkpoint.loop.loaders import OpenPass, signature

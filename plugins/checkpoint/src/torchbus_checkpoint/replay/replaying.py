@@ -17,11 +17,7 @@ from collections.abc import Callable
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.patches.skipping import Answer
-from torchbus.runtime.context import Context
+from torchbus.plugin import Answer, Context, LoaderIterator, UsageError, hookimpl
 
 from torchbus_checkpoint.loop import frames as checkpoint_frames
 from torchbus_checkpoint.loop import loaders

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torchbus.plugin import warn
 from torchbus.runtime.steps import Steps
-from torchbus.runtime.user_code import warn
 
 from torchbus_checkpoint.errors import CheckpointError
 from torchbus_checkpoint.state.plain import State

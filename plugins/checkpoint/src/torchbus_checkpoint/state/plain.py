@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 State = dict[str, Any]
 """Plain values by name, as a file of a checkpoint has them."""

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_checkpoint.disk import choice, folder
 from torchbus_checkpoint.disk.formats import Facts

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Module
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp._compat import sparse_values, version, will_execute_node

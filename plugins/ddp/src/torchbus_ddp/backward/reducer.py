@@ -11,8 +11,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchbus.patching import mark_internal
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, mark_internal
 
 from torchbus_ddp._compat import ReducerOnly, preserved_version, rebuild_buckets
 from torchbus_ddp._compat import parameters as own_parameters

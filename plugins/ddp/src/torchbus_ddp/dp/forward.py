@@ -13,11 +13,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.patches.modules import Surround
-from torchbus.runtime import builtin
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, Surround, hookimpl, warn
 
 from torchbus_ddp._compat import parameters as parameters_of
 from torchbus_ddp.dp.exchange import Joins, part
@@ -225,7 +221,7 @@ class LocalStream:
 
     def __init__(self, rank: int) -> None:
         common = random_streams.read()
-        builtin.seed(int(torch.randint(2**62, (1,))) + rank)
+        random_streams.seed(int(torch.randint(2**62, (1,))) + rank)
         self._state = random_streams.read()
         random_streams.write(common)
 

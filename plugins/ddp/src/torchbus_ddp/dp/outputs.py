@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_ddp.dp.exchange import averaged, joined
 from torchbus_ddp.dp.rows import Leaf, Rows, has_rows, lengths_of, map_numbers, numbers_in

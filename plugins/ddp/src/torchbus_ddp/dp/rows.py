@@ -9,7 +9,7 @@ from typing import TypeGuard, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Unsupported, UsageError
 from torchbus.tree import leaves, map_leaves
 
 

@@ -7,11 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.world import DataPlace, World
+from torchbus.plugin import Context, DataPlace, UsageError, World, expect, hookimpl
 
 from torchbus_ddp.dp.exchange import MeanOverTeam
 from torchbus_ddp.dp.forward import DividedForward

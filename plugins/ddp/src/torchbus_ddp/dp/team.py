@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_strategy import options
 from torchbus_strategy.checks import first_steps, replicas

@@ -8,8 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from torch.distributed import Store
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_strategy import opening
 

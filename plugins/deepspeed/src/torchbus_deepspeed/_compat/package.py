@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Adagrad, Optimizer
 from torchbus.compat.required import require
-from torchbus.patching import mark_internal
-from torchbus.runtime.user_code import muted
+from torchbus.plugin import mark_internal, muted
 
 COMM = "deepspeed.comm.torch"
 """The module. ``import deepspeed.comm.torch as x`` gives torch itself."""

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError
 
 from torchbus_deepspeed._compat import package
 from torchbus_deepspeed.config import known, reading

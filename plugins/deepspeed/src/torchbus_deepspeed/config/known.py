@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 SECTION = "activation_checkpointing"
 CHANGES = (

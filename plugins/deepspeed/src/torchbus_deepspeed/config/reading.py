@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 VARIABLE = "DEEPSPEED_CONFIG"
 Given = Mapping[str, Any] | str | os.PathLike[str] | None

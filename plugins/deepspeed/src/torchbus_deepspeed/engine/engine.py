@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus.patching import making_internal
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_deepspeed._compat import hooks, package, zero
 from torchbus_deepspeed.engine.layout import Gather, layout_of

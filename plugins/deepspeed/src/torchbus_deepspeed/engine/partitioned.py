@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 from torchbus.tree import leaves
 
 from torchbus_deepspeed._compat import subclasses, zero

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_deepspeed._compat import zero
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.patching import mark_internal
+from torchbus.plugin import mark_internal
 
 from torchbus_deepspeed._compat import zero
 from torchbus_strategy.checks.constants import Digest

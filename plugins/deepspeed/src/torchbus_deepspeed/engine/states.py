@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.layout import Gather

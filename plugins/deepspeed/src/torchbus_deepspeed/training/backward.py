@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
+from torchbus.plugin import BackwardCall, Unsupported, hookimpl
 
 from torchbus_deepspeed._compat import zero
 from torchbus_deepspeed.engine.engine import Engine

@@ -14,10 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 from torchbus.tree import map_tensors
 
 from torchbus_deepspeed._compat import hooks, zero

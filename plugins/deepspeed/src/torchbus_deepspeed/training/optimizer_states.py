@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported, hookimpl
 
 from torchbus_deepspeed.engine.engine import Engine, Held
 from torchbus_deepspeed.engine.shadow import parameters_of

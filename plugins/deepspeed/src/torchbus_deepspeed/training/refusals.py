@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
-from torchbus.errors import TorchbusError, Unsupported, UsageError
+from torchbus.plugin import TorchbusError, Unsupported, UsageError
 
 from torchbus_deepspeed._compat import hooks
 from torchbus_deepspeed.engine.engine import Engine

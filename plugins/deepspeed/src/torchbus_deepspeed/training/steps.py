@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported, hookimpl
 
 from torchbus_deepspeed.engine.engine import Engine
 from torchbus_deepspeed.engine.shadow import parameters_of

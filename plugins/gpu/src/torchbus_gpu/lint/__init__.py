@@ -5,7 +5,7 @@ Without it, nothing in torch is replaced.
 
 from __future__ import annotations
 
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_gpu.lint.cache import EmptyCache
 from torchbus_gpu.lint.dataset import ObjectsInDataset

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from torch.utils.data import DataLoader, Dataset
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_gpu._compat import current_frame
 from torchbus_gpu.users_code import Line, line_of, outwards

@@ -8,8 +8,7 @@ import warnings
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_gpu._compat import current_frame
 from torchbus_gpu.monitor import Monitor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 import torch
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_device import accelerators
 from torchbus_gpu.notices import Notices

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torchbus.errors import RanksDiverged
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, RanksDiverged
 
 from torchbus_log.metrics.totals import Metric, Value, combine, kept, to_host
 

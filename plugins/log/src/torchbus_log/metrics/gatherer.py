@@ -11,10 +11,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, LoaderIterator, UsageError, hookimpl
 
 from torchbus_log.autolog import Autolog
 from torchbus_log.metrics.exchange import (

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, UsageError, warn
 
 from torchbus_log.metrics.exchange import Exchange, Key, Pair, Record, merged, numbers_of
 

@@ -16,16 +16,13 @@ from queue import Full, Queue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from torchbus.bus.base import Plugin, hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import PluginError, UsageError
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, warn
 
 from torchbus_log.trackers.values import describe_run
 from torchbus_redaction.redactor import Redactor
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
     from torchbus_log.trackers.values import Histogram, Image, Values
 

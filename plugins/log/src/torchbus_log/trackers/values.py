@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_redaction.redactor import Redactor
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 MOST_BINS = 512

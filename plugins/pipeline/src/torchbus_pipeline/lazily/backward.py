@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import warn
 
 from torchbus_pipeline._compat import Order, interleaved_order
 from torchbus_pipeline.lazily.deferred import Deferred

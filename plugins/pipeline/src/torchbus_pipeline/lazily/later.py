@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline._compat import as_plain_tensors, version

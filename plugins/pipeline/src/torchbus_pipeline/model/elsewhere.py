@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline._compat import FOREACH, as_plain_tensors

@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_pipeline.meeting import Meeting, Team
 from torchbus_pipeline.model import cut

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
-from torchbus.errors import Unsupported
-from torchbus.patching import mark_internal
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, mark_internal
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_device import accelerators

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 from torchbus.tree import leaves, map_tensors
 
 from torchbus_pipeline.schedule.objects import copied, held_in, mutable_in

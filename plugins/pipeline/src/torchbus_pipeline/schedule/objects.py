@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_pipeline._compat import version
 

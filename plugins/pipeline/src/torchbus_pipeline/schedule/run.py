@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_pipeline.meeting import Team
 from torchbus_pipeline.model.cut import Cut

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.runtime import builtin
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_pipeline.schedule.run import Link, Run
 from torchbus_strategy import random_streams
@@ -109,7 +108,7 @@ class LocalStream:
         self._clock = now
         common = random_streams.read()
         key = (int(torch.randint(2**62, (1,))), now, self._passes, self._session.rank)
-        builtin.seed(hash(key) % 2**62)  # of numbers, it is the same in every process
+        random_streams.seed(hash(key) % 2**62)  # of numbers, it is the same in every process
         try:
             yield
         finally:

@@ -112,7 +112,8 @@ def _histograms(found: list[Distribution], heading: str, color: int) -> str:
     return (
         f'<figure class="chart"><figcaption>{_title(found[0], heading)}</figcaption>'
         f'<div class="plot"><svg class="heat c{color % chart.COLORS}" viewBox="0 0 {chart.SIZE}'
-        f' {chart.SIZE}" preserveAspectRatio="none" role="img" aria-label="{html.escape(reported)}">'
+        f' {chart.SIZE}" preserveAspectRatio="none" role="img"'
+        f' aria-label="{html.escape(reported)}">'
         f"{cells}</svg>{chart.y_labels(up)}{ends}</div></figure>"
     )
 

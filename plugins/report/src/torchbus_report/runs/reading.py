@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_redaction.redactor import Redactor
 from torchbus_report.runs import files, media

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from torchbus.runtime import builtin
 
 from torchbus_sampler.content.items import Field, fields_of
 from torchbus_strategy import random_streams
@@ -45,7 +44,7 @@ def ask(dataset: Any, keeps_open: bool) -> dict[str, Field]:
     indices = sorted({0, random.Random(SEED).randrange(length), length - 1})
     before = random_streams.read()
     try:
-        builtin.seed(SEED)
+        random_streams.seed(SEED)
         with as_before(inside, keeps_open):
             items = zip(indices, _items(dataset, indices), strict=True)
             return {

@@ -11,10 +11,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader, Dataset
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import RanksDiverged
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import users_frame, warn
+from torchbus.plugin import Context, RanksDiverged, hookimpl, users_frame, warn
 
 from torchbus_sampler.content.asking import CanNotBeAsked, ask
 from torchbus_sampler.content.items import Field

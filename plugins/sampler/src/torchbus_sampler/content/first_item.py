@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
-from torchbus.runtime import builtin
 
 from torchbus_sampler.content.asking import as_before, objects_of
 from torchbus_strategy import random_streams
@@ -66,7 +65,7 @@ def left_whole(begun: Beginning | None) -> dict[str, object]:
 
     The common generators go on, so that the next pass has another order.
     """
-    builtin.seed(int(torch.randint(2**62, (1,))))
+    random_streams.seed(int(torch.randint(2**62, (1,))))
     return {} if begun is None else {"dataset": Begun(begun.items)}
 
 

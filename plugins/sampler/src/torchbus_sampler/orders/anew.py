@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
-from torchbus.world import Place, Share
+from torchbus.plugin import Context, Share, Unsupported
+from torchbus.world import Place
 
 from torchbus_sampler._compat import index_sampler
 from torchbus_sampler.ledger import Ledger

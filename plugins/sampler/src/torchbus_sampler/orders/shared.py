@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torchbus.runtime.user_code import warn
-from torchbus.world import SharedStore, World
+from torchbus.plugin import SharedStore, World, warn
 
 from torchbus_sampler.orders.draws import Draws
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torchbus.world import Share
+from torchbus.plugin import Share
 
 from torchbus_sampler.order import DividedOrder, chosen
 from torchbus_sampler.orders import kinds

@@ -20,7 +20,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torchbus.compat.required import absent, require
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_sharded._compat.tensors import MODULE_HOOKS, buffers, parameters
 

@@ -10,9 +10,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchbus.bus.base import hookimpl
-from torchbus.errors import RanksDiverged
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, RanksDiverged, hookimpl
 
 from torchbus_sharded._compat.tensors import count_of_collectives
 from torchbus_strategy.collectives import all_gather_object

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import LBFGS, Adafactor, Optimizer
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_sharded._compat.fsdp2 import (
     names_in,

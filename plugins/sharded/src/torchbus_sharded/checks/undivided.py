@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
-from torchbus.errors import RanksDiverged, Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, RanksDiverged, Unsupported, UsageError
 
 
 class UndividedModels:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import Module
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import RanksDiverged
 
 from torchbus_sharded._compat.fsdp2 import Pair, original_class, pairs_in, unsharded
 from torchbus_sharded._compat.tensors import backward_hooks, call_when_accumulated
@@ -65,8 +65,8 @@ class UsedParameters:
     def settle(self, reported: bytes) -> None:
         """Set a gradient to None if no rank has made one that counts, but others have some.
 
-        ``reported``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them have
-        reached a model.
+        ``reported``: all ranks' flags. Raises RanksDiverged, on all ranks, if only some of them
+        have reached a model.
         """
         least = COUNTED if reported[self._counts] else REACHED
         for model, place in self._places.items():

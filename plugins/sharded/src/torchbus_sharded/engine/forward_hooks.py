@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import Module
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_sharded._compat.fsdp2 import (
     can_reset,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
-from torchbus.errors import Unsupported, UsageError
+from torchbus.plugin import Unsupported, UsageError
 
 from torchbus_sharded._compat.tensors import (
     RESET_METHODS,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch.nn import Module
 from torchbus import objects
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 from torchbus_sharded._compat.tensors import parameters
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Module
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_sharded._compat.fsdp2 import Group, Pair, groups_in, pairs_in
 from torchbus_sharded._compat.gathering import (

@@ -10,11 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torchbus.bus.base import hookimpl
-from torchbus.errors import RanksDiverged, Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import BackwardCall, Context, RanksDiverged, Unsupported, hookimpl, warn
 
 from torchbus_sharded._compat.fsdp2 import buffers_in
 from torchbus_sharded._compat.tensors import is_view

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context
 
 from torchbus_sharded.checks.agreement import Agreement
 from torchbus_strategy.checks import first_steps

@@ -14,9 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_launch.place import END
 from torchbus_sharded._compat.fsdp2 import (

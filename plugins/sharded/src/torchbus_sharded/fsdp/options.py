@@ -8,9 +8,7 @@ from typing import TypedDict
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torchbus.bus.options import expect
-from torchbus.errors import UsageError
-from torchbus.world import World
+from torchbus.plugin import UsageError, World, expect
 
 from torchbus_sharded.engine import wrapping
 from torchbus_sharded.engine.meta import ParamInit

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.runtime.context import Context
-from torchbus.world import World
+from torchbus.plugin import Context, World, expect, hookimpl
 
 from torchbus_sharded import events
 from torchbus_sharded.engine import meta, wrapping

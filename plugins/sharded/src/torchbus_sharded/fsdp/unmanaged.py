@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, UsageError, hookimpl
 
 from torchbus_sharded.engine.wrapping import called_parts
 from torchbus_strategy.backward import before_step

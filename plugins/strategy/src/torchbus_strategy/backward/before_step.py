@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 
 from torchbus_strategy.groups import Rendezvous
 from torchbus_strategy.parameters.trained import Trained

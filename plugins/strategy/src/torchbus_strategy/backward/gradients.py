@@ -8,10 +8,7 @@ from types import TracebackType
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, Unsupported, hookimpl
 from torchbus.tree import as_list
 
 from torchbus_strategy.backward import engine as strategy_engine

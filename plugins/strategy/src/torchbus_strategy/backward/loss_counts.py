@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context
 
 from torchbus_strategy.backward.header import COUNTED, DeviceHeader, Header
 from torchbus_strategy.loss.gradients import scale_all

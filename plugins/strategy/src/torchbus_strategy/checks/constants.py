@@ -11,7 +11,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import RanksDiverged
 from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy import compat
@@ -20,7 +20,7 @@ from torchbus_strategy.checks.hyperparameters import Settings
 from torchbus_strategy.loss.samples import samples_in
 
 if TYPE_CHECKING:
-    from torchbus.runtime.context import Context
+    from torchbus.plugin import Context
 
 
 NODES_AT_MOST = 64

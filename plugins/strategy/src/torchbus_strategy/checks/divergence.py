@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torchbus.errors import RanksDiverged
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, RanksDiverged
 
 from torchbus_device import accelerators
 from torchbus_strategy.backward import header

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torchbus.errors import PluginError, RanksDiverged, Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, DataPlace, PluginError, RanksDiverged, Unsupported
 from torchbus.runtime.user_code import warn_of_gradients
-from torchbus.world import DataPlace
 
 from torchbus_strategy import compat
 from torchbus_strategy.backward.header import RAW_LOSS

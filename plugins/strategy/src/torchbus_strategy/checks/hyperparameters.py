@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torchbus.errors import RanksDiverged
+from torchbus.plugin import RanksDiverged
 
 Setting = float | str
 Settings = dict[str, Setting]

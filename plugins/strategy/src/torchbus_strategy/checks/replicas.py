@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.patches.loaders import LoaderIterator, Origin
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn, warn_of_gradients
+from torchbus.plugin import Context, LoaderIterator, Origin, hookimpl, warn
+from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy.backward import header
 from torchbus_strategy.checks.divergence import Watch

@@ -9,7 +9,7 @@ from zlib import crc32
 from torch import Tensor
 from torch.autograd.graph import Node
 from torchbus.compat import python
-from torchbus.runtime.user_code import users_frame
+from torchbus.plugin import users_frame
 
 from torchbus_strategy.loss.reading import ARITHMETIC, READING_PRODUCTS, SUMS, below
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torchbus.runtime.context import Context
-from torchbus.world import Share
+from torchbus.plugin import Context, Share
 
 from torchbus_device import accelerators
 from torchbus_strategy.batches import Taken

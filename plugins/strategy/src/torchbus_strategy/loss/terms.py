@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 
 Number = float | Tensor  # a tensor if it is on a GPU: reading it would make the host wait
 Divisors = tuple[Number, ...]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_strategy.loss.messages import NEITHER, REPEATED
 from torchbus_strategy.loss.terms import (

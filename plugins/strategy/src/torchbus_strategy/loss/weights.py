@@ -9,10 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
-from torchbus.errors import UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Share, UsageError
 from torchbus.runtime.user_code import warn_of_gradients
-from torchbus.world import Share
 
 from torchbus_strategy import compat
 from torchbus_strategy.loss import messages

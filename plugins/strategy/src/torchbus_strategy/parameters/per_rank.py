@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Share, Unsupported
 from torchbus.runtime.user_code import warn_of_gradients
-from torchbus.world import Share
 
 from torchbus_strategy.checks.replicas import weighted_sum
 from torchbus_strategy.collectives import extremes

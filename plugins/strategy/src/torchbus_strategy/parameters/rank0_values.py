@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from torchbus.errors import RanksDiverged, UsageError
+from torchbus.plugin import RanksDiverged, UsageError
 
 from torchbus_strategy.checks import hyperparameters
 from torchbus_strategy.checks.constants import MODULUS

@@ -13,9 +13,8 @@ from torch.nn import Module, SyncBatchNorm, functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
 from torchbus.compat.torch_names import children
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, hookimpl
 from torchbus.runtime.user_code import warn_of_gradients
 
 from torchbus_strategy.checks import hyperparameters

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_strategy.parameters.trained import Trained
 

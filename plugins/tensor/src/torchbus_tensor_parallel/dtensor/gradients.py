@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import Module
-from torchbus.errors import UsageError
+from torchbus.plugin import UsageError
 from torchbus.tree import map_tensors
 
 

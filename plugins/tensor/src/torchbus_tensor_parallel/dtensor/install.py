@@ -12,9 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torchbus.errors import Unsupported
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import muted
+from torchbus.plugin import Context, Unsupported, muted
 from torchbus.tree import map_tensors
 
 from torchbus_strategy import sharding

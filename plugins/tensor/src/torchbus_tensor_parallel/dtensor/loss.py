@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torchbus.errors import Unsupported
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, Unsupported
 
 from torchbus_strategy import compat
 from torchbus_tensor_parallel._compat import CROSS_ENTROPY, functions_of_nn

@@ -92,8 +92,8 @@ def _unlike(ours: Record, theirs: Record) -> Iterator[str]:
             where = "the plain process" if name in theirs.facts else "the session"
             yield f"only {where} has {name}"
         elif not _near(ours.facts[name], theirs.facts[name], ours.bound, scale):
-            separate = _apart(ours.facts[name], theirs.facts[name])
-            yield f"{name} differs from one process: {separate} (rounding explains {ours.bound:.1g})"
+            far = _apart(ours.facts[name], theirs.facts[name])
+            yield f"{name} differs from one process: {far} (rounding explains {ours.bound:.1g})"
 
 
 def _draws(evidence: Evidence) -> Iterator[str]:

@@ -11,7 +11,7 @@ import time
 from typing import NamedTuple
 
 import torch
-from torchbus.bus.base import hookimpl
+from torchbus.plugin import hookimpl
 
 from torchbus_device import accelerators
 

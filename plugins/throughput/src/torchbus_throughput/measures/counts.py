@@ -9,10 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torchbus.errors import UsageError
-from torchbus.patches.loaders import LoaderIterator, Origin
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, warn
 
 from torchbus_strategy.batches import Taken
 
@@ -21,8 +18,8 @@ class Tally(NamedTuple):
     """Counts since the session began, on this rank.
 
     ``rows``: samples that went through the model, also those that a rank without samples repeats.
-    ``samples``: without these. ``local_samples``: those that no other rank has as well, so that a sum
-    over ranks counts each once. ``silent``: batches that did not show their number of tokens.
+    ``samples``: without these. ``local_samples``: those that no other rank has as well, so that a
+    sum over ranks counts each once. ``silent``: batches that did not show their number of tokens.
     """
 
     steps: int = 0

@@ -6,7 +6,7 @@ import math
 import threading
 
 import torch
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import warn
 
 from torchbus_throughput import _compat
 from torchbus_throughput.measures.counts import Tally

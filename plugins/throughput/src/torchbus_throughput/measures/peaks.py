@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_device import accelerators
 

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from torchbus.errors import TorchbusError, UsageError
+from torchbus.plugin import TorchbusError, UsageError
 
 from torchbus_cli import session_options
 from torchbus_cli.parser import Parser, complain

@@ -18,10 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
-from torchbus.runtime.user_code import users_frame
+from torchbus.plugin import BackwardCall, Context, hookimpl, users_frame
 from torchbus.tree import as_list
 
 from torchbus_verify._compat import current_graph_task_id

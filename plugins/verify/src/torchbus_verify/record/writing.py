@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 
 class Printed(io.TextIOBase):

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
-from torchbus.bus.base import hookimpl
-from torchbus.errors import TorchbusError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, TorchbusError, hookimpl
 from torchbus.tree import map_tensors
 
 from torchbus_cli import session_options

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torchbus.errors import Unsupported
+from torchbus.plugin import Unsupported
 
 from torchbus_strategy import random_streams
 from torchbus_verify._compat import COLLECTIVES, DispatchMode

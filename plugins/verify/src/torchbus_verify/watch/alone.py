@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.collectives import all_gather_object

@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torchbus import objects
-from torchbus.bus.base import hookimpl
-from torchbus.patches.backward import BackwardCall
-from torchbus.runtime.context import Context
+from torchbus.plugin import BackwardCall, Context, hookimpl
 
 from torchbus_verify.record.steps import Names
 from torchbus_verify.watch.alone import Noted, compare

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchbus.runtime.user_code import warn
+from torchbus.plugin import warn
 
 from torchbus_strategy.checks import rounding
 from torchbus_strategy.loss.weights import LossWeights

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torchbus.bus.base import hookimpl
-from torchbus.bus.options import expect
-from torchbus.errors import Unsupported, UsageError
-from torchbus.runtime.context import Context
+from torchbus.plugin import Context, Unsupported, UsageError, expect, hookimpl
 
 from torchbus_strategy.loss.weights import LossWeights
 from torchbus_verify.watch.checked_step import CheckedStep, Trained
