@@ -52,7 +52,7 @@ loaders have too."""
 
 
 def in_compat(path: Path) -> bool:
-    return bool({"_compat", "compat"} & {*path.parts, path.stem})
+    return bool({"_compat", "compat", "accelerators"} & {*path.parts, path.stem})
 
 
 def compat_files() -> list[Path]:
@@ -62,8 +62,10 @@ def compat_files() -> list[Path]:
 def foreign(package: Path) -> Iterator[tuple[Path, int, str]]:
     """Private names of others in a package: file, line and name."""
     trees = {path: parsed(path) for path in sorted(package.rglob("*.py"))}
-    own = set(DOCUMENTED | OF_OTHERS.get(package.name, set()) | _defined_in(SOURCES[0]))
-    own |= _defined_in(package)
+    own = set(DOCUMENTED | OF_OTHERS.get(package.name, set()))
+    text = "".join(path.read_text(encoding="utf-8") for path in trees)
+    used = [one for one in SOURCES[1:] if f"from {one.name}" in text]
+    own |= _defined_in(package).union(*map(_defined_in, [SOURCES[0], *used]))
     for path, tree in trees.items():
         for node in ast.walk(tree):
             for name in names_in(node):

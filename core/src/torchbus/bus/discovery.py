@@ -15,7 +15,7 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 - ``torchbus.always``: functions that return the plugins of every session.
 - ``torchbus.default``: names of the usual "strategy", and of what serves every "logger".
 - ``torchbus.command``: commands of ``torchbus``.
-- ``torchbus_testing``: names of ``torchbus_testing``.
+- ``torchbus.testing``: names that ``torchbus_testing`` offers as its own.
 """
 
 from __future__ import annotations

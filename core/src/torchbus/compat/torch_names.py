@@ -1,4 +1,7 @@
-"""Private names of torch that the patches need."""
+"""Private names of torch that the patches need.
+
+All were seen in torch 2.6 to 2.13.
+"""
 
 from __future__ import annotations
 

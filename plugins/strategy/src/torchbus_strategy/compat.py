@@ -1,4 +1,10 @@
-"""Private names of torch that synchronising needs."""
+"""Private names of torch that synchronising needs.
+
+All were seen in torch 2.6 to 2.13, those of DTensors in 2.13. What nodes of a graph have saved is
+read by ``target(node)`` and its like: without one of them, or if a kind of node has another name,
+``check`` raises UsageError when a strategy starts. Nodes that have no such thing raise
+AttributeError.
+"""
 
 from __future__ import annotations
 
