@@ -12,7 +12,7 @@ SOURCES = [
     path
     for folder in ("core/src", "plugins/*/src", "contrib/*/src")
     for path in ROOT.glob(f"{folder}/**/*.py")
-    if "testing" not in path.parts
+    if not {"torchbus_testing", "torchbus_simulator"} & {*path.parts}
 ]
 CUDA = re.compile(r"torch\.cuda|\bnccl\b")
 

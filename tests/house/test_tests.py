@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES_AT_MOST = 250
-LINES_OF_A_STRING = 30
+LINES_AT_MOST = 600
+LINES_OF_A_STRING = 80
 MODULES_AT_MOST = 15
 FILES = [
     path

@@ -287,7 +287,7 @@ class Block:
             stack.push(self._sync_ranks)
             for entry in discovery.every("always"):
                 for plugin in discovery.load(entry)(session):
-                    session.bus.register(plugin)
+                    session.bus.register(plugin, f"{entry.name}.{type(plugin).__name__}")
             self.has_begun = True
             session.bus.hook.session_start(session=session)
             stack.callback(session.seams.close)

@@ -282,7 +282,7 @@ class Batches:
             self._dependents.append(dependent)
         if not self._follows:
             self._follows = True
-            self._session.bus.register(self, "batches")
+            self._session.bus.register(self, "strategy.batches")
 
     def clear(self) -> None:
         self._kept.clear()
