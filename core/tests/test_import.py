@@ -64,7 +64,8 @@ def test_it_says_what_is_public():
     ("door", "imported"),
     [
         ("torchbus.plugin", False),
-        ("torchbus.plugin.dtensors", True),
+        ("torchbus_strategy.strategy", False),
+        ("torchbus_sharded.fsdp.strategy", True),
     ],
 )
 def test_only_strategies_that_divide_parameters_import_dtensors(door: str, imported: bool) -> None:

@@ -178,4 +178,4 @@ def test_what_is_refused_before_anything_starts() -> None:
     assert [
         line.startswith(words) for line, words in zip(lines, REFUSED.splitlines(), strict=True)
     ] == [True] * len(lines), lines
-    assert 'the first line that uses it is line 38: x = torch.ones(3).to("sim")' in lines[-1]
+    assert 'the first line that uses it is line 40: x = torch.ones(3).to("sim")' in lines[-1]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torchbus import bootstrap
+from torchbus.compat.required import require_torch
+
+require_torch()
+
+from torchbus import bootstrap  # noqa: E402
 
 bootstrap.read()
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 VARIABLE = "TORCHBUS_LAUNCH"
+START_DIRECTORY = os.getcwd()
+"""Where the script began: a rank that runs it again begins there, too."""
 States = dict[str, Any]
 imported: States = {}
 """The states of the generators when a process that the user started imported torchbus."""

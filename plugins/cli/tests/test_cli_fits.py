@@ -42,9 +42,23 @@ def add(site: Path, name: str, version: str, *needs: str) -> None:
 
 
 def check(tmp_path: Path, *words: str) -> tuple[int, str]:
-    python = empty_environment(tmp_path / f"environment{len(words)}", "torchbus")
+    packages = (
+        "torchbus",
+        "torchbus_cli",
+        "torchbus_device",
+        "torchbus_launch",
+        "torchbus_redaction",
+    )
+    python = empty_environment(tmp_path / f"environment{len(words)}", *packages)
     told = run(
-        [python, "-m", "torchbus", "plugins", "--check", *words],
+        [
+            python,
+            "-c",
+            "from torchbus_cli.main import main; raise SystemExit(main())",
+            "plugins",
+            "--check",
+            *words,
+        ],
         env={"PYTHONPATH": str(tmp_path / "site")},
         cwd=tmp_path,
     )

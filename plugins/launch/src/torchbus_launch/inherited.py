@@ -125,7 +125,6 @@ def guarded() -> None:
     _guarded.set()
 
 
-START_DIRECTORY = os.getcwd()
 _given: dict[str, Any] | None = None
 _taken = False
 _drawn_before: list[str] = []

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
+from torchbus import bootstrap
 from torchbus.errors import LaunchError, UsageError
 from torchbus.world import SharedStore, World
 
@@ -174,7 +175,7 @@ def start_child(
     process = subprocess.Popen(
         words,
         env=_environment(place, store, request, runs_again=reported is None),
-        cwd=inherited.START_DIRECTORY,
+        cwd=bootstrap.START_DIRECTORY,
         stdin=stdin if reported is None else subprocess.PIPE,
         stdout=None if request.print_all_ranks else subprocess.DEVNULL,
         stderr=None if request.print_all_ranks else errors,
