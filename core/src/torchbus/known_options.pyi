@@ -136,6 +136,7 @@ class KnownOptions(MoreOptions, total=False):
     replace_sampler: bool
     reshard_after_forward: bool | None
     resume: str | os.PathLike[str]
+    safetensors: bool
     sample_ledger: str | os.PathLike[str] | None
     scale_lr: typing.Literal["linear", "sqrt"] | None
     schedule: typing.Literal["gpipe", "1f1b", "interleaved"]

@@ -41,6 +41,7 @@ def checked(
     mode: str,
     resume: Place,
     async_save: bool,
+    safetensors: bool,
     sharded_save: bool,
 ) -> Options:
     """Return the options. Raises UsageError for a wrong type or value."""
@@ -54,6 +55,7 @@ def checked(
     if mode not in MODES:
         raise UsageError(f"mode={mode!r} is unknown: use 'min' or 'max'")
     expect("async_save", async_save, bool, "True or False")
+    expect("safetensors", safetensors, bool, "True or False")
     expect("sharded_save", sharded_save, bool, "True or False")
     folder, url = _places(checkpoint, local_copy)
     return Options(

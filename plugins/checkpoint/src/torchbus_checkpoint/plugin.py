@@ -55,6 +55,7 @@ class Checkpoint:
         resume: "auto" resumes from the last whole checkpoint in the folder. "never" starts from the
             beginning, and rejects a folder that has checkpoints. A path names one.
         async_save: write in a thread. The loop only waits for a copy in main memory.
+        safetensors: has no effect since format 3, whose weights are always in this format.
         sharded_save: each rank writes its own parts of models and optimizers, and no rank gathers
             them. For strategy="fsdp". Such checkpoints resume with and without this option, on any
             number of ranks.
@@ -86,6 +87,7 @@ class Checkpoint:
         mode: Literal["min", "max"] = "min",
         resume: str | os.PathLike[str] = "auto",
         async_save: bool = False,
+        safetensors: bool = False,
         sharded_save: bool = False,
         time_limit: str | timedelta | None = None,
     ) -> None:
@@ -97,6 +99,7 @@ class Checkpoint:
             mode=mode,
             resume=resume,
             async_save=async_save,
+            safetensors=safetensors,
             sharded_save=sharded_save,
         )
         self._when = When(every_n_steps, every_n_epochs, every_minutes)
