@@ -17,6 +17,7 @@ from release import tree
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = "2"  # most of a test goes by while the processes that it starts import torch
+OF_DEMO = ("redaction", "device", "launch", "rank0", "strategy", "sampler", "ddp")
 NEWEST = "newest"
 NEVER_IMPORTED = r"[/\\](tests|transformers[/\\]models)[/\\]"
 """Installed files that tests hardly import. To compile them takes longer than to import some."""
@@ -48,7 +49,7 @@ class Environment:
         if self.purpose == "docs":
             return []
         if self.purpose in ("demo", "versions"):
-            names = ["core", "plugins/ddp", "plugins/sampler"]
+            names = ["core", *(f"plugins/{name}" for name in OF_DEMO)]
             names += ["plugins/accumulate", "plugins/amp"] if self.purpose == "versions" else []
             return [ROOT / name for name in names]
         return [one for one in tree.packages(ROOT) if one not in self.left_out]

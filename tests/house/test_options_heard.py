@@ -90,8 +90,8 @@ BETWEEN_RANKS = {
     "sample_ledger": "ledger",
     "shard_eval": True,
 }
-# tests of torchbus-checkpoint
-IN_WHAT_SAVE_WRITES = {"async_save": True, "sharded_save": True}
+# tests of torchbus-checkpoint; format 3 always is what safetensors asks for
+IN_WHAT_SAVE_WRITES = {"async_save": True, "safetensors": True, "sharded_save": True}
 
 
 @pytest.fixture(autouse=True)
