@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from torchbus_tensorboard.logger import TensorBoardLogger
-from torchbus_tensorboard.one_run import OneRun
 
-__all__ = ["OneRun", "TensorBoardLogger"]
+__all__ = ["TensorBoardLogger"]

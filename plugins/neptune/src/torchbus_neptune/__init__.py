@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from torchbus_neptune.logger import NeptuneLogger
-from torchbus_neptune.one_run import OneRun
 
-__all__ = ["NeptuneLogger", "OneRun"]
+__all__ = ["NeptuneLogger"]
