@@ -19,7 +19,7 @@ from torchbus_cli.parser import complain, table
 BUILT_IN = {
     name: EntryPoint(name, f"torchbus_cli.{module}:main", "torchbus.command")
     for name, module in (
-        ("run", "run"),
+        ("run", "session_options"),
         ("plugins", "plugins"),
         ("doctor", "doctor"),
         ("options", "options"),

@@ -3,8 +3,6 @@
 torch compares the annotations of a hook with its own types, so they are not postponed in this
 module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,7 +21,7 @@ def done(result: Tensor) -> Future[Tensor]:
     return future
 
 
-def encoded(codec: Codec) -> Hook:
+def encoded(codec: "Codec") -> Hook:
     """A hook that sends gradients encoded, and averages them in full precision."""
 
     def hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -70,7 +68,7 @@ def with_exact(parameter: Tensor, inner: Hook) -> Hook:
     return hook
 
 
-def mean(flat: Tensor, codec: Codec) -> Tensor:
+def mean(flat: Tensor, codec: "Codec") -> Tensor:
     """The mean of a vector over ranks. All ranks call it, and get the same numbers.
 
     Each rank averages one part, in full precision, and sends the result to the others. They send as

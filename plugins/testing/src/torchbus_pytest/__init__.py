@@ -49,9 +49,9 @@ def pytest_configure(config: Config) -> None:
 
 def rules_file() -> Path:
     """The kit's tests, found without importing torchbus."""
-    found = importlib.util.find_spec("torchbus")
+    found = importlib.util.find_spec("torchbus_testing")
     assert found is not None and found.origin is not None
-    return Path(found.origin).parent / "testing" / "conformance" / "test_rules.py"
+    return Path(found.origin).parent / "conformance" / "test_rules.py"
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
