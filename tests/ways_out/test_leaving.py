@@ -40,7 +40,9 @@ def check_words(result: Result, who: int, how: str) -> None:
     """The failure is told once: with its own traceback, first, and labelled if it is another
     rank's.
     """
-    text, error = result.stderr, raised(who, how)
+    lines = result.stderr.splitlines(keepends=True)
+    text = "".join(one for one in lines if not one.startswith("rank 0 ended its loop before"))
+    error = raised(who, how)
     for noise in (
         "Exception ignored",
         "Exception in thread",

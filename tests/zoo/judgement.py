@@ -125,7 +125,7 @@ def judge_files(loop: Loop, run: Run, reference: Run) -> Iterator[str]:
     same_numbers = loop.exact and loop.same_output
     for file in files.compare(run, reference, None, loop.tolerance if same_numbers else math.inf):
         yield f"(d) {file.name} {file.words}"
-    # A rank's private copy of a file (torchbus._files.shadows) is none of the script's files.
+    # What another rank writes into an open file has no name, and is none of the script's files.
     saved = [record.of("end")[-1]["saves"] for record in run.ranks]
     saves = [sum("/torchbus-" not in path for path in paths) for paths in saved]
     expected = len(reference.ranks[0].of("end")[-1]["saves"])

@@ -70,7 +70,8 @@ class Recorder:
         return result
 
     def save(self, original: Callable[..., Any], target: Any) -> Any:
-        if isinstance(target, str | os.PathLike) or hasattr(target, "name"):
+        has_place = hasattr(target, "name") and os.fstat(target.fileno()).st_nlink > 0
+        if isinstance(target, str | os.PathLike) or has_place:
             self.saves.append(str(getattr(target, "name", target)))
         return original(target)
 

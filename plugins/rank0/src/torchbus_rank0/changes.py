@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchbus.plugin import users_frame, warn
@@ -105,7 +106,8 @@ class Changes:
             found = self._look(store, kind, path, mine)._replace(why=passed)
             return bool(found.change or passed) or self._is_later(store, path, mine)
 
-        self._job.wait_until(is_known, WAIT_FOR_RANK0_S)
+        if not self._waited(is_known):
+            return Found(None, True)
         if found.is_local and line not in self._local_lines:
             self._local_lines.add(line)
             self._say(kind, path, found.why)
@@ -121,7 +123,16 @@ class Changes:
             index = number - (total - len(changes))
             return passed or index < 0 or not changes[index].is_open
 
-        self._job.wait_until(is_closed, WAIT_FOR_RANK0_S)
+        self._waited(is_closed)
+
+    def _waited(self, met: Callable[[SharedStore], bool]) -> bool:
+        """Wait for rank 0, unless this rank must stop: its ``finally`` writes by itself."""
+        try:
+            self._job.wait_until(met, WAIT_FOR_RANK0_S)
+        except BaseException:
+            if not self._job.is_ending:
+                raise
+        return not self._job.is_ending
 
     def _look(self, store: SharedStore, kind: str, path: str, mine: int) -> Found:
         total, changes = _changes(store, path)
