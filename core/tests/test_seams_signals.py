@@ -25,9 +25,10 @@ class Hears:
 @pytest.fixture(autouse=True)
 def ctrl_c_interrupts():
     """Also in a job that a shell has started with ``&``, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    put = signal.signal  # a test may replace it
+    before = put(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    put(signal.SIGINT, before)
 
 
 @pytest.fixture
