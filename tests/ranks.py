@@ -19,15 +19,19 @@ found = {}
 """
 
 
-def run(body: str, options: str = "", before: str = "", ranks: int = 2) -> Result:
+def run(
+    body: str, options: str = "", before: str = "", ranks: int = 2, strategy: str = "ddp"
+) -> Result:
     """Run ``body`` as the block of a session; ``options`` are further arguments, ``before`` stands
     before the block.
     """
-    line = f'with session({options + ", " if options else ""}strategy="ddp", devices={ranks}, launch="fork") as s:'
+    line = f'with session({options + ", " if options else ""}strategy="{strategy}", devices={ranks}, launch="fork") as s:'
     parts = [HEAD, dedent(before), line, indent(dedent(body), "    "), "print(json.dumps(found))"]
     return fork_script("\n".join(parts))
 
 
-def facts(body: str, options: str = "", before: str = "", ranks: int = 2) -> dict[str, Any]:
+def facts(
+    body: str, options: str = "", before: str = "", ranks: int = 2, strategy: str = "ddp"
+) -> dict[str, Any]:
     """The ``found`` of rank 0, after a run that must succeed."""
-    return dict(run(body, options, before, ranks).json())
+    return dict(run(body, options, before, ranks, strategy).json())

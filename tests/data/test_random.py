@@ -4,6 +4,7 @@ rank in training.
 
 from __future__ import annotations
 
+import pytest
 from ranks import facts
 
 LOOP = """
@@ -21,6 +22,8 @@ LOOP = """
                 optimizer.zero_grad()
                 net(x).mean().backward()
                 optimizer.step()
+                noise = draws()
+            return noise
 """
 
 
@@ -29,8 +32,8 @@ def test_streams() -> None:
         LOOP
         + """
         found["initial"] = s.all_gather_object(draws())
-        epoch()
-        found["training"] = s.all_gather_object(draws())
+        found["training"] = s.all_gather_object(epoch())
+        found["between"] = s.all_gather_object(draws())
         net.eval()
         with torch.no_grad():
             for _ in test:
@@ -48,10 +51,11 @@ def test_streams() -> None:
         net.eval()
         found["later"] = s.all_gather_object(draws())
         net.train()
-        found["again"] = s.all_gather_object(draws())
+        found["between again"] = s.all_gather_object(draws())
+        found["again"] = s.all_gather_object(epoch())
     """
     )
-    for alike in ("initial", "evaluation", "eval mode", "later"):
+    for alike in ("initial", "between", "evaluation", "eval mode", "later", "between again"):
         assert found[alike][0] == found[alike][1], alike
     assert found["at once"] == found["eval mode"]
     assert all(
@@ -60,6 +64,102 @@ def test_streams() -> None:
     )
     for apart in ("training", "again"):
         assert all(a != b for a, b in zip(*found[apart], strict=True)), apart
+
+
+SHUFFLED = """
+        import random
+        import numpy
+
+        class Items(torch.utils.data.Dataset):
+            items = list(range(12))
+
+            def __len__(self):
+                return 12
+
+            def __getitem__(self, i):
+                return float(self.items[i])
+
+        def gathered(batch):
+            return [i for part in s.all_gather_object(batch.tolist()) for i in part]
+
+        def orders(draw, leave=False, make=lambda data: DataLoader(data, batch_size=6, shuffle=True)):
+            data, seen = Items(), []
+            random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+            net = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            loader = make(data)
+            for epoch in range(3):
+                net.train()
+                for step, a in enumerate(loader):
+                    optimizer.zero_grad()
+                    net(a[:, None]).mean().backward()
+                    optimizer.step()
+                    seen += gathered(a)
+                    if leave and step == 1:
+                        break
+                state = torch.get_rng_state()
+                data.items = draw(data.items)
+                if s.is_main:
+                    torch.rand(3)  # a sample that is shown
+            return [seen, state.tolist()]
+
+        found["list"] = orders(lambda items: random.sample(items, 12))
+        found["array"] = orders(lambda items: numpy.random.permutation(items).tolist())
+        found["tensor"] = orders(lambda items: [items[i] for i in torch.randperm(12)])
+        found["left"] = orders(lambda items: random.sample(items, 12), leave=True)
+
+        class Tasks:
+            def __len__(self):
+                return 3
+
+            def __iter__(self):
+                return (random.sample(range(12), 6) for _ in range(3))
+
+        found["lazy"] = orders(lambda items: items, make=lambda data: DataLoader(data, batch_sampler=Tasks()))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_between_two_passes_ranks_draw_what_one_process_draws(ranks: int) -> None:
+    """So a list that is shuffled between epochs is the same on all ranks."""
+    options = "batch='global'"
+    assert facts(SHUFFLED, options, ranks=ranks) == facts(SHUFFLED, options, ranks=1)
+
+
+NESTED = """
+        def task(loader, net, optimizer):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                net(x).mean().backward()
+                optimizer.step()
+
+        data = TensorDataset(torch.arange(12.0).reshape(12, 1))
+        outer, inner = DataLoader(data, batch_size=3), DataLoader(data, batch_size=3)
+        net, other = nn.Linear(1, 1), nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        second = torch.optim.SGD(other.parameters(), lr=0.1)
+        for epoch in range(2):
+            for (x,) in outer:
+                task(inner, other, second)
+                found["inside"] = s.all_gather_object(torch.rand(1).item())
+                optimizer.zero_grad()
+                net(x).mean().backward()
+                optimizer.step()
+        found["between"] = s.all_gather_object(torch.rand(1).item())
+        batches = list(inner)
+        for (x,) in batches * 2:
+            optimizer.zero_grad()
+            net(x).mean().backward()
+            optimizer.step()
+        found["from a list"] = s.all_gather_object(torch.rand(1).item())
+"""
+
+
+def test_ranks_draw_apart_while_they_hold_a_batch_of_an_outer_pass_and_over_kept_batches() -> None:
+    found = facts(NESTED)
+    assert found["between"][0] == found["between"][1]
+    assert found["inside"][0] != found["inside"][1]
+    assert found["from a list"][0] != found["from a list"][1]
 
 
 def test_ranks_start_from_rank_0s_numbers_even_if_the_script_did_not_seed() -> None:
@@ -103,8 +203,9 @@ FOLDS = """
                 optimizer.zero_grad()
                 net(x).mean().backward()
                 optimizer.step()
+                drawn = [torch.rand(1).item(), random.random(), numpy.random.rand()]
             schedule.step()
-            return [torch.rand(1).item(), random.random(), numpy.random.rand()]
+            return drawn
 
         def split():
             return [torch.randperm(50).tolist(), random.sample(range(50), 50), numpy.random.permutation(50).tolist()]
@@ -152,7 +253,7 @@ DRAWS_LATE = """
                     optimizer.zero_grad()
                     net(x).mean().backward()
                     optimizer.step()
-            found["apart"] = s.all_gather_object(torch.rand(1).item())
+                    found["apart"] = s.all_gather_object(torch.rand(1).item())
 """
 
 

@@ -123,6 +123,7 @@ SLOW = {
     "_convert_to_deepspeed_param": "deepspeed.runtime.zero.partition_parameters",
     "_orig_mod": "torch._dynamo.eval_frame",
     "_initial_iter_for_state_dict": "torchdata.stateful_dataloader",
+    "_update_count": "torchmetrics.metric",
 }
 """Names of modules that are slow to import: a test of its own for each."""
 IN_EITHER = {"_fsdp_param_group", "_fsdp_param_groups"}

@@ -5,6 +5,9 @@ Every message names the offender, the facts and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 from torchbus.redacting import redacted
 
 
@@ -58,7 +61,18 @@ class RankFailed(TorchbusError, RuntimeError):
 
 
 class RanksDiverged(TorchbusError, RuntimeError):
-    """The ranks do different things: the data order, steps or calls of backward differ."""
+    """The ranks do different things: the data order, steps or calls of backward differ.
+
+    The first one in a session is final: the session ends the job even if the loop catches it.
+    """
+
+    hearing: ClassVar[list[Callable[[RanksDiverged], object]]] = []
+    """Called with each one that is made: the active session ends by it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        for hear in self.hearing:
+            hear(self)
 
 
 class Unsupported(TorchbusError, RuntimeError):

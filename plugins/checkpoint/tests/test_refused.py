@@ -53,24 +53,32 @@ def test_steps_outside_of_loaders_are_refused_on_the_way_back(tmp_path: Path) ->
         loop(Clock())
 
 
-def test_epochs_that_need_their_data_are_refused_with_the_word_to_change(tmp_path: Path) -> None:
-    def loop(clock: Clock) -> None:
+def test_epochs_that_need_their_data_are_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
+    def loop(clock: Clock, least: int = 0, epochs: Any = range) -> Any:
+        torch.manual_seed(0)
         model, optimizer = make()
-        for _ in range(3):
+        for _ in epochs(3):
             total = count = 0
-            for (x,) in DataLoader(DATA, batch_size=4):
+            for (x,) in DataLoader(DATA, batch_size=4, shuffle=True):
                 total += step(model, optimizer, x)
                 count += 1
                 clock()
-            print(total / count)
+            print(mean := total / max(least, count))
+        return [mean, *model.parameters()]
 
+    plain = loop(Clock())
     with pytest.raises(Cut), session(checkpoint=tmp_path, every_n_steps=1):
         loop(Clock(14))
-    with (
-        pytest.raises(UsageError, match=r"ZeroDivisionError.*for epoch in s.epochs"),
-        session(checkpoint=tmp_path),
-    ):
+    words = r"ZeroDivisionError.*max\(1, count\).*for epoch in s.epochs.*resume='never'"
+    with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path):
         loop(Clock())
+    words = r"a loop that is not over s.epochs.*resume with the loop as it was"
+    with pytest.raises(UsageError, match=words), session(checkpoint=tmp_path) as s:
+        loop(Clock(), epochs=s.epochs)
+    with session(checkpoint=tmp_path):
+        resumed = loop(Clock(), least=1)
+    assert all(map(torch.equal, plain[1:], resumed[1:]))
+    assert plain[0] == resumed[0]
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_other_tensors_that_differ_between_ranks_are_shared_and_said() -> None:
     found = facts("""
     for (x,) in DataLoader(TensorDataset(data[:16]), batch_size=4):
         train(x)
-    weight = torch.randn(3, requires_grad=True)  # from here on each rank draws its own
+        weight = torch.randn(3, requires_grad=True)  # in a pass, each rank draws its own
     steps = torch.optim.SGD([weight], lr=1.0)
     net(x * weight).mean().backward()
     steps.step()

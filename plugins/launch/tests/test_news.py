@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchbus.world import World
 
 from torchbus_launch import hang
-from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, FAILED, News
+from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, FAILED, LOOPS_ENDED, News
 from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.hang import Questions, report
 from torchbus_launch.place import Place
@@ -99,12 +99,12 @@ def test_no_end_is_left_out_that_a_rank_waits_for(told, other, number, begun):
 
 
 def test_ranks_that_did_the_same_tell_it_once(store, listeners):
-    Ending(World(0, 4), store, listeners[0]).say(Ended(0, 4, 9))
+    Ending(World(0, 4), store, listeners[0]).say_loop_ended(Ended(0, 4, 9))
     until(lambda: all(news.all(ENDED) for news in listeners))
     for rank in (1, 2):
-        Ending(World(rank, 4), store, listeners[rank]).say(Ended(rank, 4, 9))
-    Ending(World(3, 4), store, listeners[1]).say(Ended(3, 3, 9))
-    until(lambda: all(len(news.all(ENDED)) == 2 and news.has(ALL_ENDED) for news in listeners))
+        Ending(World(rank, 4), store, listeners[rank]).say_loop_ended(Ended(rank, 4, 9))
+    Ending(World(3, 4), store, listeners[1]).say_loop_ended(Ended(3, 3, 9))
+    until(lambda: all(len(news.all(ENDED)) == 2 and news.has(LOOPS_ENDED) for news in listeners))
 
 
 def place(rank: int, waits_in: str = "backward 41") -> Place:

@@ -53,9 +53,10 @@ def requests_at_the_end(rank: int, world_size: int) -> int:
     store, news = CountedStore(raw, b"key"), News(others)
     news.start()
     ending = Ending(World(rank, world_size), store, news)
-    for word in ("ended", "left"):
+    for word in ("loop ended", "ended", "left"):
         others_say(others, word, rank, world_size)
-    ending.say(Ended(rank, 9, 9))
+    ending.say_loop_ended(Ended(rank, 9, 9))
+    ending.say()
     news._thread.join(30)
     assert ending.is_complete and news.has(ALL_ENDED)
     ending.leave()
@@ -93,7 +94,7 @@ COUNTS = [requests_at_the_start, requests_of_a_launched_rank, requests_at_the_en
 def test_as_many_requests_in_any_world(count) -> None:
     for place in (0, -1):
         found = [count(place % size, size) for size in SIZES]
-        assert max(found) < 20 and max(found) - min(found) <= 2  # an item of news heard late
+        assert max(found) < 24 and max(found) - min(found) <= 4  # two items of news heard late
 
 
 def test_ranks_of_a_host_find_each_other_in_its_list() -> None:

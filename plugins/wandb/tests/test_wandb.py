@@ -47,6 +47,8 @@ def test_a_run_offline(tmp_path):
         if "loss" in item
     ] == [(step, pytest.approx(1 / step), "NaN", 0) for step in (3, 2, 5)]
     assert [item["own"] for item in history if "own" in item] == [1.0]
+    accuracies = [(item["step"], item["accuracy"]) for item in history if "accuracy" in item]
+    assert accuracies == [(1, 0.5), (2, 0.75)]
     assert [
         (item["system/gpu_percent"], item["system/time_s"])
         for item in history
@@ -78,6 +80,7 @@ def test_a_script_that_calls_wandb_itself_has_one_run(tmp_path):
     pytest.importorskip("torchbus_ddp")
     assert run_script(OWN_CALLS, cwd=tmp_path, timeout_s=PATIENCE_S).ok()
     assert [item["item"]["rank"] for item in records(tmp_path, "history")] == [0, 0, 0]
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/files/model.pt"))) == 1
 
 
 @pytest.mark.parametrize(

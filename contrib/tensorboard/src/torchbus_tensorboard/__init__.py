@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from torchbus_tensorboard.logger import TensorBoardLogger
+from torchbus_tensorboard.one_run import OneRun
 
-__all__ = ["TensorBoardLogger"]
+__all__ = ["OneRun", "TensorBoardLogger"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import random
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from torchbus.plugin import Context, UsageError, expect, hookimpl
+from torchbus.plugin import UsageError, expect
 
 from torchbus_log.trackers.tracker import Tracker
 
@@ -61,13 +60,6 @@ class OneRun(Tracker):
         self._resume = resume
         self._offline = offline
         self._options: dict[str, Any] = dict(options or {})
-
-    @hookimpl
-    def session_start(self, session: Context) -> None:
-        """Start the run. Clients draw names from Python's generator, which is the loop's own."""
-        state = random.getstate()
-        super().session_start(session)
-        random.setstate(state)
 
     @property
     def run_id(self) -> str:

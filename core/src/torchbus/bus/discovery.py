@@ -10,6 +10,8 @@ Discovery is not activation: nothing is imported until a session asks for it. Th
 - ``torchbus.verb``: methods of the session that need a plugin.
 - ``torchbus.event``: events that a package declares, by the module that declares them.
 - ``torchbus.companion``: plugins that come along if the script has imported this module.
+- ``torchbus.launched_rank``: functions to call in a rank that runs the script again, by the
+  module that the script imports.
 - ``torchbus.service``: what a session's context offers beside the core: "launcher", "batches",
   "random".
 - ``torchbus.always``: functions that return the plugins of every session.

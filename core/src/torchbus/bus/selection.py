@@ -187,6 +187,16 @@ def _companions(named: Named, more: tuple[str, ...]) -> Named:
     ]
 
 
+def companions_of(module: str, active: Sequence[type]) -> Named:
+    """Return the plugins that come along with this module, and are not active."""
+    wanted = [entry.value for entry in discovery.every("companion") if entry.name == module]
+    return [
+        (entry.name, _make(entry, {}, []))
+        for entry in discovery.every("plugin")
+        if entry.value in wanted and discovery.load(entry) not in active
+    ]
+
+
 def with_companions(entry: EntryPoint, active: Sequence[type]) -> Named:
     """Return the plugin behind an entry point, and those of its companions that are not active."""
     wanted = Wanted()

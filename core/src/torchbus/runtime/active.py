@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch.utils.data import get_worker_info
 
-from torchbus.errors import UsageError
+from torchbus.errors import RanksDiverged, UsageError
 
 if TYPE_CHECKING:
     from torchbus.world import World
@@ -24,6 +24,7 @@ class Running(Protocol):
     @property
     def user(self) -> object: ...
     def let_go_in_fork(self) -> None: ...
+    def stop_for(self, error: BaseException) -> None: ...
 
 
 _active: Running | None = None
@@ -37,6 +38,7 @@ def running() -> Running | None:
 def set_current(active: Running | None) -> None:
     global _active
     _active = active
+    RanksDiverged.hearing[:] = [] if active is None else [active.stop_for]
 
 
 def refuse_nesting() -> None:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from types import FrameType
 from typing import Any, Protocol
 
-from torchbus.bus import discovery
+from torchbus.bus import discovery, imports
 from torchbus.bus import selection as arguments
 from torchbus.bus.registry import Bus
 from torchbus.bus.verbs import Verbs
@@ -161,6 +161,18 @@ class Context(Ranks):
             self.bus.unregister(plugin)
             raise
 
+    def follow_imports(self) -> None:
+        """Register the plugins of modules that the script imports inside the block."""
+        names = {entry.name for entry in discovery.every("companion")} - set(sys.modules)
+        calls = {name: partial(self._imported, name) for name in names}
+        self.on_close.callback(imports.follow(calls))
+
+    def _imported(self, module: str) -> None:
+        if active.running() is self:
+            known = [type(plugin) for _, plugin in self.bus.plugins()]
+            for name, plugin in arguments.companions_of(module, known):
+                self.add_plugin(plugin, name)
+
     def _plugins_changed(self) -> None:
         self.verbs.forget()
         if self.is_inside:
@@ -184,6 +196,11 @@ class Context(Ranks):
     def has_begun(self) -> bool:
         """Whether ``session_start`` was sent, and the session is not over."""
         return self.block.has_begun
+
+    def stop_for(self, error: BaseException) -> None:
+        """End the job for an error that is about to be raised, even if the loop catches it."""
+        if self.job is not None:
+            self.job.stop_for(error)
 
     def let_go_in_fork(self) -> None:
         """This process was forked by the loop, and is no rank."""
@@ -293,15 +310,20 @@ class Block:
             stack.callback(session.seams.close)
             session.adopted.add_named_in(frame)
             session.seams.refresh()
+            session.follow_imports()
             self._stack = stack.pop_all()
             self.runs = True
 
     def leave(self, error: BaseException | None) -> None:
         session, stack, self._stack = self._session, self._stack, ExitStack()
-        stack.push(lambda *_: session.bus.hook.session_end(session=session, error=error) and None)
+        final = error if session.job is None else session.job.end_loop(error)
+        stack.push(lambda *_: session.bus.hook.session_end(session=session, error=final) and None)
+        left_by = final or error
         stack.__exit__(
-            type(error) if error else None, error, error.__traceback__ if error else None
+            type(left_by) if left_by else None, left_by, left_by.__traceback__ if left_by else None
         )
+        if final is not None and final is not error:
+            raise final from None
 
     def leave_at_exit(self) -> None:
         self.leave(getattr(sys, "last_value", None))
@@ -317,7 +339,7 @@ class Block:
             if "random" in vars(self._session):
                 self._session.random.forget()
             if self._session.job is not None:
-                self._session.job.guard.forget()
+                self._session.job.let_go_in_fork()
             active.set_current(None)
 
     def _forget(self) -> None:

@@ -17,13 +17,6 @@ from torchbus.patches.loaders import Origin
 from torchbus.world import SharedStore, World
 
 
-class GuardService(Protocol):
-    """Watches the job from a thread."""
-
-    def forget(self) -> None:
-        """Stop, in a process that the loop has forked."""
-
-
 class JobService(Protocol):
     """A rank's link to the others. A world of one has none.
 
@@ -41,8 +34,6 @@ class JobService(Protocol):
 
     @property
     def world(self) -> World: ...
-    @property
-    def guard(self) -> GuardService: ...
     @property
     def is_ending(self) -> bool:
         """Whether this rank has a reason to stop, such as the failure of another rank."""
@@ -62,6 +53,12 @@ class JobService(Protocol):
     def leave_signals(self, numbers: set[int]) -> None:
         """Leave these signals to a plugin that handles them; an empty set takes them back."""
 
+    def stop_for(self, error: BaseException) -> None:
+        """End the job for an error that the loop is about to raise, even if the loop catches it."""
+
+    def end_loop(self, error: BaseException | None) -> BaseException | None:
+        """Wait until the loops of all ranks have ended; return the error by which they end."""
+
     def wait_until(
         self, met: Callable[[SharedStore], bool], seconds: float, asks: bool = True
     ) -> bool:
@@ -75,6 +72,9 @@ class JobService(Protocol):
 
     def meet(self, error: BaseException | None) -> BaseException | None:
         """Wait for the other ranks at the end; return the error that this rank must raise."""
+
+    def let_go_in_fork(self) -> None:
+        """Let go of the job in a process that the loop has forked, which is no rank."""
 
     def part(self, error: BaseException | None) -> None:
         """Leave the job."""
@@ -184,6 +184,9 @@ class RandomService(Protocol):
     def split(self, rank: int) -> None: ...
     def rest(self) -> None: ...
     def resume(self) -> None: ...
+    def pass_ends(self) -> None: ...
+    def pass_begins(self) -> None: ...
+    def goes_on(self) -> None: ...
     def forget(self) -> None: ...
     def use(self, stream: str) -> None: ...
     def state(self) -> dict[str, object]: ...

@@ -27,6 +27,7 @@ class ByReducer(Strategy):
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
+        sync_buffers: Literal["rank0", "mean"] = "rank0",
     ) -> None:
         super().__init__(
             backend=backend,
@@ -34,6 +35,7 @@ class ByReducer(Strategy):
             loss_weight=loss_weight,
             sync_loss=sync_loss,
             sync_batchnorm=sync_batchnorm,
+            sync_buffers=sync_buffers,
         )
         expect("bucket_cap_mb", bucket_cap_mb, (int, float), "a number of MiB")
         if not bucket_cap_mb > 0:
@@ -61,6 +63,8 @@ class DDP(ByReducer):
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only: torch's
             SyncBatchNorm).
+        sync_buffers: what all ranks have in a buffer after ``backward``. "rank0": rank 0's values.
+            "mean": the mean over ranks of what is not an integer, for running means of the batches.
 
     Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB
     2020.

@@ -149,7 +149,7 @@ def shut(descriptors: set[int]) -> None:
                     copy.shutdown(socket.SHUT_RDWR)
 
 
-FAILED, ALL_ENDED = "failed", "all ended"
+FAILED, LOOPS_ENDED, ALL_ENDED = "failed", "loops ended", "all ended"
 ENDED, ASKED, REPORTED, WHERE, NOTE = (
     "ended ",
     "asked ",

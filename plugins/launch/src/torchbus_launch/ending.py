@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchbus.world import SharedStore, World
 
-from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, News
+from torchbus_launch.broadcast_log import ALL_ENDED, ENDED, LOOPS_ENDED, News
 from torchbus_launch.place import Place
 from torchbus_launch.store import StoreBarrier
 
@@ -60,19 +60,30 @@ class Ending:
         self._rank = world.rank
         self._store = store
         self._news = log_entries
+        self._loop_ended = StoreBarrier(store, "loop ended", world.rank, world.world_size)
         self._ended = StoreBarrier(store, "ended", world.rank, world.world_size)
         self._left = StoreBarrier(store, "left", world.rank, world.world_size)
 
-    def say(self, mine: Ended) -> None:
-        """Say that this rank has reached its end.
+    def say_loop_ended(self, mine: Ended) -> None:
+        """Say that this rank's loop has ended, before what the ranks do together at the end.
 
         All ranks hear of it, unless they have heard of one that had done no more.
         """
         reported = map(Ended.read, self._news.all(ENDED))
         if not any(other.is_no_more_than(mine) for other in reported):
             self._news.tell(self._store, ENDED + mine.written())
+        if self._loop_ended.say():
+            self._news.tell(self._store, LOOPS_ENDED)
+
+    def say(self) -> None:
+        """Say that this rank has reached its end."""
         if self._ended.say():
             self._news.tell(self._store, ALL_ENDED)
+
+    @property
+    def have_loops_ended(self) -> bool:
+        """Whether this rank has heard that all loops have ended."""
+        return self._news.has(LOOPS_ENDED)
 
     @property
     def is_complete(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from dataclasses import asdict, dataclass
 
@@ -71,6 +72,15 @@ def read(store: SharedStore) -> Failure | None:
 
 def parse(text: bytes) -> Failure:
     return Failure(**json.loads(text))
+
+
+def show(failure: Failure) -> None:
+    """Print the traceback of the rank that failed, or its error if it is without one."""
+    text = failure.traceback or f"torchbus: {failure.as_error()}"
+    mark = f"[rank {failure.rank}] " if failure.traceback else ""
+    lines = [mark + line for line in text.rstrip().splitlines()]
+    sys.stdout.flush()
+    print("\n".join(lines), file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def is_consequence(error: BaseException) -> bool:

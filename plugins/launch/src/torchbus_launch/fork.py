@@ -57,6 +57,9 @@ def start(request: Request) -> Job:
         pid = fork()
         if pid == 0:
             mine = _become_a_rank(request, store, errors.fileno())
+            errors.close()
+            for sibling in children:
+                sibling.close()
             world = nodes.world(local_rank, request, mine, "fork")
             return _join(world, request, parent_pid, store)
         children.append(Child(nodes.first_rank + local_rank, pid, None, errors))

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,20 +75,32 @@ def _empty_collected() -> Iterator[None]:
 LOOK_EVERY_S = 0.2
 DELIVER_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
+INSIST_AFTER_S = 2.0  # of the time until it is killed
+LOCAL_AFTER_S = 3.0  # a loop that has caught its own error has left by then, or goes on
 HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+INTERRUPT = signal.SIGURG  # a script has no handler for it, and whoever has none ignores it
 FORCED = "does not leave native code and is ended by force"
+
+
+class Leave(SystemExit):
+    """Ends a loop that has caught the reason to stop, and went on: ``except Exception`` lets it
+    pass.
+    """
 
 
 class Guard:
     """Calls ``look()`` again and again, and stops this rank if it returns a reason.
 
-    The guard raises the reason in the main thread. An error of the guard itself also ends the
-    rank: without a guard, the rank could wait for ever.
+    The guard raises the reason in the main thread. If the loop catches it and goes on, the guard
+    raises ``Leave``. An error of the guard itself also ends the rank: without a guard, the rank
+    could wait for ever.
 
     ``seen_signal``: the last SIGINT, SIGTERM or SIGHUP.
     ``handled``: signals that a plugin handles.
     ``beat()``: called as often as ``look()``, and still called while this rank leaves.
     ``away(seconds)``: returns an error, or None, for a look that has not returned for so long.
+    ``report(error)``: records a reason that this rank has found by itself.
+    ``last_words()``: shows why the job ends, before this rank is ended by force.
     """
 
     def __init__(
@@ -98,18 +111,26 @@ class Guard:
         *,
         beat: Callable[[], None] = lambda: None,
         away: Callable[[float], BaseException | None] = lambda seconds: None,
+        report: Callable[[BaseException], object] = lambda error: None,
+        last_phrases: Callable[[], object] = lambda: None,
     ) -> None:
         self._rank = rank
         self._look = look
         self._report_signal = report_signal
         self._beat = beat
         self._away = away
+        self._report = report
+        self._last_phrases = last_phrases
+        self._handled_before = sys.exc_info()[1]
+        self._raised = False
+        self._late: int | None = None
         self._looking = Looking(self._look_once, LOOK_EVERY_S)
         self._releases: list[Callable[[], None]] = []
         self._after_raise: list[Callable[[], None]] = []
         self._loop, self._loop_id = threading.current_thread(), threading.get_native_id()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchbus-guard", daemon=True)
+        self._handlers: dict[int, object] = {}
         self._undo_signals: Callable[[], None] = lambda: None
         self._wakeup: socket.socket | None = None
         self.reason: BaseException | None = None
@@ -133,6 +154,11 @@ class Guard:
             with contextlib.suppress(Exception):
                 self._releases.pop()()
 
+    def stop_for(self, error: BaseException) -> None:
+        """End this rank for an error that is about to be raised, even if the loop catches it."""
+        if not self.leaving and self.reason is None:
+            self.reason = error
+
     def on_raise(self, callback: Callable[[], None]) -> None:
         """Register a callback; the guard's thread calls it after it interrupted the main thread."""
         self._after_raise.append(callback)
@@ -145,6 +171,25 @@ class Guard:
     def stop(self) -> None:
         self.stop_looking()
         self._undo_signals()
+
+    def deliver_late(self) -> None:
+        """Deliver a signal that came while the block ended: ``SystemExit``, as inside the block."""
+        if self._late is not None and signal.getsignal(self._late) is signal.SIG_DFL:
+            raise SystemExit(128 + self._late)
+        if self._late is not None:
+            signal.raise_signal(self._late)
+
+    def has_seen_sigint(self) -> bool:
+        """Return whether a SIGINT came; one that Python has handled reaches the guard in a moment.
+
+        True if it can't tell: in a thread, and where a plugin handles the signal.
+        """
+        if self._wakeup is None or self.reason is not None or self._is_others(signal.SIGINT):
+            return True
+        clock = FairClock(0.1)
+        while self.seen_signal is None and clock.seconds() < DELIVER_AFTER_S:
+            time.sleep(0.01)
+        return self.seen_signal is not None
 
     def forget(self) -> None:
         """Undo the signal handling in a process that was forked from this rank.
@@ -164,11 +209,14 @@ class Guard:
 
     def _watch(self) -> None:
         clock, signalled_s, ended = FairClock(), 0.0, False
+        raised_s: float | None = None
         while not self._stop.is_set():
             number = self._next_signal()
             if number is not None:
                 self.seen_signal, signalled_s = number, clock.seconds()
             reason = self._away(self._looking.away_s()) or self._looking.found()
+            if self.reason is not None and raised_s is None:
+                raised_s = clock.seconds()
             if ended or self.leaving:
                 continue
             ended = True
@@ -177,8 +225,12 @@ class Guard:
                 self._report_signal(self.seen_signal)
                 self._end_loop(None)
             elif reason is not None:
-                self.reason = reason
-                self._end_loop(reason)
+                self.reason = self.reason or reason
+                self._end_loop(self.reason)
+            elif self.reason is not None and clock.seconds() - (raised_s or 0.0) > LOCAL_AFTER_S:
+                self._raised = True
+                self._report(self.reason)
+                self._end_loop(self.reason, within_s=0.0)
             else:
                 ended = False
 
@@ -191,20 +243,36 @@ class Guard:
         self.beat()
         return None if self.leaving else self._look()
 
-    def _end_loop(self, reason: BaseException | None) -> None:
+    def _end_loop(self, reason: BaseException | None, within_s: float = DELIVER_AFTER_S) -> None:
         self.release()
-        if (
-            not self._loop_leaves_within(DELIVER_AFTER_S)
-            and reason is not None
-            and self._wakeup is not None
-        ):
-            assert self._loop.ident is not None
-            signal.pthread_kill(self._loop.ident, signal.SIGTERM)
+        if reason is not None and not self._loop_leaves_within(within_s):
+            self._interrupt_loop()
             for callback in self._after_raise:
                 with contextlib.suppress(Exception):
                     callback()
-        if not self._loop_leaves_within(KILL_AFTER_S):
+            if not self._loop_leaves_within(INSIST_AFTER_S):
+                self._interrupt_loop()
+        elif reason is None:
+            self._loop_leaves_within(within_s + INSIST_AFTER_S)
+        if not self._loop_leaves_within(KILL_AFTER_S - INSIST_AFTER_S):
             self._kill_myself()
+
+    def _interrupt_loop(self) -> None:
+        if self._wakeup is not None and self._loop.ident is not None:
+            signal.pthread_kill(self._loop.ident, INTERRUPT)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise the reason; the second time, raise what a loop does not catch.
+
+        A loop that handles an exception may be in its ``finally``, which may take a moment.
+        """
+        if self.leaving or self.reason is None:
+            return
+        handled = sys.exc_info()[1]
+        is_leaving = handled is not None and handled is not self._handled_before
+        first, self._raised = not self._raised, True
+        if not is_leaving:
+            raise self.reason if first else Leave(1)
 
     def _loop_leaves_within(self, seconds: float) -> bool:
         """Wait for the loop's thread to leave; count only seconds in which it could run."""
@@ -223,6 +291,7 @@ class Guard:
             )
         )
         text = f"torchbus: rank {self._rank} {FORCED}; it is at\n{where}"
+        self._last_phrases()
         say(text)
         os._exit(1)
 
@@ -234,8 +303,12 @@ class Guard:
             received = self._wakeup.recv(64)
         except TimeoutError:
             return None
-        numbers = [n for n in received if n in HEARD - self.handled]
+        numbers = [n for n in received if n in HEARD and not self._is_others(n)]
         return numbers[-1] if numbers and self.reason is None else None
+
+    def _is_others(self, number: int) -> bool:
+        """Return whether a plugin, or the script inside the block, handles the signal."""
+        return number in self.handled or signal.getsignal(number) != self._handlers.get(number)
 
     def _listen_to_signals(self) -> None:
         self._wakeup, writer = socket.socketpair()
@@ -245,6 +318,8 @@ class Guard:
         old_handlers = {
             number: signal.signal(number, self._on_end) for number in (signal.SIGTERM, *_hangup())
         }
+        old_handlers[INTERRUPT] = signal.signal(INTERRUPT, self._on_interrupt)
+        self._handlers = {number: signal.getsignal(number) for number in HEARD}
         wakeup = self._wakeup
 
         def undo() -> None:
@@ -258,6 +333,7 @@ class Guard:
 
     def _on_end(self, number: int, frame: FrameType | None) -> None:
         if self.leaving:
+            self._late = number
             return
         if self.reason is None:
             self.seen_signal = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from torchbus.world import SharedStore
 
 from torchbus_launch.broadcast_log import ASKED, REPORTED, News
 from torchbus_launch.guard import say
-from torchbus_launch.place import END, Place
+from torchbus_launch.place import BLIND, END, LOOKS, Place
 
 ANSWERS_WITHIN_S = 2.0
 ALL_ANSWER = 1024
@@ -197,6 +198,8 @@ class HangWatch:
     ``rest()``: returns a mark of module rest.
     ``beat()``: called while this rank waits for answers.
     ``say()``: writes where the user sees it.
+    ``timeout_s``: how long a rank waits for one that is elsewhere. Torch ends its collectives then;
+    the session's own waits end by this.
     """
 
     def __init__(
@@ -210,6 +213,7 @@ class HangWatch:
         rest: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = say,
+        timeout_s: float = math.inf,
     ) -> None:
         self._store = store
         self._news = log_entries
@@ -219,6 +223,7 @@ class HangWatch:
         self._place = place
         self._rest = rest
         self._say = say
+        self._timeout_s = timeout_s
         self._questions = Questions(
             store, log_entries, rank, world_size, self._place_at_pause, beat
         )
@@ -226,7 +231,7 @@ class HangWatch:
         self._since_s = self._tried_s = time.monotonic()
         self._printed = 0
         self._told = False
-        self._before: list[tuple[str, str, int, str]] = []
+        self._before: list[tuple[str, str, int, str, str]] = []
 
     def waited_s(self) -> float:
         """Return the seconds that this rank has waited in its current synchronisation.
@@ -249,7 +254,11 @@ class HangWatch:
         self._questions.answer()
         self._print_reports()
         due = waited_s > self._hang_timeout_s and not self._told
-        if not (due or self._may_ask(waited_s)) or time.monotonic() - self._tried_s < RETRY_S:
+        overdue = waited_s > self._timeout_s
+        if (
+            not (due or overdue or self._may_ask(waited_s))
+            or time.monotonic() - self._tried_s < RETRY_S
+        ):
             return None
         self._tried_s = time.monotonic()
         places = self._questions.ask()
@@ -258,7 +267,7 @@ class HangWatch:
         if due:
             self._told = True
             self._tell(places, waited_s)
-        return self._deadlock(places)
+        return (self._missing(places) if overdue else None) or self._deadlock(places)
 
     def _may_ask(self, waited_s: float) -> bool:
         """Return whether this rank asks to find out whether any rank can go on.
@@ -278,7 +287,10 @@ class HangWatch:
         A rank at the end has declared that it only waits. Any other rank needs the mark of rest.
         """
         place = self._place()
-        return replace(place, rest=END if place.waits_in == END else self._rest())
+        remaining = END if place.waits_in == END else self._rest()
+        return replace(
+            place, rest=remaining, call="" if remaining in (END, LOOKS, BLIND) else place.call
+        )
 
     def _tell(self, places: list[Place], waited_s: float) -> None:
         """Print the report once for all ranks that wait.
@@ -306,13 +318,28 @@ class HangWatch:
             if text is not None:
                 self._say(text.decode())
 
+    def _missing(self, places: list[Place]) -> RanksDiverged | None:
+        """Return an error that names the ranks that have not come, if there are any."""
+        missing = [place for place in places if not place.waits_in]
+        if not missing:
+            return None
+        words = "; ".join(place.words() for place in missing)
+        return RanksDiverged(
+            f"rank {self._rank} has waited {self._timeout_s:g} s (timeout_s) in"
+            f" {self._place().waits_in}: {words}. A rank that may be away for so long needs a"
+            " longer timeout_s"
+        )
+
     def _deadlock(self, places: list[Place]) -> RanksDiverged | None:
         """Return an error if no rank can go on.
 
         Two looks in a row must find the same places, with all ranks at rest in between. Work
         that a busy machine has not yet started counts as work.
         """
-        found = [(place.waits_in, place.line, place.backwards, place.rest) for place in places]
+        found = [
+            (place.waits_in, place.line, place.backwards, place.rest, place.call)
+            for place in places
+        ]
         before, self._before = self._before, found
         if (
             found != before
@@ -320,9 +347,12 @@ class HangWatch:
             or not all(place.waits_in and place.rest for place in places)
         ):
             return None
-        if len({place.waits_in for place in places}) == 1:
+        calls = {place.call for place in places}
+        if len({place.waits_in for place in places}) == 1 and (len(calls) == 1 or "" in calls):
             return None
-        lines = "; ".join(place.words() for place in places)
+        lines = "; ".join(
+            place.words() + (f" (in {place.call})" if place.call else "") for place in places
+        )
         return RanksDiverged(
             f"the ranks wait for each other in different places, for good: {lines}. {RANK_CODE}"
         )

@@ -10,11 +10,14 @@ import sys
 import threading
 import zlib
 from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch
 from torchbus import bootstrap
 from torchbus.bootstrap import States, generator_states
+from torchbus.bus import discovery, imports
 from torchbus.errors import RanksDiverged
 
 from torchbus_device.devices import DevicePlan
@@ -137,6 +140,14 @@ def take_over(given: dict[str, Any]) -> None:
     _given = given
     leave_with(parent_pid())
     _drawn_before = continue_from(given["generators"])
+    calls = {entry.name: partial(_call, entry) for entry in discovery.every("launched_rank")}
+    for name in calls.keys() & sys.modules.keys():
+        calls.pop(name)()
+    imports.follow(calls)
+
+
+def _call(entry: EntryPoint) -> None:
+    discovery.load(entry)()
 
 
 def place() -> dict[str, Any] | None:

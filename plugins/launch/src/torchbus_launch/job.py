@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -16,15 +17,15 @@ from functools import partial
 from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.world import SharedStore, World
 
-from torchbus_launch import compat, failure, inherited, stall, store
+from torchbus_launch import compat, failure, inherited, stall, store, worker
 from torchbus_launch.broadcast_log import NOTE, WHERE, FairClock, News, connected_to, shut
 from torchbus_launch.children import Child, end_children
 from torchbus_launch.ending import Ended, Ending
 from torchbus_launch.failure import Failure
 from torchbus_launch.freeze import LOST, Freeze
-from torchbus_launch.guard import Guard, say
+from torchbus_launch.guard import Guard, Leave, say
 from torchbus_launch.lookout import GONE, HealthChecks, received
-from torchbus_launch.place import END, Place, find, waited_workers
+from torchbus_launch.place import BLIND, END, LOOKS, Place, find, waited_workers
 from torchbus_launch.request import Request
 from torchbus_launch.store import StoreBarrier
 from torchbus_redaction.redactor import redacted
@@ -57,6 +58,7 @@ class Job:
         self._children = children or []
         self._forked = forked
         self._keep = keep
+        self._pid, self._port = os.getpid(), world.shared.port
         self._thread = threading.get_ident()  # the loop's, which need not be the main one
         self._store = world.shared.within("job")
         self.evaluates: Callable[[], bool] = lambda: False
@@ -87,6 +89,7 @@ class Job:
             self._freeze,
             self._rest,
             lambda: self.guard.beat(),
+            request.timeout.total_seconds(),
         )
 
     def _make_guard(self) -> Guard:
@@ -97,6 +100,8 @@ class Job:
             lambda number: self._health_checks.report_signal(number),
             beat=lambda: self._freeze.beat(),
             away=self._away,
+            report=lambda error: self._health_checks.report(error),
+            last_phrases=lambda: self._show_first(),
         )
         guard.on_raise(lambda: self._freeze.end_workers())
         return guard
@@ -132,6 +137,24 @@ class Job:
     def leave_signals(self, numbers: set[int]) -> None:
         """Leave these signals to a plugin that handles them; an empty set takes them back."""
         self.guard.handled = set(numbers)
+
+    def stop_for(self, error: BaseException) -> None:
+        """End the job for an error that the loop is about to raise, even if the loop catches it."""
+        self.guard.stop_for(error)
+
+    def end_loop(self, error: BaseException | None) -> BaseException | None:
+        """Wait until the loops of all ranks have ended, and return the error by which they end.
+
+        Without it, what ranks do together at the end would pair with a collective of a loop that
+        goes on. It is the reason to stop if this rank's loop has caught that.
+        """
+        if self.guard.reason is None and (error is None or _is_success(error)):
+            mine = Ended(self.world.rank, self.backwards, compat.begun())
+            return self._wait_for_all_ends(
+                lambda: self._ending.say_loop_ended(mine), lambda _: self._ending.have_loops_ended
+            )
+        is_caught = error is None or isinstance(error, Leave) or _is_success(error)
+        return self.guard.reason if is_caught else error
 
     @property
     def is_ending(self) -> bool:
@@ -178,11 +201,11 @@ class Job:
 
     def note(self, text: str) -> None:
         """Let rank 0 write a line to the terminal, which it alone is sure to have."""
-        self._news.tell(self._store, NOTE + text)
+        self._news.tell(self._store, NOTE + redacted(text))
 
     def _answer(self, question: str) -> str:
         if question.startswith(NOTE):
-            say(redacted(question.removeprefix(NOTE)))
+            say(question.removeprefix(NOTE))
         ended = self._place().waits_in == END or self.guard.leaving
         return json.dumps([ended, self.backwards, compat.begun() or 0])
 
@@ -192,10 +215,13 @@ class Job:
         Without an error, this rank waits until every rank has reached its end. With an error, it
         publishes the error and ends the collectives in which others wait.
         """
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            error = self._wait_for_all_ends() or error
+        if error is None or _is_success(error):
+            error = (
+                self._wait_for_all_ends(self._ending.say, lambda _: self._ending.is_complete)
+                or error
+            )
         self.guard.leaving = True
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if error is None or _is_success(error):
             return error
         return FailureResolver(self.world, self._store, self.guard, self._health_checks).settle(
             error
@@ -214,6 +240,14 @@ class Job:
         self.world = dataclasses.replace(self.world, store=None)
         # with their connections
         del self._store, self._news, self._ending, self._health_checks, self._freeze
+        if error is None and not self.ends_with_block:
+            self.guard.deliver_late()
+
+    def let_go_in_fork(self) -> None:
+        """Let go of the job in a process that the loop has forked, which is no rank."""
+        self.guard.forget()
+        worker.end_with_rank(self._pid, self._thread)
+        worker.close_connections(self._port)
 
     def end_process(self, error: BaseException | None) -> None:
         """End the process of a rank that the session started, at the end of its block."""
@@ -225,10 +259,16 @@ class Job:
         if error is None:
             raise SystemExit(0)
 
-    def _wait_for_all_ends(self) -> BaseException | None:
+    def _show_first(self) -> None:
+        if self.world.is_main and self._health_checks.found is not None:
+            failure.show(self._health_checks.found)
+
+    def _wait_for_all_ends(
+        self, say: Callable[[], None], met: Callable[[SharedStore], bool]
+    ) -> BaseException | None:
         try:
-            self._ending.say(Ended(self.world.rank, self.backwards, compat.begun()))
-            self.wait_until(lambda _: self._ending.is_complete, float("inf"), asks=False)
+            say()
+            self.wait_until(met, math.inf, asks=False)  # the guard ends it after timeout_s
         except (RankFailed, RanksDiverged, KeyboardInterrupt, SystemExit) as error:
             return error
         except RuntimeError as lost:
@@ -263,18 +303,18 @@ class Job:
         """
         if self._looked > self._looked_before:
             self._looked_before = self._looked
-            return "looks at the store"
-        return (
-            stall.mark(self.world.shared.port)
-            if self.world.device.type == "cpu"
-            else "of an accelerator"
-        )
+            return LOOKS
+        return stall.mark(self.world.shared.port) if self.world.device.type == "cpu" else BLIND
 
     def _place(self) -> Place:
         place = find(self.world.rank, self.waiting, self.backwards, self._thread)
         return dataclasses.replace(
             place, note=place.note or ("in evaluation" if self.evaluates() else "")
         )
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and not error.code
 
 
 def _how_past(answer: list[int], here: tuple[int, int]) -> str:
@@ -317,9 +357,12 @@ class FailureResolver:
             if first.diverged and failure.is_consequence(error) and not signal_seen:
                 # this rank's own guard may have found it, and a peer reacted to it first
                 return first.as_error()
-            if first.rank == self._world.rank or signal_seen or first.summary == mine.summary:
+            is_ours = first.rank == self._world.rank or first.summary == mine.summary
+            if self._world.is_main and not is_ours:
+                failure.show(first)
+            if is_ours or signal_seen:
                 return _signalled(signal_seen, error)
-            return self._of_another(first, error)
+            return _of_another(first, error)
         self._guard.release()
         return RankFailed(GONE) if failure.is_consequence(error) else error
 
@@ -327,20 +370,12 @@ class FailureResolver:
         """Return the signal that this rank has received, if any."""
         number = self._guard.seen_signal
         if number is None and isinstance(error, KeyboardInterrupt):
-            number = signal.SIGINT  # Python's handler may be faster than the guard
+            number = signal.SIGINT if self._guard.has_seen_sigint() else None
         around = error.__context__
         if number and around is not None and failure.is_consequence(around):
             # the guard ended the collective to let Python deliver the signal
             error.__suppress_context__ = True
         return number
-
-    def _of_another(self, first: Failure, error: BaseException) -> BaseException:
-        """Return what this rank raises because another one has failed."""
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            return error
-        if self._world.is_main and first.traceback:
-            self._show(first)
-        return error if isinstance(error, RankFailed | RanksDiverged) else first.as_error()
 
     def _first_failure(self, error: BaseException, mine: Failure) -> Failure:
         clock, within_s = FairClock(0.1), 3.0 if failure.is_consequence(error) else 0.0
@@ -355,11 +390,12 @@ class FailureResolver:
             time.sleep(pause_s)
         return found or self._health_checks.publish(self._store, mine)
 
-    def _show(self, first: Failure) -> None:
-        stream = sys.__stderr__ or sys.stderr
-        sys.stdout.flush()
-        lines = first.traceback.rstrip().splitlines()
-        print("\n".join(f"[rank {first.rank}] {line}" for line in lines), file=stream, flush=True)
+
+def _of_another(first: Failure, error: BaseException) -> BaseException:
+    """Return what this rank raises because another one has failed."""
+    if isinstance(error, RankFailed | RanksDiverged | KeyboardInterrupt | SystemExit):
+        return error
+    return first.as_error()
 
 
 def _signalled(number: int | None, error: BaseException) -> BaseException:

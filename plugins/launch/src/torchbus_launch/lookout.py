@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from torchbus.errors import RankFailed, RanksDiverged
 from torchbus.world import SharedStore
 
 from torchbus_launch import compat, failure
-from torchbus_launch.broadcast_log import ENDED, FAILED, News
+from torchbus_launch.broadcast_log import ENDED, FAILED, LOOPS_ENDED, News
 from torchbus_launch.children import Child
 from torchbus_launch.ending import Ended
 from torchbus_launch.failure import Failure
@@ -42,6 +43,7 @@ class HealthChecks:
         freeze: Freeze | None = None,
         rest: Callable[[], str] = lambda: "",
         beat: Callable[[], None] = lambda: None,
+        timeout_s: float = math.inf,
     ) -> None:
         self._store = store
         self._news = log_entries
@@ -50,6 +52,8 @@ class HealthChecks:
         self._children = children
         self._parent_pid = parent_pid
         self._freeze = freeze
+        self.found: Failure | None = None
+        """The failure that ends this rank, once it is known."""
         # ranks of one session know more about how each other ended
         self._is_ours = bool(children) or parent_pid is not None
         self._hang = HangWatch(
@@ -62,6 +66,7 @@ class HealthChecks:
             rest,
             beat,
             say if freeze is None else freeze.say,
+            timeout_s,
         )
 
     def look(self) -> BaseException | None:
@@ -70,7 +75,7 @@ class HealthChecks:
         if self._news.lost:
             return RankFailed(GONE)
         try:
-            found = self._told() or self.dead_rank() or self._frozen()
+            self.found = found = self._told() or self.dead_rank() or self._frozen()
             if found is not None and found.frozen and self._freeze is not None:
                 self._freeze.end(found.rank, found.summary)
         except RuntimeError:
@@ -89,6 +94,11 @@ class HealthChecks:
 
     def _told(self) -> Failure | None:
         return failure.read(self._store) if self._news.has(FAILED) else None
+
+    def report(self, error: BaseException) -> None:
+        """Record an error of this rank, unless a failure is recorded already."""
+        with contextlib.suppress(RuntimeError):
+            self.found = self.publish(self._store, failure.of(self._rank, error))
 
     def report_signal(self, number: int) -> None:
         """Record that this rank got a signal that ends it."""
@@ -146,6 +156,8 @@ class HealthChecks:
 
     def _ended_peer(self) -> BaseException | None:
         """Return an error if a rank ended its loop and will never reach what this one waits in."""
+        if self._news.has(LOOPS_ENDED):
+            return None  # what they wait in now, all begin
         ends = [Ended.read(text) for text in self._news.all(ENDED)]
         place, begun = self._place() if ends else None, compat.begun()
         if place is None or place.waits_in in ("", END):

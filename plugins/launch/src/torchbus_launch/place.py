@@ -16,6 +16,8 @@ from torchbus_launch.compat import OPERATORS
 from torchbus_launch.stall import is_stopped
 
 END = "the end of the session"
+LOOKS, BLIND = "looks at the store", "of an accelerator"
+"""Marks of rest of a rank whose innermost call says nothing."""
 SESSION = ("torchbus.session", "torchbus.ranks")  # modules that define the session's methods
 DATA = "torch.utils.data.dataloader"
 
@@ -28,6 +30,7 @@ class Place:
     ``line``: the line of the loop, as in "train.py:57".
     ``source``: the text of that line.
     ``note``: what else is known.
+    ``call``: the innermost call, and its line.
     ``rest``: a mark that stays the same while the rank can't go on by itself; "" if it may.
     """
 
@@ -38,6 +41,7 @@ class Place:
     backwards: int
     note: str = ""
     rest: str = ""
+    call: str = ""
 
     def words(self) -> str:
         what = (
@@ -63,7 +67,8 @@ def find(rank: int, waiting: tuple[object, ...] | None, backwards: int, thread: 
     waits_in = (
         " ".join(map(str, waiting)) if waiting is not None else _synchronisation(chain[: user + 1])
     )
-    return Place(rank, waits_in, line, source, backwards, _note(chain[:user]))
+    call = f"{chain[0].f_code.co_name}:{chain[0].f_lineno}" if chain else ""
+    return Place(rank, waits_in, line, source, backwards, _note(chain[:user]), call=call)
 
 
 def _is_the_loops(frame: FrameType) -> bool:

@@ -18,7 +18,7 @@ from torchbus.errors import LaunchError, UsageError
 from torchbus.world import SharedStore, World
 
 from torchbus_device import accelerators
-from torchbus_launch import inherited, secret
+from torchbus_launch import hydra, inherited, secret
 from torchbus_launch import store as launch_store
 from torchbus_launch.broadcast_log import FairClock
 from torchbus_launch.children import Child, end, error_file, standard_input
@@ -57,7 +57,7 @@ def start(request: Request) -> Job:
     """
     global _started
     words = command()
-    if _started:
+    if _started and hydra.job() is None:
         raise UsageError(
             "a second session that runs the script again: its ranks would reach the first"
             ' session before it. Use launch="fork" for both'
@@ -95,6 +95,14 @@ def command() -> list[str]:
             "this code was typed at a prompt or read from stdin, so there is no script to run"
             f" again: {remedy}"
         )
+    config, given = hydra.job(), sys.argv[1:]
+    if config is not None:
+        if words[len(words) - len(given) :] != given:
+            raise UsageError(
+                "this job runs in a process that a launcher of Hydra's has started, whose command"
+                f" can't be run again for each rank: {remedy}"
+            )
+        words = [*words[: len(words) - len(given)], *hydra.arguments_of(config, given)]
     return [sys.executable, *words]
 
 

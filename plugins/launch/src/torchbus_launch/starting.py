@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
+from torchbus.errors import LaunchError
+
 from torchbus_launch.job import Job
 from torchbus_launch.request import Request
 from torchbus_launch.spawn import Call
 
 __all__ = ["Call", "Job", "Request", "start"]
+
+
+FILES = 32
+"""About as many as a session of two ranks opens."""
 
 
 def start(request: Request, call: Call | None = None) -> Job:
@@ -15,6 +23,7 @@ def start(request: Request, call: Call | None = None) -> Job:
     ``call``: the call of the decorated function that the session belongs to, if any.
     Raises LaunchError or UsageError.
     """
+    _refuse_few_files()
     from torchbus_launch import choice, fork, joining, places, relaunch, spawn
 
     place = places.find(request)
@@ -26,3 +35,19 @@ def start(request: Request, call: Call | None = None) -> Job:
     if request.launch == "spawn":
         return spawn.start(request, call)
     return relaunch.start(request)
+
+
+def _refuse_few_files() -> None:
+    """Raise LaunchError if this process may not open enough files: torch would try for ever."""
+    opened: list[int] = []
+    try:
+        while len(opened) < FILES:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise LaunchError(
+            f"the session can't open {FILES} files more: {error.strerror}. Raise the limit"
+            " (`ulimit -n`), or close files before the block"
+        ) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from torchbus_neptune.logger import NeptuneLogger
+from torchbus_neptune.one_run import OneRun
 
-__all__ = ["NeptuneLogger"]
+__all__ = ["NeptuneLogger", "OneRun"]

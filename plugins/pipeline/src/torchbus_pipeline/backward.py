@@ -111,6 +111,9 @@ class PipelineBackward:
                 else:
                     engine(tensors, gradients, call.retain_graph, False)
             except Exception as raised:
+                if any(run.is_broken for run in runs):
+                    self._job.stop_for(raised)
+                    raise
                 error = raised
         for one, before in zip(trained, retained, strict=False):
             one.grad = before

@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import sys
+import threading
+import traceback
 from typing import IO, TYPE_CHECKING
 
 from torchbus.plugin import hookimpl
@@ -30,6 +32,27 @@ class Rank0Prints:
             silence = session.on_close.enter_context(open(os.devnull, "w"))
             session.on_close.enter_context(contextlib.redirect_stdout(silence))
             session.on_close.enter_context(contextlib.redirect_stderr(silence))
+            self._show_errors_of_threads()
+
+    def _show_errors_of_threads(self) -> None:
+        """Let rank 0 show the traceback by which a thread of this rank ends, such as a prefetcher.
+
+        An error of the main thread ends the job, and is shown so.
+        """
+        session, before = self._session, threading.excepthook
+
+        def show(error: threading.ExceptHookArgs) -> None:
+            before(error)
+            if session.job is None or error.exc_value is None or error.exc_type is SystemExit:
+                return
+            name = "?" if error.thread is None else error.thread.name
+            trace = "".join(traceback.format_exception(error.exc_value)).rstrip()
+            lines = f"Exception in thread {name}:\n{trace}".splitlines()
+            with contextlib.suppress(RuntimeError):  # the job has ended
+                session.job.note("\n".join(f"[rank {session.rank}] {line}" for line in lines))
+
+        threading.excepthook = show
+        session.on_close.callback(setattr, threading, "excepthook", before)
 
 
 class RankLines(io.TextIOBase):

@@ -107,10 +107,9 @@ def make(folder: str, name: str) -> tuple[int, str]:
     """
     while True:
         descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=SUFFIX)
-        try_lock(descriptor)
-        if os.path.exists(path):
+        if try_lock(descriptor) is not False and os.path.exists(path):
             return descriptor, path
-        os.close(descriptor)  # another process swept it before the lock
+        os.close(descriptor)  # another process sweeps it, or has swept it before the lock
 
 
 def sweep(folder: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from torchbus_sampler.metrics import Metrics
 from torchbus_sampler.order import share_sizes
 from torchbus_sampler.plugin import Sampler
 
-__all__ = ["Sampler", "share_sizes"]
+__all__ = ["Metrics", "Sampler", "share_sizes"]

@@ -1,4 +1,4 @@
-"""Private names of torch that the sampler uses; nothing else in this package uses one.
+"""Private names of torch and torchmetrics that the sampler uses; nothing else here uses one.
 
 All were seen in 2.6 to 2.13.
 """
@@ -12,6 +12,9 @@ from typing import Any
 
 from torch.utils.data import _utils, dataloader
 from torchbus.compat.required import require
+
+UPDATE_COUNT = "_update_count"
+"""What each ``update()`` of a metric increases. Without it: every metric counts as not updated."""
 
 index_sampler: Callable[[Any], Any] = attrgetter("_index_sampler")
 """What yields the indices of a batch, or of a sample. Without it: AttributeError at the first pass.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from itertools import count
 
 import torch
 from torch.optim import Optimizer
@@ -50,6 +52,7 @@ class Divider:
         )
         self._feeding = Feeding(session)
         self._contents = Contents(session)
+        self._between = BetweenPasses(session)
         self._memory = memory_of(session.world)
         self._passes: weakref.WeakKeyDictionary[DataLoader[object], Origin] = (
             weakref.WeakKeyDictionary()
@@ -70,6 +73,8 @@ class Divider:
         if self._decide(loader).divide and not isinstance(loader.dataset, IterableDataset):
             self._contents.compare(loader)
         decision = self._decisions[loader] = self._decide(loader)
+        if decision.divide and not decision.evaluation:
+            self._between.begins()
         self._session.random.use("order")  # until the iterator exists, which draws a seed
         if isinstance(loader.dataset, IterableDataset):
             replacements = self._stream(loader) if decision.divide else {}
@@ -129,6 +134,8 @@ class Divider:
     @hookimpl
     def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
         decision, origin = self._decisions.get(loader), iterator.origin
+        if decision is not None and decision.divide and not decision.evaluation:
+            self._between.opened(iterator)
         self._session.random.use(
             "evaluation" if decision is not None and decision.evaluation else "own"
         )
@@ -179,6 +186,7 @@ class Divider:
         if self._ledger is not None:
             self._ledger.take(loader, iterator.taken - 1, share)
         if not iterator.origin.evaluates:
+            self._between.takes(iterator.origin)
             self._session.random.use("own")
             iterator.origin.share = share
             if iterator.taken == 1 + (divided is not None and divided.began_whole):
@@ -190,11 +198,13 @@ class Divider:
         decision, divided = self._decisions.get(loader), divided_order(order)
         if decision is not None and decision.divide and not decision.evaluation:
             self._feeding.add(loader)  # it fed one in an earlier run
+            self._between.takes(self._passes[loader])
         if divided is not None:
             divided.forget(count)
 
     @hookimpl
     def before_backward(self, call: BackwardCall) -> None:
+        self._between.backward()
         self._feeding.backward(call)
 
     @hookimpl
@@ -204,6 +214,8 @@ class Divider:
     @hookimpl
     def loader_end(self, loader: DataLoader[object], order: Pass | None) -> None:
         latest, decision = self._passes.get(loader), self._decisions.get(loader)
+        if latest is not None:
+            self._between.ends(latest)
         if (
             latest is None
             or decision is None
@@ -247,6 +259,69 @@ class Divider:
         if self._contents.are_local(loader):
             return Decision(False, OWN)
         return decide(loader, self._models.now(), loader in self._feeding, self._shard_eval)
+
+
+FURTHER = 2  # backwards after the end of a pass: one may belong to a batch that was read ahead
+
+
+class BetweenPasses:
+    """Sees the divided passes begin and end, also by ``break``.
+
+    A pass inside another one, over a batch of which it is, does not count. Nor do passes in a
+    background thread, which end at another place of the loop on every rank.
+    """
+
+    def __init__(self, session: Context) -> None:
+        self._session = session
+        self._events = count(1)
+        # when each pass that is not over was opened, and gave its latest batch
+        self._opened: dict[Origin, int] = {}
+        self._taken: dict[Origin, int] = {}
+        self._iterators: dict[Origin, weakref.ref[object]] = {}
+        self._further = 0
+
+    def begins(self) -> None:
+        """A divided pass begins. All ranks call it."""
+        if _in_main_thread():
+            self._session.random.pass_begins()
+
+    def opened(self, iterator: LoaderIterator) -> None:
+        """The pass has its iterator."""
+        if _in_main_thread():
+            self._opened[iterator.origin] = next(self._events)
+
+    def takes(self, origin: Origin) -> None:
+        """The loop takes a batch of a divided pass, or has taken some in an earlier run.
+
+        Of several references, Python calls the latest first: the random numbers are those of the
+        time after the pass when others learn of its end.
+        """
+        iterator = None if origin.iterator is None else origin.iterator()
+        if origin in self._opened and iterator is not None:
+            if origin not in self._taken:
+                self._iterators[origin] = weakref.ref(iterator, lambda _: self.ends(origin))
+            self._taken[origin] = next(self._events)
+            self._session.random.goes_on()
+
+    def ends(self, origin: Origin) -> None:
+        """The pass is over, or the loop has dropped its iterator."""
+        began, elapsed = self._opened.pop(origin, None), self._taken.pop(origin, None)
+        self._iterators.pop(origin, None)
+        if began is None or elapsed is None or not self._session.is_inside:
+            return
+        if not any(one.fed and consumed < began for one, consumed in self._taken.items()):
+            self._session.random.pass_ends()
+            self._further = 0
+
+    def backward(self) -> None:
+        """The loop calls ``backward``, maybe on batches that it keeps or makes itself."""
+        self._further += 1
+        if self._further == FURTHER:
+            self._session.random.goes_on()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 STRIDE = 2**20

@@ -11,6 +11,7 @@ from torchbus_strategy.checks.divergence import Watch
 from torchbus_strategy.loss.terms import check_mode
 
 LOSS_REDUCTIONS = ("auto", "mean", "sum")
+SYNC_BUFFERS = ("rank0", "mean")
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class SyncOptions:
     loss_weight: str = "auto"
     sync_loss: bool = True
     sync_batchnorm: bool = False
+    sync_buffers: str = "rank0"
 
     def __post_init__(self) -> None:
         expect("sync_loss", self.sync_loss, bool, "True or False")
@@ -29,6 +31,10 @@ class SyncOptions:
         if self.loss_reduction not in LOSS_REDUCTIONS:
             raise UsageError(
                 f"loss_reduction={self.loss_reduction!r} is unknown: use 'auto', 'mean' or 'sum'"
+            )
+        if self.sync_buffers not in SYNC_BUFFERS:
+            raise UsageError(
+                f"sync_buffers={self.sync_buffers!r} is unknown: use 'rank0' or 'mean'"
             )
         check_mode(self.loss_weight)
 

@@ -29,9 +29,10 @@ class RandomStreams:
     leaves as they are. So all ranks evaluate alike, and an evaluation that only some ranks run
     can't upset the order of data.
 
-    While no trained model is alive (``rest``), "order" is drawn from instead of "own". So splits
-    and models of the next run are common. ``clock`` is a number that is equal on all ranks at the
-    same place of the loop. A run that resumes from a ``state`` counts on from there.
+    While no trained model is alive (``rest``), and between two passes over divided data
+    (``pass_ends``), "order" is drawn from instead of "own". So splits, models of the next run, and
+    what a data set shuffles between epochs are common. ``clock`` is a number that is equal on all
+    ranks at the same place of the loop. A run that resumes from a ``state`` counts on from there.
     """
 
     def __init__(self, clock: Callable[[], int] = int) -> None:
@@ -39,7 +40,7 @@ class RandomStreams:
         """Gives all ranks the state of rank 0's generators."""
         self._states: dict[str, dict[str, object]] = {}
         self._current = "order"
-        self._rests = False
+        self._rests = self._is_between = False
         self._clock = clock
         self._clock_before = 0
         self._marked: dict[str, object] = {}
@@ -115,14 +116,43 @@ class RandomStreams:
             if self._current == "order":
                 self.use("own")
 
+    def pass_ends(self) -> None:
+        """Draw from "order" instead of "own" until ``pass_begins``, in training.
+
+        Does nothing before the first ``split``.
+        """
+        if self._states:
+            self._is_between = True
+            if self._current == "own":
+                self.use("order")
+
+    def pass_begins(self) -> None:
+        """Begin a pass over divided data. All ranks call it.
+
+        The common stream is rank 0's: the script may have drawn there between two passes on that
+        rank alone.
+        """
+        if self._is_between:
+            self.use("order")
+            self.before_split()
+            self._is_between = False
+
+    def goes_on(self) -> None:
+        """Draw from "own" again: training goes on without another pass."""
+        if self._is_between:
+            self._is_between = False
+            if self._current == "order":
+                self.use("own")
+
     def forget(self) -> None:
         """Leave the generators as they are from now on."""
         self._states.clear()
-        self._rests = False
+        self._rests = self._is_between = False
 
     def use(self, stream: str) -> None:
         """Draw from "order", "own" or "evaluation". Does nothing before ``split``."""
-        stream = "order" if self._rests and stream == "own" else stream
+        if stream == "own" and (self._rests or self._is_between):
+            stream = "order"
         if not self._states or stream == self._current:
             return
         if self._current == "evaluation":
@@ -140,6 +170,7 @@ class RandomStreams:
         return {
             "current": self._current,
             "rests": self._rests,
+            "between": self._is_between,
             "clock": self.now,
             "streams": {**self._states, self._current: read()},
         }
@@ -148,6 +179,7 @@ class RandomStreams:
         """Continue from a ``state()`` of this rank."""
         streams = dict(state["streams"])
         self._current, self._rests = state["current"], state.get("rests", False)
+        self._is_between = state.get("between", False)
         self._set_clock(state)
         write(streams[self._current])
         streams.pop("evaluation", None)
@@ -161,11 +193,14 @@ class RandomStreams:
         """
         write(state["streams"]["order"])
         self._states, self._current, self._rests = {}, "order", False
+        self._is_between = False
         self._set_clock(state)
         if len(state["streams"]) > 1 and world_size > 1:
             self._derive(rank)
             if state.get("rests", False):
                 self.rest()
+            if state.get("between", False):
+                self.pass_ends()
 
     def _set_clock(self, state: dict[str, Any]) -> None:
         self._clock_before = state.get("clock", self.now) - self._clock()

@@ -43,6 +43,8 @@ class Strategy(Plugin):
             doesn't tell is refused.
         sync_loss: after ``backward`` the loss tensor holds the mean (sum) over all ranks.
         sync_batchnorm: BatchNorm computes its statistics over all ranks (GPUs only).
+        sync_buffers: what all ranks have in a buffer after ``backward``. "rank0": rank 0's values.
+            "mean": the mean over ranks of what is not an integer, for running means of the batches.
 
     Raises:
         PluginError: the subclass does not say how gradients meet.
@@ -71,11 +73,12 @@ class Strategy(Plugin):
         loss_weight: Literal["auto", "samples", "tokens"] = "auto",
         sync_loss: bool = True,
         sync_batchnorm: bool = False,
+        sync_buffers: Literal["rank0", "mean"] = "rank0",
     ) -> None:
         self._refuse_without_engine()
         self.backend = check_backend(backend)
         self.options = SyncOptions(
-            self.name, loss_reduction, loss_weight, sync_loss, sync_batchnorm
+            self.name, loss_reduction, loss_weight, sync_loss, sync_batchnorm, sync_buffers
         )
         # accumulation windows look for these two
         self.loss_reduction, self.loss_weight = loss_reduction, loss_weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from torchbus_wandb.logger import OneRun, WandbLogger
+from torchbus_wandb.logger import WandbLogger
+from torchbus_wandb.one_run import OneRun
 
 __all__ = ["OneRun", "WandbLogger"]

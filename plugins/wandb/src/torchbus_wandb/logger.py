@@ -20,54 +20,6 @@ if TYPE_CHECKING:
     import wandb
 
 
-class OneRun:
-    """Disables wandb on the other ranks until the session ends, as ``WANDB_MODE=disabled`` does.
-
-    There ``wandb.log`` and everything else still work, and do nothing. If the script has imported
-    wandb before the block, this holds also for calls with another ``mode=``.
-
-    Source: https://docs.wandb.ai/models/track/environment-variables
-    """
-
-    @hookimpl
-    def session_start(self, session: Context) -> None:
-        if session.is_main or _reported_by_all(session):
-            return
-        session.on_close.callback(_restore, os.environ.get("WANDB_MODE"))
-        os.environ["WANDB_MODE"] = "disabled"
-        wandb = sys.modules.get("wandb")
-        if wandb is not None:
-            session.replace(wandb, "init", _disabled)
-
-    @hookimpl
-    def explain_lines(self, session: Context) -> dict[str, list[str]] | None:
-        if session.world_size == 1 or _reported_by_all(session):
-            return None
-        return {"loggers": ["wandb: where the script calls it itself, rank 0's calls count"]}
-
-
-def _reported_by_all(session: Context) -> bool:
-    """Whether a logger lets every rank write into the run."""
-    return any(
-        isinstance(plugin, WandbLogger) and plugin.on_all_ranks
-        for _, plugin in session.bus.plugins()
-    )
-
-
-def _disabled(original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
-    def init(*args: object, **kwargs: object) -> wandb.Run:
-        return original(*args, **{**kwargs, "mode": "disabled"})
-
-    return init
-
-
-def _restore(mode: str | None) -> None:
-    if mode is None:
-        os.environ.pop("WANDB_MODE", None)
-    else:
-        os.environ["WANDB_MODE"] = mode
-
-
 MODES = ("online", "offline", "disabled", "shared")
 MARGIN_S = 5.0
 LOGIN_S = 10.0
@@ -75,6 +27,25 @@ LOGIN_S = 10.0
 
 It asks twice whose key it has.
 """
+
+
+def step_as_metric(original: Callable[..., None]) -> Callable[..., None]:
+    """Let the script's ``log(..., step=)`` write its step as a metric, as the logger does.
+
+    wandb drops values whose ``step=`` is not larger than the last one's.
+    """
+
+    def log(
+        data: dict[str, Any],
+        step: int | None = None,
+        commit: bool | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        stepped = data if step is None else {"step": step, **data}
+        original(stepped, None, commit, *args, **kwargs)
+
+    return log
 
 
 class WandbLogger(Tracker):
@@ -128,10 +99,6 @@ class WandbLogger(Tracker):
         self._checkpoints = Checkpoints() if log_checkpoints else None
         self._id: str | None = None
 
-    @property
-    def on_all_ranks(self) -> bool:
-        return self._ranks == "all"
-
     @hookimpl
     def session_start(self, session: Context) -> None:
         if self._ranks == "all" and session.world_size > 1:
@@ -144,6 +111,8 @@ class WandbLogger(Tracker):
         wandb = sys.modules.get("wandb")
         if wandb is not None and not isinstance(self.experiment, Nothing):
             session.replace(wandb, "init", self._same_run)
+            session.replace(wandb, "log", step_as_metric)
+            session.replace(self.experiment, "log", step_as_metric)
 
     def _same_run(self, original: Callable[..., wandb.Run]) -> Callable[..., wandb.Run]:
         """Let ``wandb.init`` in the script return the session's run: one run, not two."""
@@ -180,10 +149,7 @@ class WandbLogger(Tracker):
         return run
 
     def send_metrics(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
-        """Send the session's step as a metric like others.
-
-        wandb drops values whose ``step=`` is not larger than the last one's.
-        """
+        """Send the session's step as a metric like others."""
         self.experiment.log(
             {**metrics, "step": step, **({} if epoch is None else {"epoch": epoch})}
         )

@@ -19,6 +19,8 @@ with session(logger, strategy=None) as s:
             metrics={"loss": 1 / step, "nan": math.nan}, step=step, epoch=0, prog_bar=frozenset()
         )
         torch.save({"step": step}, "last.pt")
+    wandb.log({"accuracy": 0.5}, step=1)
+    own.log({"accuracy": 0.75}, step=2)
     s._context.bus.hook.hyperparameters(values={"lr": 0.1, "odd": object})
     s._context.bus.hook.system_metrics(metrics={"gpu_percent": 50.0}, time_s=2.5)
     assert own.id == logger.experiment.id

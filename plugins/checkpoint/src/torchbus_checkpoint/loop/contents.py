@@ -149,7 +149,10 @@ class Finder:
             for index, p in enumerate(p for optimizer in optimizers for p in parameters(optimizer))
         }
         trained, other = {}, []
-        for root in self._roots(modules):
+        roots = self._roots(modules)
+        for root in roots:
+            if id(root) not in names and _is_part(root, roots):
+                continue
             held = [order[id(p)] for p in root.parameters() if id(p) in order]
             if held:
                 trained[min(held)] = root
@@ -167,6 +170,18 @@ class Finder:
             for root in roots.values()
             if not objects.is_internal(root) and self._session.captures(root) and root.state_dict()
         ]
+
+
+def _is_part(model: Module, others: list[Module]) -> bool:
+    """Whether another model has all of its tensors, and more: a forward wraps a part of that model
+    for a moment, as a neural ODE does.
+    """
+    mine = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    return any(
+        mine < {id(tensor) for tensor in other.state_dict(keep_vars=True).values()}
+        for other in others
+        if other is not model
+    )
 
 
 def parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,13 +22,18 @@ def to_save(value: object) -> object:
         return {GENERATOR: generators.state_of(value)}
     if type(value) not in (bool, int, float, str) and _size(value, MAX_ITEMS) > MAX_ITEMS:
         raise UsageError("too large")
-    return encode(value, "")
+    return encode(value.detach() if _is_loss(value) else value, "")
+
+
+def _is_loss(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a single number of a graph. The loop may show it after its last batch."""
+    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_leaf
 
 
 def _size(value: object, limit: int) -> int:
     """Count the items, roughly, and stop beyond the limit."""
     if isinstance(value, Tensor):
-        return 1 if _is_small(value) else limit + 1
+        return 1 if _is_small(value.detach() if _is_loss(value) else value) else limit + 1
     if not isinstance(value, list | tuple | set | dict):
         return 1
     if type(value) not in (list, tuple, set, dict):

@@ -65,6 +65,22 @@ class Variables:
                 }
             )
 
+    @staticmethod
+    def fill(frames: list[FrameType], saved: Saved) -> None:
+        """Give saved values to the variables that do not exist yet.
+
+        A pass that is left out would have assigned them, and the loop may show them.
+        """
+        for scope in scopes(frames):
+            missing = saved.get(scope.place, {}).items()
+            scope.bind(
+                {
+                    name: values.restored(None, value)
+                    for name, value in missing
+                    if name not in scope.values
+                }
+            )
+
     def _changes(self, scope: Scope) -> dict[str, object]:
         first = self._first.get(scope.place, {})
         return {

@@ -73,5 +73,8 @@ def explain_failure(error: BaseException) -> UsageError | None:
         return None
     return UsageError(
         "the loop can't skip its finished epochs, as it needs their data"
-        f" ({type(error).__name__}: {error}): {REMEDY}"
+        f" ({type(error).__name__}: {error}). Let the code after the inner loop stand an epoch"
+        " without batches (max(1, count); a name that has a value before the loops), and run again:"
+        " what it shows of such an epoch is hidden. Or begin again with `for epoch in"
+        " s.epochs(...):`, with resume='never' or another folder"
     )

@@ -167,6 +167,13 @@ class Target:
         """Whether the target comes before the first pass of this section."""
         return section == self.section and (self.ended or not self.passes[section])
 
+    @property
+    def is_in_another_loop(self) -> bool:
+        """Whether the earlier run had no ``s.epochs`` yet, and was in training."""
+        passes = self.passes.get((0, 0), [])
+        trained = any(not one.before_training for one in passes)
+        return self.section == (0, 0) and trained and (self.ended or bool(self.open))
+
     # Passes --------------------------------------------------------------------------------------
 
     @property

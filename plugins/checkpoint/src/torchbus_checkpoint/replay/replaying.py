@@ -30,6 +30,12 @@ from torchbus_checkpoint.replay.history import Section
 from torchbus_checkpoint.replay.numbering import Numbering, Target, continue_passes
 from torchbus_checkpoint.state.plain import State
 
+ANOTHER_LOOP = (
+    "the checkpoint was written in a loop that is not over s.epochs(...), so s.epochs(...) can't"
+    " know its epoch: resume with the loop as it was, or begin again with s.epochs(...), with"
+    " resume='never' or another folder"
+)
+
 
 class Replay:
     """``saved`` is a ``Position.state()``; ``put_back`` restores everything else.
@@ -74,6 +80,8 @@ class Replay:
 
     def enter(self, section: Section) -> None:
         """The script enters a section."""
+        if self._target.is_in_another_loop:
+            raise UsageError(ANOTHER_LOOP)
         if self._target.is_source(section):
             self.arrive(draws_on=True)
         elif self._target.is_at_begin_of(section):
@@ -114,6 +122,7 @@ class Replay:
         if self._target.ended and self._target.next_pass is None:
             # the run had ended: what comes after its last pass sees its result
             self.put_back()
+        position.variables.fill(frames, self._saved["variables"])
         self.lead()
         self._silence()
         return True

@@ -9,8 +9,9 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Full, Queue
 from types import TracebackType
@@ -20,6 +21,7 @@ from torchbus.plugin import Plugin, PluginError, UsageError, expect, hookimpl, w
 
 from torchbus_log.trackers.values import describe_run
 from torchbus_redaction.redactor import Redactor
+from torchbus_strategy import random_streams
 
 if TYPE_CHECKING:
     from torchbus.plugin import Context
@@ -177,6 +179,16 @@ class Nothing:
         return "<no run on this rank>"
 
 
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Inside, a client may draw random numbers, also on its threads: the loop's are the same."""
+    drawn = random_streams.read()
+    try:
+        yield
+    finally:
+        random_streams.write(drawn)
+
+
 def new_run_name() -> str:
     """Return "YYYYMMDD-HHMMSS-xxxx", in local time. For ``chosen_by_rank0``."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -304,6 +316,10 @@ class Tracker(Client, Plugin):
         self.offline = False
         self.experiment: Any = Nothing()
 
+    @property
+    def on_all_ranks(self) -> bool:
+        return self._ranks == "all"
+
     # Events --------------------------------------------------------------------------------------
 
     @hookimpl
@@ -317,8 +333,13 @@ class Tracker(Client, Plugin):
         # clients replace it and do not restore it
         session.on_close.callback(setattr, sys, "excepthook", sys.excepthook)
         session.on_close.push(self._finish)
-        if self._imported() and not self._started(session, config, False) and self.needs_network():
-            self._started(session, config, True)
+        with same_draws():
+            if (
+                self._imported()
+                and not self._started(session, config, False)
+                and self.needs_network()
+            ):
+                self._started(session, config, True)
 
     @hookimpl(optionalhook=True)
     def metrics_ready(self, metrics: dict[str, float], step: int, epoch: int | None) -> None:
@@ -445,11 +466,12 @@ class Tracker(Client, Plugin):
             return
         deadline_s = time.monotonic() + self._finish_timeout_s
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        future = worker.submit(self.close_run, self.experiment, failed)
         try:
-            if future is not None:
-                future.result(self._finish_timeout_s)
-            worker.stop(max(deadline_s - time.monotonic(), 0.1))
+            with same_draws():
+                future = worker.submit(self.close_run, self.experiment, failed)
+                if future is not None:
+                    future.result(self._finish_timeout_s)
+                worker.stop(max(deadline_s - time.monotonic(), 0.1))
         except Exception as problem:
             worker.stop(0.0)
             left = (

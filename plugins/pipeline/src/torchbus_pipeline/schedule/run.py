@@ -20,12 +20,14 @@ class Run:
     """Keeps what the backward needs. ``count`` micro-batches; ``trains``: there will be a backward.
 
     An error of a layer is kept in ``error``, and the pass goes on with nothing. So the other ranks
-    are not left waiting.
+    are not left waiting. ``is_broken``: something else ended it here, such as an exception out of a
+    signal handler: the others wait for messages that do not come.
     """
 
     def __init__(self, cut: Cut, link: Link, inputs: Inputs, count: int, trains: bool) -> None:
         self.cut, self.inputs, self.count = cut, inputs, count
         self.error: Exception | None = None
+        self.is_broken = False
         self._link, self.trains = link, trains
         self._last = cut.stages - 1
         self._given: dict[Key, Tensor] = {}

@@ -59,11 +59,13 @@ def backward(one: Pass, gradient: Tensor, needs_input: bool) -> Tensor | None:
     run = one.run
     retain = one.begin_backward(run)
     seeds = gradient.tensor_split(run.count)
+    run.is_broken = True  # until it is through
     for stage in reversed(run.cut.own):
         for index in reversed(range(run.count)):
             run.backward(stage, index, retain, seeds[index] if _is_last(one, stage) else None)
     found = one.input_gradient() if needs_input else None
     run.finish()
+    run.is_broken = False
     return found
 
 

@@ -27,6 +27,7 @@ from torchbus_strategy.loss.held import kind_of, parts_of, unscaled
 from torchbus_strategy.loss.terms import Count, Number
 from torchbus_strategy.options import Division, SyncOptions
 from torchbus_strategy.parameters.averaging import Local, average
+from torchbus_strategy.parameters.sync_buffers import SyncBuffers
 from torchbus_strategy.parameters.trained import Trained
 from torchbus_strategy.parameters.unsynchronised import Unsynchronised
 
@@ -62,6 +63,7 @@ class GradientSync:
         self.steps = self._quiet_backwards = 0
         self._loss_note = ""
         self._buffers_vary = False
+        self._buffers = SyncBuffers(session, options.sync_buffers)
         self._may_differ = bool(session.bus.hook.parameters_may_differ(session=session))
         self._local = Local()
         self._lock = threading.Lock()
@@ -224,7 +226,7 @@ class GradientSync:
         self._job.count_backward()
         if self._local:
             self._local.difference_update(reduction.synchronised())
-        reduction.buffers.copy_from_rank0(self._have_like_buffers(reduction.header))
+        self._buffers.synchronise(reduction.buffers, self._have_like_buffers(reduction.header))
         scale = self._divide(reduction, count)
         self._check.take(reduction.header)
         self._give_loss(reduction.header, call, loss, scale)

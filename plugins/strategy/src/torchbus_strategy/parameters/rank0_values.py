@@ -21,6 +21,7 @@ from torchbus_strategy.collectives import all_gather_object
 from torchbus_strategy.compat import buffers, flattened, foreach_copy_, is_divided, unflattened
 
 CHUNK_BYTES = 64 * 2**20
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def copy_from_rank0(
@@ -146,6 +147,22 @@ class Buffers:
             return 0
         now = [tuple(buffer.shape) for buffer in self._present()]
         return 0 if now == self._agreed else zlib.crc32(repr(now).encode()) % (MODULUS - 1) + 1
+
+    def named(self) -> dict[str, Tensor]:
+        """Those that should be the same on all ranks: not a normalization's statistics."""
+        return {
+            f"{type(module).__name__}.{name}": buffer
+            for module in self._holders
+            for name, buffer in buffers(module).items()
+            if buffer is not None and name not in STATISTICS
+        }
+
+    def average(self) -> None:
+        """Give all ranks the mean of those that are not integers. All ranks call it."""
+        unique = {id(buffer): buffer for buffer in self._present() if buffer.is_floating_point()}
+        for buffer in unique.values():
+            dist.all_reduce(buffer)
+            buffer.div_(dist.get_world_size())
 
     def copy_from_rank0(self, alike: bool = True) -> None:
         """All of them, in one broadcast per device. All ranks call it.

@@ -1,0 +1,71 @@
+"""Draws between two passes, which all ranks share, are the same in a run that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+LOOP = """
+import os, random, signal, sys, torch
+from torch.utils.data import DataLoader, Dataset
+from torchbus import session
+
+ranks, kind, die, leave = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+class Items(Dataset):
+    def __init__(self):
+        self.items = list(range(24))
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return torch.tensor(float(self.items[i]))
+
+def train(s):
+    torch.manual_seed(0), random.seed(0)
+    data = Items()
+    model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    step = 0
+    for epoch in s.epochs(4) if kind == "epochs" else range(4):
+        model.train()
+        for i, a in enumerate(DataLoader(data, batch_size=6, shuffle=True)):
+            optimizer.zero_grad()
+            loss = model(a[:, None] / 24).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen = [int(x) for part in s.all_gather_object(a.tolist()) for x in part]
+            print(step, seen, torch.rand(1).item(), loss.item(), flush=True)
+            if step == die:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step += 1
+            if i == leave:
+                break
+        random.shuffle(data.items)
+        model.eval()
+        torch.rand(2)
+
+with session(devices=ranks, batch="global", checkpoint="kept", every_n_steps=2) as s:
+    train(s)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "leave"),
+    [(2, "range", 2), (2, "epochs", 2), (3, "range", -1), (2, "epochs", -1)],
+)
+def test_a_run_killed_twice_goes_on_bit_for_bit(
+    run: Any, tmp_path: Path, ranks: int, kind: str, leave: int
+) -> None:
+    whole = run(LOOP, ranks, kind, -1, leave, folder=tmp_path / "whole").ok().stdout.splitlines()
+    steps = 4 * (leave + 1 if leave > 0 else 4)
+    assert len(whole) == steps
+    for die in (4, steps - 2):
+        assert run(LOOP, ranks, kind, die, leave, folder=tmp_path / "killed").status != 0
+    rest = run(LOOP, ranks, kind, -1, leave, folder=tmp_path / "killed").ok().stdout.splitlines()
+    assert rest and rest == whole[-len(rest) :]

@@ -1,0 +1,61 @@
+"""What a process that the loop forks must not keep: the job's connections, and its rank's life."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+
+from torchbus_launch.broadcast_log import sockets_opened
+from torchbus_launch.place import DATA
+
+PR_SET_PDEATHSIG = 1
+
+
+def close_connections(port: int) -> None:
+    """Close what this process has inherited of the store at a port, also that of its server.
+
+    Otherwise the other ranks do not see that the rank has gone. The descriptors stay taken, because
+    torch's objects, which this process has inherited too, close them once more.
+    """
+    none_found = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in sockets_opened():
+        if port in _ports(descriptor):
+            os.dup2(none_found, descriptor, inheritable=False)
+    os.close(none_found)
+
+
+def end_with_rank(rank_pid: int, thread: int) -> None:
+    """Let the kernel end this process with its rank if it is a DataLoader's worker.
+
+    A worker in a slow read would outlive its rank. The kernel looks at the thread that has forked,
+    so this does nothing for one that was forked by another than the loop's ``thread``.
+    """
+    if sys.platform != "linux" or threading.get_ident() != thread or not _is_loaders_worker():
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != rank_pid:
+        os._exit(1)  # the rank has gone already
+
+
+def _is_loaders_worker() -> bool:
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != DATA:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _ports(descriptor: int) -> set[int]:
+    """Return the ports of both ends of a TCP socket."""
+    ports = set()
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        if copy.family in (socket.AF_INET, socket.AF_INET6):
+            ports.add(int(copy.getsockname()[1]))
+            ports.add(int(copy.getpeername()[1]))
+    return ports

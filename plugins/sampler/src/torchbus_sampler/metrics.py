@@ -1,0 +1,128 @@
+"""Metrics of torchmetrics are gathered over ranks only if their samples were divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.utils.data import DataLoader
+from torchbus.plugin import Context, LoaderIterator, Origin, UsageError, hookimpl
+
+from torchbus_sampler._compat import UPDATE_COUNT
+
+FED = "_torchbus_fed"
+MIXED = (
+    "this {} was updated with batches that are divided over ranks, and with whole ones, and no"
+    " reduction fits both. Reset it in between, or make one metric for each"
+)
+
+
+class Metrics:
+    """Knows for each metric whether it was fed shares of batches, or whole batches.
+
+    A metric carries this itself, so copies of it do, too. If the strategy divides no data, all
+    batches are whole.
+    """
+
+    def __init__(self) -> None:
+        self._session: Context | None = None
+        self._divides = False
+        self._passes: list[Origin] = []
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.world_size == 1:
+            return
+        self._session = session
+        plugins = [plugin for _, plugin in session.bus.plugins()]
+        self._divides = any(getattr(one, "divides_data", False) for one in plugins)
+        from torchmetrics import Metric
+
+        session.replace(Metric, "__setattr__", self._received_setattr)
+        session.replace(Metric, "forward", self._received_forward)
+        session.replace(Metric, "sync", self._received_sync)
+
+    @hookimpl(trylast=True)
+    def loader_opened(self, loader: DataLoader[object], iterator: LoaderIterator) -> None:
+        self._turn_to(iterator.origin)
+
+    @hookimpl(trylast=True)
+    def batch_ready(self, batch: object, iterator: LoaderIterator) -> None:
+        if not self._passes or self._passes[-1] is not iterator.origin:
+            self._turn_to(iterator.origin)
+
+    def _turn_to(self, origin: Origin) -> None:
+        others = [one for one in self._passes if one is not origin and not one.is_over]
+        self._passes = [*others, origin]
+
+    # Metrics -------------------------------------------------------------------------------------
+
+    def _received_setattr(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __setattr__(metric: Any, name: str, value: Any) -> None:
+            # each metric has an update() of its own, made with it; all of them count
+            if name == UPDATE_COUNT and value == vars(metric).get(name, 0) + 1:
+                now = frozenset([self._is_divided(metric)])
+                vars(metric)[FED] = now if value == 1 else now | _fed(metric)
+            original(metric, name, value)
+
+        return __setattr__
+
+    def _received_forward(self, original: Callable[..., object]) -> Callable[..., object]:
+        def forward(metric: Any, *args: object, **kwargs: object) -> object:
+            before = _fed(metric) if metric.update_called else frozenset()
+            try:
+                return original(metric, *args, **kwargs)
+            finally:  # torchmetrics resets the metric in between
+                vars(metric)[FED] = before | _fed(metric)
+
+        return forward
+
+    def _received_sync(self, original: Callable[..., None]) -> Callable[..., None]:
+        def sync(
+            metric: Any,
+            dist_sync_fn: Callable[..., object] | None = None,
+            process_group: ProcessGroup | None = None,
+            should_sync: bool = True,
+            distributed_available: Callable[[], bool] | None = None,
+        ) -> None:
+            used = _fed(metric) or {self._is_divided(metric)}
+            if should_sync and len(used) > 1:
+                raise UsageError(MIXED.format(type(metric).__name__))
+            should_sync = should_sync and True in used
+            if should_sync and process_group is None:
+                process_group = metric.process_group or self._group()
+            original(metric, dist_sync_fn, process_group, should_sync, distributed_available)
+
+        return sync
+
+    def _group(self) -> ProcessGroup | None:
+        """One rank of each part of the data, or None for all ranks."""
+        assert self._session is not None
+        world = self._session.world
+        return None if world.data.parts == world.world_size else world.mesh["dp"].get_group()
+
+    def _is_divided(self, metric: Any) -> bool:
+        """Whether what the loop has now is this rank's share.
+
+        Between passes, what comes without gradients is an evaluation: it is whole, unless it
+        follows one that was divided.
+        """
+        if not self._divides or not self._passes:
+            return self._divides and torch.is_grad_enabled()
+        last = self._passes[-1]
+        if not last.is_over:
+            return not last.alike
+        around = next((one for one in reversed(self._passes) if not one.is_over), None)
+        if around is not None and (torch.is_grad_enabled() or _fed(metric) == {True}):
+            return not around.alike
+        if last.evaluates:
+            return not last.alike
+        return torch.is_grad_enabled()
+
+
+def _fed(metric: Any) -> frozenset[bool]:
+    """Return whether a metric was fed shares (True), whole batches (False), or both."""
+    fed: frozenset[bool] = vars(metric).get(FED, frozenset())
+    return fed

@@ -1,0 +1,32 @@
+"""Scripts that import from their parent folder, and write by a path that climbs out of a package."""
+
+from __future__ import annotations
+
+from .verified import LOOP, verified
+
+PATHS = """
+import os
+OUT = os.path.join(os.path.dirname(__file__), os.pardir, "out")
+os.makedirs(OUT, exist_ok=True)
+"""
+SCRIPT = f"""
+import os, sys
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from pkg.paths import OUT
+{LOOP}
+torch.save(model.state_dict(), OUT + "/model.pt")
+"""
+
+
+def test_a_package_beside_the_script_writes_into_the_mirror(tmp_path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/paths.py").write_text(PATHS)
+    assert verified(tmp_path, SCRIPT)["status"] == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_script_imports_from_its_parent_folder(tmp_path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "pkg/paths.py").write_text("OUT = '.'\n")
+    assert verified(tmp_path / "trainer", SCRIPT)["status"] == 0

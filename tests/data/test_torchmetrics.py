@@ -1,0 +1,166 @@
+"""torchmetrics: a metric is gathered over ranks if what it was fed is divided, and only then."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import facts
+
+RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
+SETUP = """
+        from torchmetrics import CatMetric, MetricCollection, SumMetric
+        from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassPrecision, MulticlassRecall
+
+        scores, labels = torch.randn(36, 3), torch.randint(3, (36,))
+        wrong = (scores.argmax(1) != labels).sum().item()
+        net = nn.Linear(3, 3)
+        data = TensorDataset(scores, labels)
+        matrix, total, kept = MulticlassConfusionMatrix(3), SumMetric(), CatMetric()
+
+        def feed(x, y):
+            matrix.update(x, y)
+            total((x.argmax(1) != y).sum())
+            kept.update(x[:, 0])
+
+        def read():
+            found = [matrix.compute().sum().item(), total.compute().item(), len(kept.compute())]
+            for one in (matrix, total, kept):
+                one.reset()
+            return found
+"""
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_metrics_are_those_of_one_process(ranks: int) -> None:
+    found = facts(
+        SETUP
+        + """
+        right = [36, wrong, 36]
+
+        @torch.no_grad()
+        def evaluate():
+            for x, y in DataLoader(data, batch_size=7):
+                feed(x, y)
+            return read() == right
+
+        @torch.no_grad()
+        def collected():
+            batches = list(DataLoader(data, batch_size=7))
+            feed(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+            return read() == right
+
+        found["evaluation"] = [evaluate(), collected()]
+        train, collection = SumMetric(), MetricCollection([MulticlassPrecision(3), MulticlassRecall(3)])
+        for step, (x, y) in enumerate(DataLoader(data, batch_size=3)):
+            nn.functional.cross_entropy(net(x), y).backward()
+            feed(x, y)
+            if step == 1:
+                inner, mean = SumMetric(), MetricCollection([MulticlassPrecision(3), MulticlassRecall(3)])
+                with torch.no_grad():
+                    for a, b in DataLoader(data, batch_size=7):
+                        inner.update(len(a))
+                        mean.update(a, b)
+                found["inside"] = inner.compute().item()
+                found["whole collection"] = mean.compute()["MulticlassRecall"].item()
+            train.update(len(x))
+            collection.update(x, y)
+        with torch.no_grad():
+            for x, y in DataLoader(data, batch_size=7):
+                pass
+        found["training"] = [read() == right, train.compute().item()]
+        found["collection"] = collection.compute()["MulticlassRecall"].item()
+        whole = MulticlassRecall(3)
+        with torch.no_grad():
+            feed(scores, labels)
+            whole.update(scores, labels)
+        found["without a loader"] = read() == right
+        found["recall"] = whole.compute().item()
+    """,
+        ranks=ranks,
+    )
+    assert found["evaluation"] == [True, True] and found["without a loader"]
+    assert found["training"] == [True, 36] and found["inside"] == 36
+    assert found["collection"] == found["whole collection"] == pytest.approx(found["recall"])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_divided_evaluations_are_gathered(ranks: int) -> None:
+    found = facts(
+        SETUP
+        + """
+        with torch.no_grad():
+            for x, y in DataLoader(data, batch_size=7):
+                feed(x, y)
+            found["in the pass"] = [read(), wrong]
+            batches = list(DataLoader(data, batch_size=7))
+            feed(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+            found["after it"] = [read(), wrong]
+            for x, y in DataLoader(TensorDataset(scores[:1], labels[:1]), batch_size=7):
+                total.update(len(x))  # the other ranks get nothing
+            found["one sample"] = total.compute().item()
+    """,
+        options="shard_eval=True",
+        ranks=ranks,
+    )
+    for values, wrong in (found["in the pass"], found["after it"]):
+        assert values == [36, wrong, 36]
+    assert found["one sample"] == 1
+
+
+def test_shares_and_whole_batches_in_one_metric_are_refused() -> None:
+    found = facts(
+        SETUP
+        + """
+        from torchbus.errors import UsageError
+        for x, y in DataLoader(data, batch_size=3):
+            net(x).sum().backward()
+            total(len(x))
+        with torch.no_grad():
+            for x, y in DataLoader(data, batch_size=3):
+                total(len(x))
+        try:
+            total.compute()
+        except UsageError as error:
+            found["refused"] = str(error)
+    """
+    )
+    assert found["refused"].startswith("this SumMetric was updated with batches that are divided")
+
+
+def test_where_no_batch_is_divided_nothing_is_gathered() -> None:
+    found = facts(
+        SETUP
+        + """
+        for x, y in DataLoader(data, batch_size=4):
+            nn.functional.cross_entropy(net(x), y).backward()
+            feed(x, y)
+        found["training"] = [read(), wrong]
+    """,
+        strategy="dp",
+    )
+    values, wrong = found["training"]
+    assert values == [36, wrong, 36]
+
+
+def test_metrics_from_before_the_block_and_s_log() -> None:
+    found = facts(
+        """
+        with torch.no_grad():
+            for (x,) in DataLoader(TensorDataset(torch.ones(36)), batch_size=7):
+                early.update(x.sum())
+                logged.update(x.sum())
+                s.log("logged", logged)
+        found["early"] = early.compute().item()
+    """,
+        options="logger=Logger()",
+        before="""
+        from torchmetrics import SumMetric
+        from torchbus.bus.base import hookimpl
+        early, logged = SumMetric(), SumMetric()
+
+        class Logger:
+            @hookimpl(optionalhook=True)
+            def metrics_ready(self, metrics):
+                found.update(metrics)
+    """,
+    )
+    assert found["early"] == found["logged"] == 36
