@@ -193,32 +193,20 @@ def test_one_forked_script_of_cases() -> None:
     ended = fork_script(CASES)
     found = ended.json()
     ranks, explained, _ = found["augmented"]
-    assert [told for told, _, _ in ranks] == ["ok", "ok"] and "compare" not in explained
-    assert sorted(ranks[0][1] + ranks[1][1]) == [float(i) for i in range(12)]
-    ranks, explained, _ = found["clock"]
-    assert ranks[0][0] == "ok" and "Unstable gives another answer each time" in explained
+    assert "compare" not in explained
+    assert sorted(ranks[0][0] + ranks[1][0]) == [float(i) for i in range(12)]
+    assert "Unstable gives another answer each time" in found["clock"][1]
     for name in ("own", "local"):
         ranks, explained, warned = found[name]
-        assert [len(seen) for _, seen, _ in ranks] == [12, 12] and ranks[1][1] == [
-            float(i) for i in range(1, 24, 2)
-        ]
-        assert (
-            "TensorDataset holds other samples on each rank, and the script asks for its rank"
-            in explained
-        )
-        assert (
-            any("pass replace_sampler=False; if not" in text for text in warned)
-            and ranks[1][2] == 0
-        )
-    assert found["off"][0][1][1] == [float(i) for i in range(1, 24, 2)] and not found["off"][2]
+        assert [len(seen) for seen, _ in ranks] == [12, 12]
+        assert ranks[1][0] == [float(i) for i in range(1, 24, 2)]
+        words_of_rank = "TensorDataset holds other samples on each rank, and the script asks for its rank"
+        assert words_of_rank in explained
+        assert any("pass replace_sampler=False; if not" in text for text in warned)
+        assert ranks[1][1] == 0
+    assert found["off"][0][1][0] == [float(i) for i in range(1, 24, 2)] and not found["off"][2]
     for name in ("main", "late"):
-        assert all(
-            "the ranks' data sets do not hold the same samples" in told
-            for told, _, _ in found[name][0]
-        )
-        assert (
-            "inside the block" in found[name][0][0][0]
-            and "replace_sampler=False" in found[name][0][0][0]
-        )
-    assert "item 0[0]: 0 on rank 0, 1 on rank 1" in found["main"][0][0][0]
-    assert "item 0[0]: 1 on rank 0, 0 on rank 1" in found["unnamed"][0][0][0]
+        assert "the ranks' data sets do not hold the same samples" in found[name]
+        assert "inside the block" in found[name] and "replace_sampler=False" in found[name]
+    assert "item 0[0]: 0 on rank 0, 1 on rank 1" in found["main"]
+    assert "item 0[0]: 1 on rank 0, 0 on rank 1" in found["unnamed"]

@@ -13,11 +13,11 @@ F = nn.functional
 
 
 def train(make, loss_of=None, change=lambda optimizer, step, s: None, **options):
-    with session(strategy="ddp", devices=2, launch="fork", **options) as s:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            told = "ok"
-            try:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        told = "ok"
+        try:
+            with session(strategy="ddp", devices=2, launch="fork", **options) as s:
                 model, optimizer = make(s)
                 for step, (xb, yb) in enumerate(DataLoader(TensorDataset(x, y), 4)):
                     optimizer.zero_grad()
@@ -29,10 +29,8 @@ def train(make, loss_of=None, change=lambda optimizer, step, s: None, **options)
                     loss.backward()
                     change(optimizer, step, s)
                     optimizer.step()
-            except RanksDiverged as error:
-                told = str(error)
-        both = s.all_gather_object(told)
-    assert both[0] == both[1], both
+        except RanksDiverged as error:
+            told = str(error)
     return [told, [str(one.message) for one in caught]]
 
 

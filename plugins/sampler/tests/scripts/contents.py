@@ -35,21 +35,19 @@ class Augmented(Own):
 
 
 def case(make, ask=lambda s: None, **options):
-    kept = warnings.catch_warnings(record=True)
-    with session(strategy="ddp", devices=2, launch="fork", **options) as s, kept as caught:
+    """What each rank has seen, what explain() says, and the warnings; or the error."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ask(s)
         try:
-            seen = train(DataLoader(make(s), 2))
-            told = "ok"
+            with session(strategy="ddp", devices=2, launch="fork", **options) as s:
+                before = len(caught)
+                ask(s)
+                seen = train(DataLoader(make(s), 2))
+                ranks = s.all_gather_object([seen, len(caught) - before])
+                explained = " ".join(s.explain().split())
         except RanksDiverged as error:
-            seen, told = [], str(error)
-        result = (
-            s.all_gather_object([told, seen, len(caught)]),
-            " ".join(s.explain().split()),
-            [str(one.message) for one in caught],
-        )
-    return result
+            return str(error)
+    return ranks, explained, [str(one.message) for one in caught]
 
 
 found = {
