@@ -18,7 +18,8 @@ Install = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def no_companion(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another test has imported brings no plugin along."""
-    monkeypatch.delitem(sys.modules, "optuna", raising=False)
+    for entry in discovery.every("companion"):
+        monkeypatch.delitem(sys.modules, entry.name, raising=False)
 
 
 @pytest.fixture

@@ -20,24 +20,26 @@ MIXED = (
 
 
 class Metrics:
+    """With several ranks, metrics are gathered as their samples were divided."""
+
+    @hookimpl
+    def session_start(self, session: Context) -> None:
+        if session.world_size > 1:
+            session.bus.register(FedMetrics(session), "torchmetrics.fed")
+
+
+class FedMetrics:
     """Knows for each metric whether it was fed shares of batches, or whole batches.
 
     A metric carries this itself, so copies of it do, too. If the strategy divides no data, all
     batches are whole.
     """
 
-    def __init__(self) -> None:
-        self._session: Context | None = None
-        self._divides = False
-        self._passes: list[Origin] = []
-
-    @hookimpl
-    def session_start(self, session: Context) -> None:
-        if session.world_size == 1:
-            return
+    def __init__(self, session: Context) -> None:
         self._session = session
         plugins = [plugin for _, plugin in session.bus.plugins()]
         self._divides = any(getattr(one, "divides_data", False) for one in plugins)
+        self._passes: list[Origin] = []
         from torchmetrics import Metric
 
         session.replace(Metric, "__setattr__", self._received_setattr)
@@ -99,7 +101,6 @@ class Metrics:
 
     def _group(self) -> ProcessGroup | None:
         """One rank of each part of the data, or None for all ranks."""
-        assert self._session is not None
         world = self._session.world
         return None if world.data.parts == world.world_size else world.mesh["dp"].get_group()
 
