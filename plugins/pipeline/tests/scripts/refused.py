@@ -97,6 +97,15 @@ def divergent(s):
     return model(x) if s.rank == 0 else mean_squares(model, x, y).backward()
 
 
+def elsewhere(s):
+    """One rank predicts twice, while the other goes on to backward."""
+    model = mlp()
+    sgd(model)
+    if s.rank == 0:
+        return model(x).sum().item() + model(x).sum().item()
+    return mean_squares(model, x, y).backward()
+
+
 def other_batches(s):
     """From the second backward on the loss is computed in turns, of one rank's targets."""
     model = mlp()
@@ -130,6 +139,7 @@ CASES = {
     "own function": ({"schedule": "1f1b"}, lambda s: reversed_in_turns()),
     "read late": ({"schedule": "1f1b"}, lambda s: read_late()),
     "diverging": ({}, divergent),
+    "places": ({}, elsewhere),
     "other batches": ({"schedule": "1f1b"}, other_batches),
     "no rows": ({"microbatches": 2}, lambda s: rows_change()),
     "scaler": ({}, lambda s: torch.amp.GradScaler("cpu").scale(mean_squares(mlp(), x, y))),
