@@ -26,7 +26,8 @@ BODY = """
                 order = torch.cat(s.all_gather(x))
                 found["orders"].append(order.tolist())
                 net(x.repeat(2, 1).T).mean().backward()
-        found["training"] = s.all_gather_object(draws())
+                found["training"] = s.all_gather_object(draws())
+        found["after"] = s.all_gather_object(draws())
 """
 
 
@@ -53,7 +54,9 @@ def float64():  # type: ignore[no-untyped-def]
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_draw_what_one_process_draws(ranks: int) -> None:
-    """Whatever was drawn before the block. From the first backward on each rank has its own."""
+    """Whatever was drawn before the block. From the first backward on each rank has its own for a
+    divided batch; after the pass they draw alike.
+    """
     expected = by_hand()
     before = "import random, numpy; torch.rand(5); random.random(); numpy.random.rand()"
     found = facts(BODY, 'seed=42, batch="global"', before, ranks)
@@ -61,6 +64,7 @@ def test_ranks_draw_what_one_process_draws(ranks: int) -> None:
     assert found["weights"] == expected["weights"]
     assert found["orders"][0] == expected["order"] != found["orders"][1]
     assert all(len(set(kind)) == ranks for kind in zip(*found["training"], strict=True))
+    assert found["after"] == [found["after"][0]] * ranks
 
 
 WORKERS = """
