@@ -86,8 +86,10 @@ class Float8(Autocast):
             f" {_few(consumed)}" + (f"; left in bfloat16: {left}" if left else "")
         )
 
-    def words(self) -> str:
-        return super().words() if self.foreign else f"{super().words()}; linear layers in float8"
+    def summary(self) -> str:
+        return (
+            super().summary() if self.foreign else f"{super().summary()}; linear layers in float8"
+        )
 
 
 def _few(paths: list[str]) -> str:
