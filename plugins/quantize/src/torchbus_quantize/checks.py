@@ -46,8 +46,8 @@ class FirstBackward:
 def _why(model: Module, done: Done) -> str:
     names = trained(model)
     left = {path: why for path, why in done.left.items() if why != "trained"}
-    words = [f"{few(names)} trained"] if names else []
-    return "; ".join([*words, *([reasons(left)] if left else [])]) or "no nn.Linear"
+    parts = [f"{few(names)} trained"] if names else []
+    return "; ".join([*parts, *([reasons(left)] if left else [])]) or "no nn.Linear"
 
 
 def refuse_companions(session: Context, name: str) -> None:
@@ -107,7 +107,7 @@ class Done:
         self.before += before
         self.after += after
 
-    def words(self, name: str, library: str) -> str:
+    def describe(self, name: str, library: str) -> str:
         """For ``explain()``."""
         if not self.layers:
             return "nothing quantised: no frozen linear layer"
