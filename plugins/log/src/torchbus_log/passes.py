@@ -65,7 +65,7 @@ class Passes:
         """The open pass that gave the latest batch."""
         return self._open[-1] if self._open else self.outside
 
-    def took(self, batch: object, iterator: LoaderIterator) -> None:
+    def record(self, batch: object, iterator: LoaderIterator) -> None:
         """The loop has taken a batch."""
         if (
             not self._open
@@ -92,7 +92,7 @@ class Passes:
 
     def trained(self) -> None:
         """A backward has run."""
-        for consumed in self._session.batches.feeding:
+        for consumed in self._session.batches.current:
             known = (
                 next((one for one in self._open if one.origin is consumed.origin), None)
                 if consumed.origin.ahead

@@ -19,10 +19,10 @@ from torchbus_accumulate.toggle import parameters
 from torchbus_accumulate.windows.moved import Changes
 from torchbus_accumulate.windows.sums import WindowSum, check
 from torchbus_accumulate.windows.weights import Ending, Weights
-from torchbus_strategy.batches import Taken
+from torchbus_strategy.batches import TrackedBatch
 
 Closure = Callable[[], object]
-NOTHING = Answer()
+NO_RESULT = Answer()
 
 
 class Steps:
@@ -48,7 +48,7 @@ class Steps:
         self._of_batch: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._flushing = False
 
-    def advance(self, consumed: Taken | None, is_last: bool) -> Taken | None:
+    def advance(self, consumed: TrackedBatch | None, is_last: bool) -> TrackedBatch | None:
         """Return the batch. Move the position to it at its first use."""
         if consumed is not None and self._place.is_new(consumed):
             self._position.next_batch(consumed, is_last)
@@ -128,7 +128,7 @@ class Steps:
 
     def _refuse_second(self, one: WindowSum, optimizer: Optimizer) -> None:
         """Raise Unsupported at a second step on one batch, with gradients of its own."""
-        consumed, position = self._place.taken, self._position
+        consumed, position = self._place.latest, self._position
         if consumed is None or not one.is_new or (position.last and position.index == 1):
             return
         if self._of_batch.get(optimizer) == consumed.serial:
@@ -139,7 +139,7 @@ class Steps:
         place = self._place
         # with a closure, the backward is still to come
         consumed = (
-            place.taken if closure is None else self.advance(place.at_hand, place.ends_pass())
+            place.latest if closure is None else self.advance(place.at_hand, place.ends_pass())
         )
         if consumed is not None:
             return self._position.last
@@ -155,6 +155,6 @@ class Steps:
 def skipped(closure: Closure | None) -> Answer:
     """Return the value of the closure, which runs as in a real step."""
     if closure is None:
-        return NOTHING
+        return NO_RESULT
     with torch.enable_grad():
         return Answer(closure())

@@ -225,9 +225,9 @@ class Constants:
         self._unlike[kinds] = columns, stays
         for kind, column, old, count in zip(kinds, suspicious(columns), before, stays, strict=True):
             if column and old:
-                self._tell(kind, column, old, count)
+                self._judge(kind, column, old, count)
 
-    def _tell(
+    def _judge(
         self, kind: str, column: tuple[float, ...], old: tuple[float, ...], stays: int
     ) -> None:
         """Judge one column of numbers.
