@@ -343,8 +343,8 @@ class Muted:
     def there(self) -> list[Named]:
         """All plugins in the order of registration, those that hear nothing too."""
         found = [(name, one) for name, one in self._manager.list_name_plugin() if one is not None]
-        retained = [pair for pair in self._before if pair in found or pair[1] in self._silent]
-        return [*retained, *(pair for pair in found if pair not in self._before)]
+        unchanged = [pair for pair in self._before if pair in found or pair[1] in self._silent]
+        return [*unchanged, *(pair for pair in found if pair not in self._before)]
 
     def take(self, plugins: list[object]) -> None:
         """Let these hear nothing."""

@@ -47,12 +47,12 @@ class Seams:
     @undisturbed()
     def refresh(self) -> None:
         """Install exactly the seams that some plugin listens to now."""
-        received = [
+        wanted = [
             seam for seam in ALL if any(self._bus.has_listeners(event) for event in seam.events)
         ]
-        self._remove([seam for seam, _ in self._installed if seam not in received])
+        self._remove([seam for seam, _ in self._installed if seam not in wanted])
         there = {seam.place for seam, _ in self._installed} | self._retired
-        for seam in received:
+        for seam in wanted:
             if seam.place not in there:
                 self._installed.append((seam, seam.install(EventEmitter(self._bus))))
 

@@ -116,9 +116,9 @@ def _times(
         return factor.clone() if same else torch.ones_like(tensor) * factor
     if tensor.dim():
         return torch.full_like(tensor, factor)
-    retained = _scalar(factor, tensor.dtype, tensor.device)
+    scalar = _scalar(factor, tensor.dtype, tensor.device)
     # a hook may have changed it in place
-    return retained if version(retained) == 0 else torch.full_like(tensor, factor)
+    return scalar if version(scalar) == 0 else torch.full_like(tensor, factor)
 
 
 @functools.lru_cache(maxsize=16)

@@ -404,10 +404,10 @@ class LoaderIterator:
         self._look_ahead(self.num_yielded + 1)
         return batch
 
-    def _look_ahead(self, consumed: int) -> None:
+    def _look_ahead(self, count: int) -> None:
         self._ahead.extend(islice(self._inner, 1))
         if not self._ahead:
-            self.origin.length = consumed
+            self.origin.length = count
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
@@ -462,9 +462,9 @@ def _patch_iter(emitter: EventEmitter, seen: SeenPasses, original: Iter) -> Iter
 
 def _open(loader: DataLoader[object], original: Iter, order: Pass | None) -> Iterator[object]:
     with replaced(loader, {} if order is None else order.replacements):
-        retained = loaders.retained_iterator(loader)
-        if retained is not None:
-            loaders.give_sampler(retained, loader)
+        iterator = loaders.retained_iterator(loader)
+        if iterator is not None:
+            loaders.give_sampler(iterator, loader)
         return original(loader)
 
 

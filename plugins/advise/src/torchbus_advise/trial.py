@@ -257,11 +257,11 @@ def too_much(facts: Facts) -> str:
 
 def needed_bytes(facts: Facts) -> int:
     """Of one process."""
-    retained = sum(
+    state_bytes = sum(
         one.bytes + one.gradient_bytes + one.state_bytes + one.scalar_bytes
         for one in facts.parameters
     )
-    return retained + facts.buffer_bytes + max(one.activation_bytes for one in facts.passes)
+    return state_bytes + facts.buffer_bytes + max(one.activation_bytes for one in facts.passes)
 
 
 def free_bytes() -> int:

@@ -99,14 +99,14 @@ class Config:
 
     @hookimpl
     def explain_lines(self) -> dict[str, list[str]]:
-        retained = [
+        given = [
             f"{name}={value!r}"
             for name, value in self.options.items()
             if name not in self._overridden
         ]
         if self.plugins:
-            retained.append(f"{PLUGINS} {', '.join(self.plugins)}")
-        lines = [f"from {self._path}: {', '.join(retained) or 'nothing'}"]
+            given.append(f"{PLUGINS} {', '.join(self.plugins)}")
+        lines = [f"from {self._path}: {', '.join(given) or 'nothing'}"]
         lines += [
             f"from the command line: {name}={value!r}, not {self.options[name]!r} of {self._path}"
             for name, value in self._overridden.items()

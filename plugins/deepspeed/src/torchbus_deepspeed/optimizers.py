@@ -125,10 +125,10 @@ class Kernel:
 
     def shadow_of(self, optimizer: Optimizer, parameters: set[int]) -> Optimizer:
         """One for DeepSpeed to hold, as ``engine.shadow.shadow_of`` makes of the loop's class."""
-        retained = ("params", *self.takes)
+        keys = ("params", *self.takes)
         return self.made(
             [
-                {name: value for name, value in group.items() if name in retained}
+                {name: value for name, value in group.items() if name in keys}
                 for group in groups_with(optimizer, parameters)
             ]
         )

@@ -101,7 +101,7 @@ class PipelineBackward:
     ) -> Exception | None:
         """Run the graph, and the stages inside it. Returns the error of this rank."""
         tensors, gradients = call.start(1.0 if count.is_zero else count.weight)
-        retained = [one.grad for one in trained] if count.is_zero else []
+        saved = [one.grad for one in trained] if count.is_zero else []
         error: Exception | None = None
         with self._calls.driven(bool(call.retain_graph)) as runs:
             try:
@@ -115,8 +115,8 @@ class PipelineBackward:
                     self._job.stop_for(raised)
                     raise
                 error = raised
-        for one, before in zip(trained, retained, strict=False):
-            one.grad = before
+        for one, gradient in zip(trained, saved, strict=False):
+            one.grad = gradient
         found = [error, *(run.error for run in runs)]
         return next((one for one in found if one is not None), None)
 

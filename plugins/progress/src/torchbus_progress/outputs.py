@@ -175,10 +175,8 @@ def line(snapshot: Snapshot, columns: int, unicode: bool = True) -> Text:
     text = Text(no_wrap=True, overflow="crop")
     text.append(label, "bold")
     if bar and snapshot.part is not None:
-        consumed = _width([label, count, *facts, *metrics]) + len(GAP)
-        text.append(GAP).append_text(
-            _bar(snapshot.part, min(WIDEST_BAR, columns - consumed), unicode)
-        )
+        width = _width([label, count, *facts, *metrics]) + len(GAP)
+        text.append(GAP).append_text(_bar(snapshot.part, min(WIDEST_BAR, columns - width), unicode))
     text.append(GAP + count)
     for fact in facts:
         text.append(GAP).append(fact, "bright_black")

@@ -112,8 +112,8 @@ class Done:
         if not self.layers:
             return "nothing quantised: no frozen linear layer"
         sizes = f"{_bytes(self.before)} are now {_bytes(self.after)}"
-        retained = reasons({path: why for path, why in self.left.items() if why != "trained"})
-        remaining = f"; left as they are: {retained}" if retained else ""
+        left = reasons({path: why for path, why in self.left.items() if why != "trained"})
+        remaining = f"; left as they are: {left}" if left else ""
         many = f"{len(self.layers)} frozen layer{'s' if len(self.layers) > 1 else ''}"
         return f"weights of {many} in {name} by {library}: {sizes}{remaining}"
 

@@ -212,16 +212,16 @@ UNKNOWN = (
 )
 
 
-def refuse(consumed: Sequence[TrackedBatch], dependents: Sequence[str]) -> None:
+def refuse(batches: Sequence[TrackedBatch], dependents: Sequence[str]) -> None:
     """Raise UsageError if the batches' shares differ, or if there are ``dependents``, in words."""
-    origin = consumed[-1].origin
+    origin = batches[-1].origin
     unlike = (
-        origin.ragged or len({one.share.weight for one in consumed if one.share is not None}) > 1
+        origin.ragged or len({one.share.weight for one in batches if one.share is not None}) > 1
     )
     needs = [*(["the weight of the ragged end"] if unlike else []), *dependents]
     if needs:
         last = ", or use drop_last=True" if needs == needs[:unlike] else ""
-        raise UsageError(UNKNOWN.format(len(consumed), origin.name, " and ".join(needs), last))
+        raise UsageError(UNKNOWN.format(len(batches), origin.name, " and ".join(needs), last))
 
 
 class Copies:
@@ -420,10 +420,10 @@ class Batches:
             and (len(newest) > 1 or (not newest and self.held(origin)))
             and self._gives_again(origin)
         ):
-            consumed = [
+            batches = [
                 one for one in [*newest, *self._history.used.values()] if one.origin is origin
             ]
-            refuse(consumed, self._dependents)
+            refuse(batches, self._dependents)
         elif not newest or (
             current is not None and current.origin is origin and origin.ahead and current.lives
         ):

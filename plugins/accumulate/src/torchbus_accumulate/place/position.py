@@ -33,14 +33,14 @@ class Position:
         self.index = 0
         self.last = False
 
-    def next_batch(self, consumed: TrackedBatch, is_last: bool) -> None:
+    def next_batch(self, batch: TrackedBatch, is_last: bool) -> None:
         """Count a batch. ``is_last``: none is left in this pass.
 
         If a wrapper gives a batch again (a list, itertools.cycle), a new epoch begins.
         """
-        if self._pass is not consumed.origin or consumed.number <= self._number:
-            self._begin_pass(consumed.origin)
-        self._number = consumed.number
+        if self._pass is not batch.origin or batch.number <= self._number:
+            self._begin_pass(batch.origin)
+        self._number = batch.number
         self.index = 1 if self.last else self.index + 1
         self.last = is_last or self.index >= self.size
 

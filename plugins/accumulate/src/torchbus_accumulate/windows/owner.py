@@ -104,22 +104,20 @@ class Windows:
             self._begin()
         sums = self._optimizers.sums
         before = self._place.counted
-        consumed = self._steps.advance(self._place.latest, self._place.is_last)
+        batch = self._steps.advance(self._place.latest, self._place.is_last)
         is_other_batch = self._place.counted is not before
         for one in sums:
             one.begin(is_other_batch)
-        if consumed is not None:
-            self._weights.batch_samples = float(
-                (consumed.share and consumed.share.count) or consumed.rows
-            )
+        if batch is not None:
+            self._weights.batch_samples = float((batch.share and batch.share.count) or batch.rows)
             first, last = self._position.index == 1, self._position.last
         else:
             first, last = not any(one.calls for one in sums), self._steps.end_by_count(sums)
-        total = self._weights.weigh(call, tokens, consumed, sums, first, last)
+        total = self._weights.weigh(call, tokens, batch, sums, first, last)
         for one in sums:
             one.before_backward(total, is_other_batch)
         self._ending.begin(call, last)
-        is_typical = first and not last and consumed is None and tokens is None and len(sums) == 1
+        is_typical = first and not last and batch is None and tokens is None and len(sums) == 1
         self._steady = (
             Steady(
                 self._session, self._optimizers, self._weights, self._ending, self._position.size
@@ -268,7 +266,7 @@ def _of(one: WindowSum) -> dict[str, object]:
 
 
 def _restore(one: WindowSum, saved: Mapping[str, Any]) -> None:
-    retained = [
+    gradients = [
         theirs if theirs is not None and is_part(theirs) else mine
         for theirs, mine in zip(one.committed(), saved["gradients"], strict=True)
     ]
@@ -278,6 +276,6 @@ def _restore(one: WindowSum, saved: Mapping[str, Any]) -> None:
         saved["samples"],
         saved["mass"],
         saved.get("whole", 0.0),
-        retained,
+        gradients,
     )
     one.counted = saved["counted"]

@@ -147,7 +147,7 @@ class Weights:
         self,
         call: BackwardCall,
         tokens: float | None,
-        consumed: TrackedBatch | None,
+        batch: TrackedBatch | None,
         sums: Sequence[WindowSum],
         first: bool,
         last: bool,
@@ -157,14 +157,14 @@ class Weights:
         If it is the last one, return the number of samples in the window.
         """
         self.samples = (
-            self.batch_samples if consumed is not None else float(self._session.share.count or 1)
+            self.batch_samples if batch is not None else float(self._session.share.count or 1)
         )
         self.is_sum = self._always_sum or (tokens is None and self._losses.is_sum(call.loss))
         if self.is_sum:
             return None
         if first:
-            self.expected = self._expect(consumed)
-        total = self._total(consumed, sums) if last else None
+            self.expected = self._expect(batch)
+        total = self._total(batch, sums) if last else None
         self.factor = self.samples / (total or self.expected)
         self.count(call, tokens)
         return total
@@ -247,18 +247,18 @@ class Weights:
         )
         self._losses.agree_on_unit(count)
 
-    def _expect(self, consumed: TrackedBatch | None) -> float:
+    def _expect(self, batch: TrackedBatch | None) -> float:
         samples = self.samples or 1.0
         return (
             samples * self._position.size
-            if consumed is None
+            if batch is None
             or self._session.world.divides_anew  # a newcomer counts its own batches
-            else expected_samples(consumed, samples, self._position.size)
+            else expected_samples(batch, samples, self._position.size)
         )
 
-    def _total(self, consumed: TrackedBatch | None, sums: Sequence[WindowSum]) -> float:
+    def _total(self, batch: TrackedBatch | None, sums: Sequence[WindowSum]) -> float:
         """The samples of the window that ends, as the gradients say which this backward adds to."""
         committed = [one.samples for one in sums if one.takes_part]
         if committed:
             return self.samples + max(committed)
-        return self.samples if consumed is not None and self._position.index == 1 else self.expected
+        return self.samples if batch is not None and self._position.index == 1 else self.expected

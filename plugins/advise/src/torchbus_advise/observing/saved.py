@@ -70,15 +70,15 @@ class SavedTensors:
         """What would be held at most if each block were computed again in backward: what is saved
         outside of blocks, the inputs of all, and the inside of the largest."""
         held = self.held()
-        retained = {key: count for key, (count, blocks) in held.items() if OUTSIDE in blocks}
-        retained |= {
+        saved = {key: count for key, (count, blocks) in held.items() if OUTSIDE in blocks}
+        saved |= {
             key: count for key, count in map(storage_of, self._inputs) if key not in self._left_out
         }
         inner: Counter[int] = Counter()
         for key, (count, blocks) in held.items():
-            for block in blocks if key not in retained else ():
+            for block in blocks if key not in saved else ():
                 inner[block] += count
-        return sum(retained.values()) + max(inner.values(), default=0)
+        return sum(saved.values()) + max(inner.values(), default=0)
 
     def forget_inputs(self) -> None:
         self._inputs.clear()

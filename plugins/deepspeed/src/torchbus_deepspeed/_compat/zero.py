@@ -94,11 +94,11 @@ def give_averaged(zero: Any, group: int, flat: Tensor) -> None:
 
 def give_zeros(parameter: Any) -> None:
     """Give a parameter a gradient of zeros, of its whole shape also while it is empty itself."""
-    retained = parameter.data
+    data = parameter.data
     shape, dtype, device = shape_of(parameter), parameter.dtype, parameter.device
     parameter.data = torch.zeros(shape, dtype=dtype, device=device)
     parameter.grad = torch.zeros_like(parameter)
-    parameter.data = retained
+    parameter.data = data
 
 
 # Stage 3's hooks around a module's backward count on these attributes of the module. Without them:

@@ -153,10 +153,10 @@ class Config:
 
     def describe(self) -> str:
         """For ``explain()``."""
-        retained = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
+        names = {"offload_optimizer": "optimizer states", "offload_param": "parameters"}
         parts = [
             f"{what} in {self.zero[name]['device']} memory"
-            for name, what in retained.items()
+            for name, what in names.items()
             if (self.zero.get(name) or {}).get("device", "none") != "none"
         ]
         dtype = "" if self.dtype == torch.float32 else f"; model in {str(self.dtype)[6:]}"

@@ -97,8 +97,8 @@ class Queue:
         if not gradient.is_contiguous():
             gradient.data = gradient.contiguous()
         if self._before is not None:
-            retained = self._before.get(id(parameter))
-            gradient.zero_() if retained is None else gradient.copy_(retained)
+            before = self._before.get(id(parameter))
+            gradient.zero_() if before is None else gradient.copy_(before)
 
 
 def _copies(parameters: Sequence[Tensor]) -> dict[int, Tensor]:

@@ -62,8 +62,8 @@ def given_by_loop(x: Tensor, extras: list[Extra], by_rows: frozenset[int]) -> In
     """The inputs, with copies of what layers could write to."""
     mine = [mutable_in((*args, *kwargs.values())) for args, kwargs in extras]
     known: dict[int, object] = {}
-    retained = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
-    return Inputs(x, retained, by_rows, mine)
+    copies = [copied(one, known) if some else one for one, some in zip(extras, mine, strict=True)]
+    return Inputs(x, copies, by_rows, mine)
 
 
 def tensors_in(extra: Extra) -> list[Tensor]:

@@ -314,8 +314,8 @@ class Digest:
 
     def take(self) -> int:
         """Return the checksum, below ``MODULUS``, and begin anew."""
-        consumed, self._sum = self._sum, 0
-        return consumed % MODULUS
+        checksum, self._sum = self._sum, 0
+        return checksum % MODULUS
 
 
 def byte_sum(tensor: Tensor) -> int:

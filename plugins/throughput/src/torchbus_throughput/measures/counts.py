@@ -87,10 +87,10 @@ class Counts:
         if current is self._current:
             return
         self._current = current
-        for consumed in current:
-            if consumed not in self._counted:
-                self._counted.add(consumed)
-                self._count(consumed)
+        for batch in current:
+            if batch not in self._counted:
+                self._counted.add(batch)
+                self._count(batch)
 
     def stepped(self) -> int:
         """An optimizer has stepped. Return the number of the loop's real step.
@@ -104,39 +104,39 @@ class Counts:
                 self._counted = set(self._current)
         return self._step
 
-    def _count(self, consumed: TrackedBatch) -> None:
-        share = consumed.share
-        if consumed.origin.loader is None and share is not None and not share.count:
+    def _count(self, batch: TrackedBatch) -> None:
+        share = batch.share
+        if batch.origin.loader is None and share is not None and not share.count:
             return  # it stands for the end of s.shard(...)
-        rows = consumed.rows
-        if share is not None and share.indices and consumed.origin.loader is not None:
+        rows = batch.rows
+        if share is not None and share.indices and batch.origin.loader is not None:
             rows = len(share.indices)
         self._batches_used += 1
         self._rows += rows
         if share is not None and share.weight <= 0:
             return  # only repeated
-        mine = self._is_local(consumed)
+        mine = self._is_local(batch)
         self._samples += rows
         self._local_samples += rows * mine
         if self._tokens is not None:
-            tokens = self._tokens_of(consumed)
+            tokens = self._tokens_of(batch)
             self._silent += tokens is None
             self._counted_tokens += tokens or 0
             self._local_tokens += (tokens or 0) * mine
 
-    def _is_local(self, consumed: TrackedBatch) -> bool:
+    def _is_local(self, batch: TrackedBatch) -> bool:
         """Whether this rank counts it in a sum over ranks. Of ranks with equal data, the first."""
         world = self._session.world
-        if consumed.origin.alike or world.data.parts == 1:
+        if batch.origin.alike or world.data.parts == 1:
             return world.is_main
         return world.member == 0
 
-    def _tokens_of(self, consumed: TrackedBatch) -> int | None:
+    def _tokens_of(self, batch: TrackedBatch) -> int | None:
         """Return its number of tokens, None if it is not known.
 
         Raises UsageError if the first batch does not show it.
         """
-        found = self._of_batch.get(consumed.origin, {}).pop(consumed.number, None)
+        found = self._of_batch.get(batch.origin, {}).pop(batch.number, None)
         if not isinstance(found, UsageError):
             return found
         if self._batches_used == 1:
